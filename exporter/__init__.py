@@ -1,0 +1,1 @@
+"""checkpoint -> bundle. The only place that may import torch, transformers and onnx."""

@@ -1,0 +1,205 @@
+"""checkpoint -> bundle: weights, graphs, tokenizer, self-check and manifest, written beside the target and renamed at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import onnx
+
+from mars_export.exporter import graph, selfcheck
+from mars_export.exporter.checkpoint import Checkpoint
+from mars_export.exporter.graph import StepGraph, StepShape
+from mars_export.exporter.weights import Placed, total_bytes, write_weights
+from mars_export.runtime.bundle import MANIFEST_FILE, Drift, Manifest, ModelInfo, TextInfo, TokenInfo, Variant
+from mars_export.runtime.errors import ExportError
+from mars_export.runtime.files import describe
+
+PRECISIONS = {"fp32": "float32", "fp16": "float16"}
+WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
+MAX_BLOCK = 64
+
+Progress = Callable[[str, int, int], None]
+"""Called with a phase, how much of it is done, and its total."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What `mars-export onnx` may be asked for. `static` adds fixed-shape graphs for `batch` rows and `capacity` entries."""
+
+    block: int = 8
+    precision: str = "fp32"
+    metrics: bool = False
+    logits: bool = False
+    static: bool = False
+    batch: int = 1
+    capacity: int = 1024
+    prefill: int = 128
+    allow_drift: bool = False
+
+    def check(self, context_length: int) -> None:
+        """Raise ExportError that lists every option out of range."""
+        problems = []
+        if self.precision not in PRECISIONS:
+            problems.append(f"--precision must be one of {', '.join(PRECISIONS)}, not {self.precision}")
+        if not 1 <= self.block <= min(MAX_BLOCK, context_length // 2):
+            problems.append(f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}")
+        if self.static:
+            if not self.block <= self.capacity <= context_length:
+                problems.append(f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not {self.capacity}")
+            if not 1 <= self.prefill <= self.capacity:
+                problems.append(f"--prefill must be 1 to the capacity, not {self.prefill}")
+            if self.batch < 1:
+                problems.append(f"--batch must be 1 or more, not {self.batch}")
+        if problems:
+            raise ExportError("; ".join(problems))
+
+
+def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *, force: bool = False, progress: Progress | None = None) -> Manifest:
+    """Write a bundle for ONNX Runtime to `target` and return its manifest.
+
+    Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that does not agree
+    with the checkpoint. Whatever happens, an existing target stays as it was until the new bundle is complete.
+    """
+    options.check(checkpoint.dims.context_length)
+    report = progress or (lambda phase, done, total: None)
+    precision = PRECISIONS[options.precision]
+    size = total_bytes(checkpoint.tensors.shapes, checkpoint.dims, precision)
+    with _replacing(target, size, force) as directory:
+        placed = _write_weights(directory, checkpoint, precision, size, report)
+        model = _model_info(checkpoint)
+        variants = _write_graphs(directory, checkpoint, options, placed)
+        (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
+        drift = _self_check(directory, checkpoint, options, placed, model, report)
+        manifest = _manifest(directory, checkpoint, options, model, variants, drift)
+        (directory / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def producer() -> str:
+    """The name and version that bundles and graphs carry."""
+    return f"mars-export {_version()}"
+
+
+def _version() -> str:
+    try:
+        return version("mars-export")
+    except PackageNotFoundError:
+        return "0"
+
+
+@contextmanager
+def _replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
+    """A scratch directory beside `target`, renamed to it on success and removed on anything else."""
+    if target.exists() and not force:
+        raise ExportError(f"{target} exists; give --force to replace it")
+    if target.exists() and not (target / MANIFEST_FILE).is_file():
+        raise ExportError(f"{target} exists and is not a bundle; --force only replaces bundles")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < size + (64 << 20):
+        raise ExportError(f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        scratch.chmod(0o755)
+        yield scratch
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+            os.rename(target, old / "bundle")
+            os.rename(scratch, target)
+            shutil.rmtree(old)
+        else:
+            os.rename(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_weights(directory: Path, checkpoint: Checkpoint, precision: str, size: int, report: Progress) -> dict[str, Placed]:
+    done = 0
+
+    def written(count: int) -> None:
+        nonlocal done
+        done += count
+        report("weights", done, size)
+
+    return write_weights(directory / WEIGHTS_FILE, checkpoint.tensors, checkpoint.dims, precision, written)
+
+
+def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed]) -> list[Variant]:
+    variants = []
+    for name, shape in _shapes(options):
+        spec = _spec(checkpoint, options, shape)
+        file = f"{name}.onnx"
+        model = graph.build(spec, placed, WEIGHTS_FILE, _version())
+        onnx.save(model, directory / file)
+        onnx.checker.check_model(str(directory / file))
+        outputs = ["token_ids", "confidence", *(["margin", "entropy"] if spec.metrics else []), *(["logits"] if spec.logits else [])]
+        fixed = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
+        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.precision, spec.precision, "static", tuple(outputs), *fixed))
+    return variants
+
+
+def _shapes(options: ExportOptions) -> list[tuple[str, StepShape | None]]:
+    shapes: list[tuple[str, StepShape | None]] = [("model", None)]
+    if options.static:
+        for slots in dict.fromkeys((1, options.block, options.prefill)):
+            shape = StepShape(options.batch, slots, options.capacity)
+            shapes.append((f"model-b{shape.batch}-s{shape.slots}-c{shape.capacity}", shape))
+    return shapes
+
+
+def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | None) -> StepGraph:
+    return StepGraph(
+        checkpoint.dims, options.block, checkpoint.vocabulary.mask_token_id, PRECISIONS[options.precision], options.metrics, options.logits, shape
+    )
+
+
+def _self_check(
+    directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed], model: ModelInfo, report: Progress
+) -> Drift:
+    layers, done = checkpoint.dims.num_layers, 0
+
+    def layer_done() -> None:
+        nonlocal done
+        done += 1
+        report("self-check", done, layers)
+
+    spec = _spec(checkpoint, options, None)
+    with_logits = StepGraph(spec.dims, spec.block, spec.mask_token_id, spec.precision, spec.metrics, True)
+    judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
+    outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
+    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec.precision, spec.block, layer_done)
+    if not options.allow_drift:
+        selfcheck.require(drift, spec.precision)
+    return drift
+
+
+def _model_info(checkpoint: Checkpoint) -> ModelInfo:
+    dims = checkpoint.dims
+    return ModelInfo(
+        dims.model_type, dims.vocab_size, dims.hidden_size, dims.num_layers, dims.num_heads, dims.num_kv_heads, dims.head_dim, dims.context_length
+    )
+
+
+def _manifest(directory: Path, checkpoint: Checkpoint, options: ExportOptions, model: ModelInfo, variants: list[Variant], drift: Drift) -> Manifest:
+    vocabulary = checkpoint.vocabulary
+    # The fixed-shape graphs have the same nodes and weights; the dynamic one was measured.
+    judged = [replace(v, drift=None if v.is_static else drift) for v in variants]
+    files = [describe(path) for path in sorted(directory.iterdir())]
+    return Manifest(
+        producer=producer(),
+        source=checkpoint.source,
+        revision=checkpoint.revision,
+        model=model,
+        block=options.block,
+        tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),
+        text=TextInfo(TOKENIZER_FILE, vocabulary.chat_template, vocabulary.bos_token, vocabulary.eos_token),
+        variants=tuple(judged),
+        files=tuple(files),
+    )

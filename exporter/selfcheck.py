@@ -1,0 +1,98 @@
+"""The check that every export ends with: the written graph against a plain torch forward of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from mars_export.exporter import reference
+from mars_export.exporter.checkpoint import Checkpoint
+from mars_export.exporter.graph import NEVER
+from mars_export.runtime.bundle import Drift, ModelInfo
+from mars_export.runtime.errors import ExportError
+from mars_export.runtime.ort import OrtBackend
+
+PROMPTS = (
+    "The capital of France is Paris. The capital of Italy is",
+    '[{"name": "set_light", "arguments": {"room": "kitchen", "brightness": 40}}]',
+    "Tom has 12 apples. He buys 5 more and gives 4 away. 12 + 5 = 17. 17 - 4 =",
+    "def add(a, b):\n    return a + b\n",
+)
+PROMPT_TOKENS = 24  # at most, of each prompt
+# Largest error that passes, by the graph's precision: (logits, confidence, share of argmax matches).
+BOUNDS = {"float32": (1e-2, 1e-3, 0.99), "float16": (0.5, 0.05, 0.9)}
+
+
+def check(
+    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], checkpoint: Checkpoint, model: ModelInfo, kv_dtype: str, block: int, progress: Callable[[], None] | None = None
+) -> Drift:
+    """Run `graph` (written with logits, its weights in `directory`) on a few prompts followed by masks; measure the drift.
+
+    Each prompt goes in as two steps, so that KV entries written by the first are read by the second.
+    """
+    vocabulary, dims = checkpoint.vocabulary, checkpoint.dims
+    masks = [vocabulary.mask_token_id] * (block - 1)
+    sequences = [ids + masks for ids in _prompts(checkpoint, block)]
+    expected = reference.logits(dims, checkpoint.tensors, sequences, progress)
+    worst_logit = worst_confidence = 0.0
+    positions = matches = 0
+    for got, want in zip(_run(directory, graph, outputs, model, kv_dtype, sequences), expected, strict=True):
+        want[:, vocabulary.mask_token_id] += np.float32(NEVER)
+        keep = np.arange(dims.vocab_size) != vocabulary.mask_token_id
+        token_ids, confidence, logits = got
+        positions += len(want)
+        matches += int((token_ids == want.argmax(-1)).sum())
+        worst_logit = max(worst_logit, float(np.abs(logits - want)[:, keep].max()))
+        weights = np.exp(want - want.max(-1, keepdims=True))
+        chosen = np.take_along_axis(weights / weights.sum(-1, keepdims=True), token_ids[:, None], 1)[:, 0]
+        worst_confidence = max(worst_confidence, float(np.abs(confidence - chosen).max()))
+    return Drift(positions, matches, worst_logit, worst_confidence)
+
+
+def require(drift: Drift, precision: str) -> None:
+    """Raise ExportError when `drift` is beyond the bounds of `precision`."""
+    logit, confidence, share = BOUNDS[precision]
+    good = drift.max_logit_error <= logit and drift.max_confidence_error <= confidence and drift.argmax_matches >= share * drift.positions
+    if not good:
+        raise ExportError(
+            f"the {precision} graph does not agree with the checkpoint: logit error {drift.max_logit_error:.3g} (bound {logit}),"
+            f" confidence error {drift.max_confidence_error:.3g} (bound {confidence}), argmax {drift.argmax_matches}/{drift.positions}"
+            f" (bound {share:.0%}); nothing was written. Use a wider --precision, or --allow-drift to keep the bundle all the same"
+        )
+
+
+def _prompts(checkpoint: Checkpoint, block: int) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(checkpoint.vocabulary.tokenizer_json)
+    room = checkpoint.dims.context_length - block
+    ids = [tokenizer.encode(p).ids[: min(PROMPT_TOKENS, room)] for p in PROMPTS]
+    ids = [[i for i in prompt if i < checkpoint.dims.vocab_size] for prompt in ids]
+    return [prompt for prompt in ids if prompt] or [[checkpoint.vocabulary.eos_token_ids[0]]]
+
+
+def _run(
+    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, sequences: Sequence[Sequence[int]]
+) -> list[tuple[np.ndarray, ...]]:
+    scratch = directory / "check.onnx"
+    onnx.save(graph, scratch)
+    try:
+        backend = OrtBackend(scratch, outputs, model, kv_dtype)
+        results = []
+        for sequence in sequences:
+            cache, parts = backend.new_cache(1), []
+            half = max(1, len(sequence) // 2)
+            for start, stop in ((0, half), (half, len(sequence))):
+                ids = np.array([sequence[start:stop]], np.int64)
+                cache.reserve(stop)
+                if ids.size:
+                    output = backend.step(cache, 0, ids, np.array([start]), np.arange(ids.size)[None], True)
+                    assert output.logits is not None
+                    parts.append((output.token_ids[0], output.confidence[0], output.logits[0]))
+            results.append(tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return results
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""The weights file of a bundle: every tensor laid out for the graph, streamed from the checkpoint into one external data file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+
+from mars_export.exporter.family import Dims
+from mars_export.exporter.tensors import Tensors, check_finite, chunks
+from mars_export.runtime.errors import ExportError
+
+ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
+ONNX_DTYPES = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
+NUMPY_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the last axis."""
+
+    name: str
+    sources: tuple[str, ...]
+    transpose: bool
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a weight lies in the weights file; `offset` and `length` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+    def initializer(self, location: str) -> onnx.TensorProto:
+        """A TensorProto that refers to the weights file by its name `location`."""
+        tensor = onnx.TensorProto(name=self.name, data_type=ONNX_DTYPES[self.dtype], dims=self.shape)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", str(self.offset)), ("length", str(self.length))):
+            tensor.external_data.add(key=key, value=value)
+        return tensor
+
+
+def recipes(dims: Dims, precision: str) -> Iterator[Recipe]:
+    """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
+    yield Recipe("embed_tokens.weight", ("model.embed_tokens.weight",), False, precision)
+    for i in range(dims.num_layers):
+        source, name = f"model.layers.{i}", f"layers.{i}"
+        yield Recipe(f"{name}.input_norm.weight", (f"{source}.input_layernorm.weight",), False, "float32")
+        yield from _linear(f"{name}.qkv", [f"{source}.self_attn.{p}_proj" for p in "qkv"], dims.qkv_bias, precision)
+        if dims.qk_norm:
+            yield Recipe(f"{name}.q_norm.weight", (f"{source}.self_attn.q_norm.weight",), False, "float32")
+            yield Recipe(f"{name}.k_norm.weight", (f"{source}.self_attn.k_norm.weight",), False, "float32")
+        yield from _linear(f"{name}.attention_output", [f"{source}.self_attn.o_proj"], dims.output_bias, precision)
+        yield Recipe(f"{name}.post_norm.weight", (f"{source}.post_attention_layernorm.weight",), False, "float32")
+        yield from _linear(f"{name}.gate_up", [f"{source}.mlp.gate_proj", f"{source}.mlp.up_proj"], dims.mlp_bias, precision)
+        yield from _linear(f"{name}.down", [f"{source}.mlp.down_proj"], dims.mlp_bias, precision)
+    yield Recipe("norm.weight", ("model.norm.weight",), False, "float32")
+    if not dims.tied:
+        yield Recipe("lm_head.weight", ("lm_head.weight",), False, precision)
+
+
+def _linear(name: str, sources: list[str], bias: bool, precision: str) -> Iterator[Recipe]:
+    yield Recipe(f"{name}.weight", tuple(f"{s}.weight" for s in sources), True, precision)
+    if bias:
+        yield Recipe(f"{name}.bias", tuple(f"{s}.bias" for s in sources), False, precision)
+
+
+def write_weights(
+    path: Path, tensors: Tensors, dims: Dims, precision: str, progress: Callable[[int], None] | None = None
+) -> dict[str, Placed]:
+    """Stream every weight to `path`; `progress` is called with the bytes just written.
+
+    Memory stays at about two copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and
+    ExportError, naming the tensor, for a weight beyond the range of `precision`.
+    """
+    placed = {}
+    with path.open("wb") as file:
+        for recipe in recipes(dims, precision):
+            file.write(b"\0" * (-file.tell() % ALIGNMENT))
+            placed[recipe.name] = entry = _write(file, recipe, tensors)
+            if progress is not None:
+                progress(entry.length)
+    return placed
+
+
+def total_bytes(shapes: Mapping[str, tuple[int, ...]], dims: Dims, precision: str) -> int:
+    """Bytes of weight data that `write_weights` will write, padding left out."""
+    return sum(
+        int(np.prod(shapes[source], dtype=np.int64)) * NUMPY_DTYPES[recipe.dtype].itemsize
+        for recipe in recipes(dims, precision)
+        for source in recipe.sources
+    )
+
+
+def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> Placed:
+    offset, dtype = file.tell(), NUMPY_DTYPES[recipe.dtype]
+    parts = [tensors.read(source) for source in recipe.sources]
+    for source, part in zip(recipe.sources, parts, strict=True):
+        check_finite(source, part)
+        _check_range(source, part, dtype)
+    if recipe.transpose:
+        columns = sum(part.shape[0] for part in parts)
+        shape: tuple[int, ...] = (parts[0].shape[1], columns)
+        packed = np.empty(shape, dtype)
+        start = 0
+        for part in parts:
+            packed[:, start : start + part.shape[0]] = part.T
+            start += part.shape[0]
+        file.write(packed.data)
+    else:
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        for part in parts:
+            for rows in chunks(part):
+                file.write(np.ascontiguousarray(rows, dtype).data)
+    return Placed(recipe.name, recipe.dtype, shape, offset, file.tell() - offset)
+
+
+def _check_range(name: str, array: np.ndarray, dtype: np.dtype) -> None:
+    limit = float(np.finfo(dtype).max)
+    largest = max((float(np.abs(part).max()) for part in chunks(np.atleast_1d(array)) if part.size), default=0.0)
+    if largest > limit:
+        raise ExportError(f"tensor `{name}` reaches {largest:.3g}, beyond {dtype.name}'s {limit:.5g}; export with --precision fp32")

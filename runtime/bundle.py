@@ -1,0 +1,262 @@
+"""A bundle on disk: the manifest, read and written. docs/format.md specifies it; this file is its first reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mars_export.runtime.accept import METRICS
+from mars_export.runtime.errors import BundleError
+from mars_export.runtime.fields import Fields
+from mars_export.runtime.files import FileEntry, is_safe_name, verify
+
+FORMAT_VERSION = "1.0"
+MANIFEST_FILE = "manifest.json"
+MANIFEST_LIMIT = 16_000_000  # bytes
+BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
+KV_LAYOUTS = ("static", "delta")
+PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
+KV_DTYPES = ("float32", "float16", "bfloat16")
+OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "logits")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Dimensions that a runtime needs to allocate KV buffers and check token ids."""
+
+    type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """Special token ids."""
+
+    mask: int
+    eos: tuple[int, ...]
+    pad: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextInfo:
+    """How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2."""
+
+    tokenizer: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What the export self-check found between a variant and its checkpoint, over `positions` predictions."""
+
+    positions: int
+    argmax_matches: int
+    max_logit_error: float
+    max_confidence_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic."""
+
+    name: str
+    backend: str
+    file: str
+    weights: str | None
+    precision: str
+    kv_dtype: str
+    kv_layout: str
+    outputs: tuple[str, ...]
+    batch: int | None = None
+    slots: int | None = None
+    capacity: int | None = None
+    drift: Drift | None = None
+
+    @property
+    def is_static(self) -> bool:
+        return self.slots is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A calibrated tau for a task; `variant_sha256` names the exact graph file it was measured on."""
+
+    name: str
+    tau: float
+    metric: str
+    variant: str
+    variant_sha256: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a runtime knows about a bundle before it opens a graph."""
+
+    producer: str
+    source: str
+    revision: str | None
+    model: ModelInfo
+    block: int
+    tokens: TokenInfo
+    text: TextInfo | None
+    variants: tuple[Variant, ...]
+    files: tuple[FileEntry, ...]
+    profiles: tuple[Profile, ...] = ()
+    format_version: str = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        """The manifest as canonical JSON text."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """An opened bundle: a directory whose manifest is valid and whose files are the ones it lists."""
+
+    path: Path
+    manifest: Manifest
+
+    def variant(self, name: str) -> Variant:
+        for variant in self.manifest.variants:
+            if variant.name == name:
+                return variant
+        known = ", ".join(v.name for v in self.manifest.variants)
+        raise BundleError(f"{self.path}: no variant `{name}` (there are: {known})")
+
+
+def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
+    """Open and check a bundle directory. `full` hashes every file even if it was found good before.
+
+    Raises BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
+    files that are missing, of the wrong size or of the wrong content.
+    """
+    directory = Path(path).expanduser()
+    file = directory / MANIFEST_FILE
+    if not file.is_file():
+        what = "not a bundle: it has no manifest.json" if directory.is_dir() else "no such bundle"
+        raise BundleError(f"{path}: {what}; make one with `mars-export onnx CHECKPOINT -o {path}`")
+    if file.stat().st_size > MANIFEST_LIMIT:
+        raise BundleError(f"{file}: larger than {MANIFEST_LIMIT} bytes; this is not a manifest")
+    try:
+        manifest = parse_manifest(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"{file}: not readable ({error})") from error
+    verify(directory, manifest.files, full=full)
+    return Bundle(directory, manifest)
+
+
+def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
+    """Parse and validate manifest text; raises BundleError that lists every wrong field."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
+    problems: list[str] = []
+    top = Fields(value, where, problems)
+    _check_version(top)
+    manifest = _read_manifest(top)
+    if not problems:
+        problems += _contradictions(manifest, where)
+    if problems:
+        raise BundleError(f"{len(problems)} problems in the manifest:\n  " + "\n  ".join(problems[:20]))
+    return manifest
+
+
+def _check_version(top: Fields) -> None:
+    version = top.value.get("format_version")
+    major = version.split(".")[0] if isinstance(version, str) else ""
+    ours = FORMAT_VERSION.split(".")[0]
+    if not major.isdecimal():
+        raise BundleError(f"{top.where}: no `format_version`; this is not a mars-export bundle")
+    if int(major) != int(ours):
+        side = "update mars-export" if int(major) > int(ours) else "export the bundle again with this mars-export"
+        raise BundleError(f"{top.where}: bundle format {version}, this runtime reads {ours}.x: {side}")
+
+
+def _read_manifest(top: Fields) -> Manifest:
+    model, tokens = top.object("model"), top.object("tokens")
+    info = ModelInfo(
+        model.text("type"),
+        *(model.integer(name, 1, 2**31) for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "context_length")),
+    )
+    last = info.vocab_size - 1
+    return Manifest(
+        producer=top.text("producer"),
+        source=top.text("source"),
+        revision=top.optional_text("revision"),
+        model=info,
+        block=top.integer("block", 1, 4096),
+        tokens=TokenInfo(tokens.integer("mask", 0, last), tokens.integers("eos", last), tokens.integer("pad", 0, last)),
+        text=_read_text(top.object("text")) if top.value.get("text") is not None else None,
+        variants=tuple(_read_variant(f) for f in top.objects("variants")),
+        files=tuple(FileEntry(f.text("path"), f.integer("size"), f.text("sha256")) for f in top.objects("files")),
+        profiles=tuple(_read_profile(f) for f in top.objects("profiles")),
+        format_version=top.text("format_version"),
+    )
+
+
+def _read_text(fields: Fields) -> TextInfo:
+    return TextInfo(
+        fields.text("tokenizer"), fields.optional_text("chat_template"), fields.optional_text("bos_token"), fields.optional_text("eos_token")
+    )
+
+
+def _read_variant(fields: Fields) -> Variant:
+    drift = fields.object("drift") if fields.value.get("drift") is not None else None
+    outputs = fields.texts("outputs")
+    if not {"token_ids", "confidence"} <= set(outputs) <= set(OUTPUTS):
+        fields.wrong("outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}")
+    return Variant(
+        name=fields.text("name"),
+        backend=fields.text("backend", BACKENDS),
+        file=fields.text("file"),
+        weights=fields.optional_text("weights"),
+        precision=fields.text("precision", PRECISIONS),
+        kv_dtype=fields.text("kv_dtype", KV_DTYPES),
+        kv_layout=fields.text("kv_layout", KV_LAYOUTS),
+        outputs=outputs,
+        batch=fields.optional_integer("batch", 1),
+        slots=fields.optional_integer("slots", 1),
+        capacity=fields.optional_integer("capacity", 1),
+        drift=drift and Drift(drift.integer("positions"), drift.integer("argmax_matches"), drift.number("max_logit_error"), drift.number("max_confidence_error")),
+    )
+
+
+def _read_profile(fields: Fields) -> Profile:
+    evidence = fields.object("evidence")
+    return Profile(
+        fields.text("name"), fields.number("tau"), fields.text("metric", METRICS), fields.text("variant"), fields.text("variant_sha256"), evidence.value
+    )
+
+
+def _contradictions(manifest: Manifest, where: str) -> list[str]:
+    listed = {entry.path for entry in manifest.files}
+    problems = [f"{where}.files: `{path[:80]}` is not a plain file name" for path in sorted(listed) if not is_safe_name(path)]
+    used = {v.file: f"variant {v.name}" for v in manifest.variants} | {v.weights: f"variant {v.name}" for v in manifest.variants if v.weights}
+    if manifest.text is not None:
+        used[manifest.text.tokenizer] = "text"
+    problems += [f"{where}: {user} uses `{path[:80]}`, which `files` does not list" for path, user in used.items() if path not in listed]
+    problems += [f"{where}.files: `{path[:80]}` is listed twice" for path in sorted(listed) if sum(e.path == path for e in manifest.files) > 1]
+    names = [v.name for v in manifest.variants]
+    problems += [f"{where}.variants: `{name}` is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    problems += [f"{where}: profile `{p.name}` is for variant `{p.variant}`, which is not there" for p in manifest.profiles if p.variant not in names]
+    model = manifest.model
+    if model.num_heads % model.num_kv_heads:
+        problems.append(f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads")
+    if not manifest.variants:
+        problems.append(f"{where}.variants: empty: nothing to run")
+    if manifest.tokens.mask in manifest.tokens.eos:
+        problems.append(f"{where}.tokens: the mask token cannot end a sequence")
+    return problems

@@ -1,0 +1,134 @@
+"""The decoding loop: prefill, then steps. A generator of accepted tokens; owns cursors and KV rows; speaks token ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from mars_export.runtime.backend import Backend, StepOutput
+from mars_export.runtime.row import Accepted, Predictions, Row
+
+PREFILL_CHUNK = 256  # prompt tokens of one prefill forward
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a row feeds into one step: `known` tokens from its cursor on, then `masks` masks."""
+
+    known: int
+    masks: int
+
+    @property
+    def slots(self) -> int:
+        return self.known + self.masks
+
+
+class Batch:
+    """Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once."""
+
+    def __init__(self, backend: Backend, num_rows: int, mask_id: int) -> None:
+        self.backend, self.mask_id = backend, mask_id
+        self.cache = backend.new_cache(num_rows)
+        self.active: list[Row] = []
+
+    def forward(self, first: int, windows: Sequence[Window]) -> StepOutput:
+        """Run one step on the active rows first, first + 1, ... with these windows. Moves no cursor.
+
+        Output j of a row belongs to its last known token for j = 0 and to its mask j - 1 after that; a row with no known
+        tokens has its masks' outputs from j = 0 on.
+        """
+        slots, outputs = max(w.slots for w in windows), max(w.masks + min(w.known, 1) for w in windows)
+        input_ids = np.full((len(windows), slots), self.mask_id, np.int64)
+        output_index = np.zeros((len(windows), max(outputs, 1)), np.int64)
+        rows = self.active[first : first + len(windows)]
+        kv_length = np.array([row.cursor for row in rows], np.int64)
+        for i, (row, window) in enumerate(zip(rows, windows, strict=True)):
+            input_ids[i, : window.known] = row.tokens[row.cursor : row.cursor + window.known]
+            start = max(window.known - 1, 0)
+            output_index[i, : window.slots - start] = np.arange(start, window.slots)
+        self.cache.reserve(int(kv_length.max()) + slots)
+        want_logits = any(row.config.needs_logits for row in rows)
+        return self.backend.step(self.cache, first, input_ids, kv_length, output_index, want_logits)
+
+    def drop_finished(self) -> None:
+        """Free finished rows: the last active row moves into each gap, so that active rows stay neighbours."""
+        for i in reversed(range(len(self.active))):
+            if self.active[i].finish_reason is None:
+                continue
+            last = self.active.pop()
+            if i < len(self.active):
+                self.cache.move(len(self.active), i, last.cursor)
+                self.active[i] = last
+
+    def prefill(self, row: Row) -> None:
+        """Make KV entries final for the row's pending tokens, chunk by chunk, all but the last chunk."""
+        chunk = min(PREFILL_CHUNK, self.backend.max_slots or PREFILL_CHUNK)
+        until = row.cursor + (row.num_pending - 1) // chunk * chunk
+        while row.cursor < until:
+            self.forward(self.active.index(row), [Window(chunk, 0)])
+            row.cursor += chunk
+            row.stats.prefill_forwards += 1
+
+
+def decode(backend: Backend, rows: Sequence[Row], block: int, mask_id: int) -> Iterator[list[Accepted]]:
+    """Decode `rows` with cursor commit; yields, for each step, what it accepted in each row that took part.
+
+    A step feeds [tokens accepted last step | masks] from each row's own cursor: the known tokens' KV become final in the
+    same forward that makes the next predictions (paper: "cursor-based cache management"). The last prefill chunk carries
+    masks too, so the first step already yields a run. A row may be given a new config, or a finish_reason from outside,
+    between two steps.
+    """
+    batch = Batch(backend, len(rows), mask_id)
+    started = perf_counter()
+    for row in rows:
+        batch.active.append(row)
+        yield [_first_step(batch, row, block, started)]
+        batch.drop_finished()
+    while batch.active:
+        yield step(batch, block)
+        for row in batch.active:
+            row.stats.decode_time = perf_counter() - started - row.stats.time_to_first_token
+        batch.drop_finished()
+
+
+def step(batch: Batch, block: int) -> list[Accepted]:
+    """One forward over all active rows, and what each accepts."""
+    ended = [row.finish("capacity") for row in batch.active if row.finish_reason is None and not _fits(batch, row)]
+    batch.drop_finished()
+    if not batch.active:
+        return ended
+    windows = [_window(batch, row, block) for row in batch.active]
+    output = batch.forward(0, windows)
+    return ended + [_commit(row, window, output, i) for i, (row, window) in enumerate(zip(batch.active, windows, strict=True))]
+
+
+def _first_step(batch: Batch, row: Row, block: int, started: float) -> Accepted:
+    begun = perf_counter()
+    batch.prefill(row)
+    window = _window(batch, row, block)
+    output = batch.forward(batch.active.index(row), [window])
+    accepted = _commit(row, window, output, 0)
+    row.stats.prefill_time = perf_counter() - begun
+    row.stats.time_to_first_token = perf_counter() - started
+    return accepted
+
+
+def _fits(batch: Batch, row: Row) -> bool:
+    return len(row.tokens) <= batch.backend.max_capacity
+
+
+def _window(batch: Batch, row: Row, block: int) -> Window:
+    known = row.num_pending
+    room = batch.backend.max_capacity - row.cursor - known
+    if batch.backend.max_slots is not None:
+        room = min(room, batch.backend.max_slots - known)
+    return Window(known, max(0, min(row.look_ahead(block) - 1, room)))
+
+
+def _commit(row: Row, window: Window, output: StepOutput, i: int) -> Accepted:
+    row.cursor += window.known
+    row.stats.forwards += 1
+    return row.take(Predictions.of(output, i, window.masks + 1, row.config.metric))

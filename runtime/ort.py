@@ -1,0 +1,142 @@
+"""The ONNX Runtime backend: IO binding by address, KV written in place. The only file that names onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mars_export.runtime.backend import StepOutput, bucket
+from mars_export.runtime.bundle import Bundle, ModelInfo, Variant
+from mars_export.runtime.errors import SessionError
+
+if TYPE_CHECKING:
+    from mars_export.runtime.backend import Cache
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+KV_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
+
+
+class OrtCache:
+    """KV buffers in host memory: one [rows, kv_heads, capacity, head_dim] array for each layer's keys and values."""
+
+    def __init__(self, names: list[str], num_rows: int, kv_heads: int, head_dim: int, dtype: np.dtype) -> None:
+        self.names, self.num_rows = names, num_rows
+        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
+        self.capacity = 0
+        self.buffers: list[np.ndarray] = []
+
+    def reserve(self, capacity: int) -> None:
+        if capacity <= self.capacity:
+            return
+        grown = bucket(capacity, self.capacity)
+        shape = (self.num_rows, self.kv_heads, grown, self.head_dim)
+        for i in range(len(self.names)):
+            # Zeros, not garbage: an entry that is masked out still enters the product 0 * value, and 0 * NaN is NaN.
+            fresh = np.zeros(shape, self.dtype)
+            if self.capacity:
+                fresh[:, :, : self.capacity] = self.buffers[i]
+                self.buffers[i] = fresh
+            else:
+                self.buffers.append(fresh)
+        self.capacity = grown
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for buffer in self.buffers:
+            buffer[target, :, :length] = buffer[source, :, :length]
+
+
+class OrtBackend:
+    """A step graph in an ONNX Runtime session. `outputs` are the prediction outputs it must have; KV tensors follow `model`."""
+
+    def __init__(self, graph: Path, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, device: str = "cpu", threads: int | None = None) -> None:
+        ort = _import(device)
+        self.outputs = outputs
+        self.max_capacity = model.context_length
+        self.max_slots: int | None = None
+        self._vocab = model.vocab_size
+        self._cache_shape = (model.num_kv_heads, model.head_dim)
+        self._dtype = KV_DTYPES[kv_dtype]
+        self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        try:
+            self._session = ort.InferenceSession(graph, options, providers=[PROVIDERS[device]])
+        except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
+            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
+        self._check_signature(graph)
+
+    @classmethod
+    def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None) -> OrtBackend:
+        """Load a dynamic ONNX variant of a bundle."""
+        if variant.kv_layout != "static" or variant.kv_dtype not in KV_DTYPES:
+            raise SessionError(f"variant {variant.name}: KV layout {variant.kv_layout} in {variant.kv_dtype} does not run on ONNX Runtime")
+        return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads)
+
+    def new_cache(self, num_rows: int) -> OrtCache:
+        return OrtCache(self._suffixes, num_rows, *self._cache_shape, self._dtype)
+
+    def step(
+        self, cache: Cache, first: int, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray, want_logits: bool
+    ) -> StepOutput:
+        assert isinstance(cache, OrtCache)
+        rows = input_ids.shape[0]
+        binding = self._session.io_binding()
+        for name, array in (("input_ids", input_ids), ("kv_length", kv_length), ("output_index", output_index)):
+            binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+        shape = (rows, *cache.buffers[0].shape[1:])
+        for suffix, buffer in zip(self._suffixes, cache.buffers, strict=True):
+            address = buffer.ctypes.data + first * buffer.strides[0]
+            binding.bind_input(f"past_key_values.{suffix}", "cpu", 0, self._dtype, shape, address)
+            binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
+        results = {name: self._bind_result(binding, name, output_index.shape) for name in self.outputs if name != "logits" or want_logits}
+        self._session.run_with_iobinding(binding)
+        return StepOutput(**results)
+
+    def _bind_result(self, binding: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        dtype = np.int64 if name == "token_ids" else np.float32
+        array = np.empty((*shape, self._vocab) if name == "logits" else shape, dtype)
+        binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
+        return array
+
+    def _check_signature(self, graph: Path) -> None:
+        wanted_in = {"input_ids", "kv_length", "output_index", *(f"past_key_values.{s}" for s in self._suffixes)}
+        wanted_out = {*self.outputs, *(f"present.{s}" for s in self._suffixes)}
+        names_in = {i.name for i in self._session.get_inputs()}
+        names_out = {o.name for o in self._session.get_outputs()}
+        if names_in != wanted_in or names_out != wanted_out:
+            odd = sorted((names_in ^ wanted_in) | (names_out ^ wanted_out))
+            raise SessionError(f"{graph}: the graph and the manifest disagree about {', '.join(odd[:6])}; export again")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _import(device: str) -> Any:
+    if device not in PROVIDERS:
+        raise SessionError(f"unknown device `{device}` (known: {', '.join(PROVIDERS)})")
+    install = f"pip install 'mars-export[{EXTRAS[device]}]'"
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise SessionError(f"onnxruntime is not installed; {install}") from error
+    if PROVIDERS[device] not in ort.get_available_providers():
+        raise SessionError(
+            f"this onnxruntime {ort.__version__} has no {PROVIDERS[device]} (it has: {', '.join(ort.get_available_providers())});"
+            f" pip uninstall onnxruntime, then {install}"
+        )
+    return ort
+
+
+def version_and_devices() -> tuple[str, list[str]] | None:
+    """The installed ONNX Runtime's version and the devices it can use, or None when it is absent."""
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return None
+    return ort.__version__, [device for device, provider in PROVIDERS.items() if provider in ort.get_available_providers()]

@@ -1,0 +1,206 @@
+"""An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says why none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mars_export.runtime.backend import Backend
+from mars_export.runtime.block_commit import decode_blocks
+from mars_export.runtime.bundle import Bundle, Variant, open_bundle
+from mars_export.runtime.config import GenerationConfig
+from mars_export.runtime.decode import decode
+from mars_export.runtime.errors import SessionError
+from mars_export.runtime.row import Accepted, FinishReason, Row
+from mars_export.runtime.stats import Stats
+from mars_export.runtime.text import Message, Text, TextStream
+
+Prompt = str | Sequence[Message] | Sequence[int]
+COMMITS = ("cursor", "block")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Which cache loop decodes: "cursor" (default), or "block" with blocks of `cache_block` tokens (the paper's loop)."""
+
+    kind: str = "cursor"
+    cache_block: int = 32
+
+    def __post_init__(self) -> None:
+        if self.kind not in COMMITS:
+            raise SessionError(f"commit must be one of {', '.join(COMMITS)}, not {self.kind!r}")
+        if self.cache_block < 1:
+            raise SessionError(f"cache_block must be 1 or more, not {self.cache_block}")
+
+
+CURSOR = Commit()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to `token_ids[i]`."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one step added to a stream. `text` may lag behind the tokens: half characters and possible stops are held back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+    finish_reason: FinishReason | None
+
+
+class Session:
+    """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV memory."""
+
+    def __init__(self, bundle: Bundle, variant: Variant, backend: Backend) -> None:
+        self.bundle, self.variant, self.backend = bundle, variant, backend
+        manifest = bundle.manifest
+        self.text = Text.of(bundle) if manifest.text is not None else None
+
+    @classmethod
+    def open(cls, path: str | Path, device: str = "cpu", *, threads: int | None = None, variant: str | None = None, verify: bool = False) -> Session:
+        """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
+
+        `verify` hashes all files even if they were found good before. Raises BundleError for a bad bundle, SessionError
+        when no variant runs here; never falls back to another device.
+        """
+        from mars_export.runtime.ort import OrtBackend
+
+        bundle = open_bundle(path, full=verify)
+        chosen = bundle.variant(variant) if variant is not None else _pick(bundle)
+        if chosen.backend != "onnx" or chosen.is_static:
+            raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {_why_not(chosen)}")
+        return cls(bundle, chosen, OrtBackend.of(bundle, chosen, device, threads))
+
+    def generate(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Completion:
+        """Answer one prompt: a text as it stands, chat messages, or token ids."""
+        return self.generate_batch([prompt], config, commit=commit)[0]
+
+    def generate_batch(
+        self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None = None, *, commit: Commit = CURSOR
+    ) -> list[Completion]:
+        """Answer several prompts as rows of one batch, each with its own config if a sequence is given."""
+        configs = list(config) if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
+        if len(configs) != len(prompts):
+            raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
+        streams = [self._row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))]
+        confidences: list[list[float]] = [[] for _ in streams]
+        for events in self._decode([row for row, _ in streams], commit):
+            for event in events:
+                confidences[event.row] += event.confidences
+        return [_completion(row, text, c) for (row, text), c in zip(streams, confidences, strict=True)]
+
+    def stream(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Stream:
+        """Answer one prompt step by step."""
+        row, text = self._row(0, prompt, config or GenerationConfig())
+        return Stream(self, row, text, self._decode([row], commit))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the vocabulary."""
+        manifest = self.bundle.manifest
+        if not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
+            ids = [int(i) for i in prompt]  # type: ignore[call-overload]
+        elif self.text is None:
+            raise SessionError(f"{self.bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
+        else:
+            ids = self.text.encode(prompt)  # type: ignore[arg-type]
+        if not ids:
+            raise SessionError("the prompt is empty; give at least one token")
+        outside = [i for i in ids if not 0 <= i < manifest.model.vocab_size]
+        if outside:
+            raise SessionError(f"token ids outside the vocabulary of {manifest.model.vocab_size}: {outside[:5]}")
+        if len(ids) > self.backend.max_capacity:
+            raise SessionError(f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity}; shorten the prompt")
+        return ids
+
+    def _row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
+        self.check(config)
+        text = TextStream(self.text, config.stop) if self.text is not None else None
+        return Row(index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None), text
+
+    def check(self, config: GenerationConfig) -> None:
+        """Raise SessionError when this variant's graph lacks what `config` needs."""
+        outputs = self.backend.outputs
+        if config.metric != "probability" and config.metric not in outputs:
+            raise SessionError(f"the metric {config.metric} needs a bundle exported with --metrics")
+        if config.needs_logits and "logits" not in outputs:
+            raise SessionError("temperature and repetition_penalty need a bundle exported with --logits")
+        if config.stop and self.text is None:
+            raise SessionError("stop strings need a bundle with a tokenizer")
+
+    def _decode(self, rows: Sequence[Row], commit: Commit) -> Iterator[list[Accepted]]:
+        manifest = self.bundle.manifest
+        if commit.kind == "block":
+            return decode_blocks(self.backend, rows, manifest.block, manifest.tokens.mask, commit.cache_block)
+        return decode(self.backend, rows, manifest.block, manifest.tokens.mask)
+
+
+class Stream:
+    """Events of one answer, made as they are asked for. `tau` may be changed between two events; leaving early costs nothing."""
+
+    def __init__(self, session: Session, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
+        self._session, self._row, self._text, self._steps = session, row, text, steps
+        self._confidences: list[float] = []
+
+    def __iter__(self) -> Iterator[Event]:
+        for accepted in self._steps:
+            for event in accepted:
+                self._confidences += event.confidences
+                yield Event(self._new_text(event.finish_reason), event.token_ids, event.confidences, event.finish_reason)
+
+    @property
+    def tau(self) -> float:
+        return self._row.config.tau
+
+    @tau.setter
+    def tau(self, value: float) -> None:
+        self._row.config = self._row.config.with_values(tau=value)
+
+    @property
+    def stats(self) -> Stats:
+        return self._row.stats
+
+    def cancel(self) -> None:
+        """End the answer after the event in hand."""
+        if self._row.finish_reason is None:
+            self._row.finish_reason = "cancelled"
+
+    @property
+    def completion(self) -> Completion:
+        """The answer so far; `finish_reason` is "cancelled" while it is not finished."""
+        return _completion(self._row, self._text, self._confidences)
+
+    def _new_text(self, reason: FinishReason | None) -> str:
+        if self._text is None:
+            return ""
+        return self._text.read() if reason is None else self._text.finish()
+
+
+def _completion(row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
+    if text is not None and row.finish_reason is not None:
+        text.finish()
+    ids = tuple(row.tokens[row.stats.prompt_tokens :])
+    return Completion(text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats)
+
+
+def _pick(bundle: Bundle) -> Variant:
+    fitting = [v for v in bundle.manifest.variants if v.backend == "onnx" and not v.is_static]
+    if fitting:
+        return fitting[0]
+    reasons = "\n  ".join(f"{v.name}: {_why_not(v)}" for v in bundle.manifest.variants)
+    raise SessionError(f"{bundle.path}: no variant runs here:\n  {reasons}")
+
+
+def _why_not(variant: Variant) -> str:
+    if variant.backend != "onnx":
+        return f"made for {variant.backend}"
+    return "its fixed shapes are for compilers; the session runs the dynamic graph"
