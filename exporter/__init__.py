@@ -1,1 +1,6 @@
 """checkpoint -> bundle. The only place that may import torch, transformers and onnx."""
+
+from mars_export.exporter.checkpoint import Checkpoint, open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+
+__all__ = ["Checkpoint", "ExportOptions", "export_onnx", "open_checkpoint"]

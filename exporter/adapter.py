@@ -34,7 +34,7 @@ class AdapterConfig:
     token_indices: Mapping[str, tuple[int, ...]]
 
     def scaling(self, module: str, rank: int) -> float:
-        alpha = _matching(self.alpha_pattern, module, self.alpha)
+        alpha = float(_matching(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
@@ -55,9 +55,7 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         refused.append(f"bias={raw['bias']}")
     if kind != "LORA" or refused:
         what = ", ".join(refused) if kind == "LORA" else f"peft_type {kind}"
-        raise CheckpointError(
-            f"{path}: {what} cannot be merged while streaming; merge it first: `model.merge_and_unload().save_pretrained(path)`"
-        )
+        raise CheckpointError(f"{path}: {what} cannot be merged while streaming; merge it first: `model.merge_and_unload().save_pretrained(path)`")
     base, rank = raw.get("base_model_name_or_path"), raw.get("r")
     if not isinstance(base, str) or not base or not isinstance(rank, int) or rank <= 0:
         raise CheckpointError(f"{path}: `base_model_name_or_path` and a positive `r` are needed; name the base with --base")

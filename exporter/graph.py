@@ -98,8 +98,8 @@ class _Writer:
 
     def write_positions(self) -> None:
         nodes, shape = self.nodes, self.spec.shape
-        slots = self.arange("slots", "input_ids", 1, shape and shape.slots)
-        capacity = self.arange("capacity", "past_key_values.0.key", 2, shape and shape.capacity)
+        slots = self.arange("slots", "input_ids", 1, shape.slots if shape else None)
+        capacity = self.arange("capacity", "past_key_values.0.key", 2, shape.capacity if shape else None)
         start = nodes.add("Unsqueeze", "kv_length", nodes.constant("axis_1", [1]), name="kv_length_column")
         positions = nodes.add("Add", start, slots, name="positions")  # [b, s]
         column = nodes.add("Unsqueeze", positions, nodes.constant("axes_1_3", [1, 3]), name="positions_column")  # [b, 1, s, 1]
@@ -110,7 +110,12 @@ class _Writer:
                 first = nodes.add("Sub", column, nodes.constant(f"window_{window}", window), name=f"window_{window}_start")
                 inside = nodes.add("Greater", capacity, first, name=f"window_{window}_inside")
                 self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
-        seconds = nodes.add("Unsqueeze", nodes.add("Cast", positions, name="positions_f32", to=TensorProto.FLOAT), nodes.constant("axis_2", [2]), name="positions_last")
+        seconds = nodes.add(
+            "Unsqueeze",
+            nodes.add("Cast", positions, name="positions_f32", to=TensorProto.FLOAT),
+            nodes.constant("axis_2", [2]),
+            name="positions_last",
+        )
         angles = nodes.add("Mul", seconds, nodes.constant("inv_freq", self.dims.rope.inv_freq, np.float32), name="angles")  # [b, s, d/2]
         for name, op in (("cos", "Cos"), ("sin", "Sin")):
             value = nodes.add(op, angles, name=f"{name}_raw")
@@ -133,7 +138,16 @@ class _Writer:
         q, k, v = self.heads(i, self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias))
         for kind, update in (("key", k), ("value", v)):
             # Entries from kv_length on are overwritten in place: a rejected mask's entry never outlives the next step.
-            nodes.add("TensorScatter", f"past_key_values.{i}.{kind}", update, "kv_length", name=f"{kind}_write", output=f"present.{i}.{kind}", axis=2, mode="linear")
+            nodes.add(
+                "TensorScatter",
+                f"past_key_values.{i}.{kind}",
+                update,
+                "kv_length",
+                name=f"{kind}_write",
+                output=f"present.{i}.{kind}",
+                axis=2,
+                mode="linear",
+            )
         mask = self.masks[dims.windows[i]]
         mixed = nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")  # [b, heads, s, d]
         rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
@@ -246,5 +260,3 @@ class _Writer:
         if spec.logits:
             infos.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*rows, self.dims.vocab_size]))
         return infos + self.cache_infos("present")
-
-

@@ -27,7 +27,14 @@ BOUNDS = {"float32": (1e-2, 1e-3, 0.99), "float16": (0.5, 0.05, 0.9)}
 
 
 def check(
-    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], checkpoint: Checkpoint, model: ModelInfo, kv_dtype: str, block: int, progress: Callable[[], None] | None = None
+    directory: Path,
+    graph: onnx.ModelProto,
+    outputs: tuple[str, ...],
+    checkpoint: Checkpoint,
+    model: ModelInfo,
+    kv_dtype: str,
+    block: int,
+    progress: Callable[[], None] | None = None,
 ) -> Drift:
     """Run `graph` (written with logits, its weights in `directory`) on a few prompts followed by masks; measure the drift.
 

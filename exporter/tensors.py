@@ -139,9 +139,7 @@ def _read_entry(path: Path, name: str, entry: object, start: int, size: int) -> 
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: the header entry of `{name}` is malformed; download the file again") from error
     if kind not in DTYPES:
-        raise CheckpointError(
-            f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(DTYPES)} (dequantize a quantized checkpoint first)"
-        )
+        raise CheckpointError(f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(DTYPES)} (dequantize a quantized checkpoint first)")
     dtype = DTYPES[kind]
     if min(shape, default=0) < 0 or end - begin != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
         raise CheckpointError(f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)}; download the file again")

@@ -136,4 +136,3 @@ def _chat_template(directories: Sequence[Path], settings: dict[str, Any]) -> str
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
-

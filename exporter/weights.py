@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from mars_export.runtime.errors import ExportError
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
 ONNX_DTYPES = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
-NUMPY_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,7 @@ def _linear(name: str, sources: list[str], bias: bool, precision: str) -> Iterat
         yield Recipe(f"{name}.bias", tuple(f"{s}.bias" for s in sources), False, precision)
 
 
-def write_weights(
-    path: Path, tensors: Tensors, dims: Dims, precision: str, progress: Callable[[int], None] | None = None
-) -> dict[str, Placed]:
+def write_weights(path: Path, tensors: Tensors, dims: Dims, precision: str, progress: Callable[[int], None] | None = None) -> dict[str, Placed]:
     """Stream every weight to `path`; `progress` is called with the bytes just written.
 
     Memory stays at about two copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and

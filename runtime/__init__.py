@@ -1,9 +1,25 @@
 """bundle -> tokens. numpy and one backend; never torch."""
 
-from mars_export.runtime.config import GenerationConfig
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from mars_export.runtime.errors import BundleError, CalibrationError, CheckpointError, ExportError, MarsError, SessionError
-from mars_export.runtime.session import Commit, Completion, Event, Session, Stream
-from mars_export.runtime.stats import Stats
+
+if TYPE_CHECKING:
+    from mars_export.runtime.config import GenerationConfig
+    from mars_export.runtime.session import Commit, Completion, Event, Session, Stream
+    from mars_export.runtime.stats import Stats
+
+# Imported on first use, so that the command line answers --help without numpy and the tokenizer.
+_LAZY = {
+    "GenerationConfig": "config",
+    "Commit": "session",
+    "Completion": "session",
+    "Event": "session",
+    "Session": "session",
+    "Stream": "session",
+    "Stats": "stats",
+}
 
 __all__ = [
     "BundleError",
@@ -20,3 +36,9 @@ __all__ = [
     "Stats",
     "Stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -12,7 +12,7 @@ GROWTH = 128  # entries: capacity grows in multiples of this
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Predictions of one step, all [rows, outputs]: token_ids int64, confidence (and margin, entropy) float32; logits float32 [rows, outputs, vocab]."""
+    """Predictions of one step, all [rows, outputs]: token_ids int64, the confidences float32; logits float32 [rows, outputs, vocab]."""
 
     token_ids: np.ndarray
     confidence: np.ndarray

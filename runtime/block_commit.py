@@ -19,13 +19,13 @@ def decode_blocks(backend: Backend, rows: Sequence[Row], block: int, mask_id: in
     """
     loop = _BlockLoop(Batch(backend, len(rows), mask_id), block, cache_block)
     for row in rows:
-        loop.prefill(row)
+        yield from loop.prefill(row)
     while loop.batch.active:
         yield loop.step()
         loop.batch.drop_finished()
-        if loop.batch.active and all(loop.is_full(row) for row in loop.batch.active):
-            if ended := loop.commit():
-                yield ended
+        full = all(loop.is_full(row) for row in loop.batch.active)
+        if full and (ended := loop.commit()):
+            yield ended
 
 
 class _BlockLoop:
@@ -41,11 +41,15 @@ class _BlockLoop:
     def is_full(self, row: Row) -> bool:
         return row.num_pending >= max(1, self.length(row))
 
-    def prefill(self, row: Row) -> None:
+    def prefill(self, row: Row) -> Iterator[list[Accepted]]:
+        """Put the whole prompt into the cache; yields nothing-accepted after each chunk but the last."""
         self.batch.active.append(row)
         begun = perf_counter()
-        self.batch.prefill(row)
-        self.write([row])
+        for _ in self.batch.prefill(row):
+            yield []
+        if row.finish_reason is None:
+            self.write([row])
+        self.batch.drop_finished()
         row.stats.prefill_time = perf_counter() - begun
 
     def write(self, rows: Sequence[Row]) -> None:

@@ -189,7 +189,10 @@ def _read_manifest(top: Fields) -> Manifest:
     model, tokens = top.object("model"), top.object("tokens")
     info = ModelInfo(
         model.text("type"),
-        *(model.integer(name, 1, 2**31) for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "context_length")),
+        *(
+            model.integer(name, 1, 2**31)
+            for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "context_length")
+        ),
     )
     last = info.vocab_size - 1
     return Manifest(
@@ -214,7 +217,6 @@ def _read_text(fields: Fields) -> TextInfo:
 
 
 def _read_variant(fields: Fields) -> Variant:
-    drift = fields.object("drift") if fields.value.get("drift") is not None else None
     outputs = fields.texts("outputs")
     if not {"token_ids", "confidence"} <= set(outputs) <= set(OUTPUTS):
         fields.wrong("outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}")
@@ -230,14 +232,25 @@ def _read_variant(fields: Fields) -> Variant:
         batch=fields.optional_integer("batch", 1),
         slots=fields.optional_integer("slots", 1),
         capacity=fields.optional_integer("capacity", 1),
-        drift=drift and Drift(drift.integer("positions"), drift.integer("argmax_matches"), drift.number("max_logit_error"), drift.number("max_confidence_error")),
+        drift=_read_drift(fields.object("drift")) if fields.value.get("drift") is not None else None,
+    )
+
+
+def _read_drift(fields: Fields) -> Drift:
+    return Drift(
+        fields.integer("positions"), fields.integer("argmax_matches"), fields.number("max_logit_error"), fields.number("max_confidence_error")
     )
 
 
 def _read_profile(fields: Fields) -> Profile:
     evidence = fields.object("evidence")
     return Profile(
-        fields.text("name"), fields.number("tau"), fields.text("metric", METRICS), fields.text("variant"), fields.text("variant_sha256"), evidence.value
+        fields.text("name"),
+        fields.number("tau"),
+        fields.text("metric", METRICS),
+        fields.text("variant"),
+        fields.text("variant_sha256"),
+        evidence.value,
     )
 
 

@@ -63,18 +63,19 @@ class Batch:
                 self.cache.move(len(self.active), i, last.cursor)
                 self.active[i] = last
 
-    def prefill(self, row: Row) -> None:
-        """Make KV entries final for the row's pending tokens, chunk by chunk, all but the last chunk."""
+    def prefill(self, row: Row) -> Iterator[None]:
+        """Make KV entries final for the row's pending tokens, all but the last chunk; yields after each chunk."""
         chunk = min(PREFILL_CHUNK, self.backend.max_slots or PREFILL_CHUNK)
         until = row.cursor + (row.num_pending - 1) // chunk * chunk
-        while row.cursor < until:
+        while row.cursor < until and row.finish_reason is None:
             self.forward(self.active.index(row), [Window(chunk, 0)])
             row.cursor += chunk
             row.stats.prefill_forwards += 1
+            yield
 
 
 def decode(backend: Backend, rows: Sequence[Row], block: int, mask_id: int) -> Iterator[list[Accepted]]:
-    """Decode `rows` with cursor commit; yields, for each step, what it accepted in each row that took part.
+    """Decode `rows` with cursor commit; yields, for each step, what it accepted in each row that took part, nothing for a prefill chunk.
 
     A step feeds [tokens accepted last step | masks] from each row's own cursor: the known tokens' KV become final in the
     same forward that makes the next predictions (paper: "cursor-based cache management"). The last prefill chunk carries
@@ -85,7 +86,11 @@ def decode(backend: Backend, rows: Sequence[Row], block: int, mask_id: int) -> I
     started = perf_counter()
     for row in rows:
         batch.active.append(row)
-        yield [_first_step(batch, row, block, started)]
+        begun = perf_counter()
+        for _ in batch.prefill(row):
+            yield []
+        if row.finish_reason is None:
+            yield [_first_step(batch, row, block, started, begun)]
         batch.drop_finished()
     while batch.active:
         yield step(batch, block)
@@ -105,9 +110,7 @@ def step(batch: Batch, block: int) -> list[Accepted]:
     return ended + [_commit(row, window, output, i) for i, (row, window) in enumerate(zip(batch.active, windows, strict=True))]
 
 
-def _first_step(batch: Batch, row: Row, block: int, started: float) -> Accepted:
-    begun = perf_counter()
-    batch.prefill(row)
+def _first_step(batch: Batch, row: Row, block: int, started: float, begun: float) -> Accepted:
     window = _window(batch, row, block)
     output = batch.forward(batch.active.index(row), [window])
     accepted = _commit(row, window, output, 0)

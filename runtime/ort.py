@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mars_export.runtime.backend import Cache
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-KV_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
 
 
@@ -51,7 +51,9 @@ class OrtCache:
 class OrtBackend:
     """A step graph in an ONNX Runtime session. `outputs` are the prediction outputs it must have; KV tensors follow `model`."""
 
-    def __init__(self, graph: Path, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self, graph: Path, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, device: str = "cpu", threads: int | None = None
+    ) -> None:
         ort = _import(device)
         self.outputs = outputs
         self.max_capacity = model.context_length
@@ -80,9 +82,7 @@ class OrtBackend:
     def new_cache(self, num_rows: int) -> OrtCache:
         return OrtCache(self._suffixes, num_rows, *self._cache_shape, self._dtype)
 
-    def step(
-        self, cache: Cache, first: int, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray, want_logits: bool
-    ) -> StepOutput:
+    def step(self, cache: Cache, first: int, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray, want_logits: bool) -> StepOutput:
         assert isinstance(cache, OrtCache)
         rows = input_ids.shape[0]
         binding = self._session.io_binding()

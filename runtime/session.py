@@ -50,7 +50,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step added to a stream. `text` may lag behind the tokens: half characters and possible stops are held back."""
+    """What one step added to a stream; no tokens for a prefill chunk, or for an end without any.
+
+    `text` may lag behind the tokens: half characters and possible stop strings are held back.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -108,7 +111,7 @@ class Session:
         """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the vocabulary."""
         manifest = self.bundle.manifest
         if not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
-            ids = [int(i) for i in prompt]  # type: ignore[call-overload]
+            ids = [int(i) for i in prompt]  # type: ignore[arg-type]
         elif self.text is None:
             raise SessionError(f"{self.bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
         else:
@@ -153,6 +156,8 @@ class Stream:
 
     def __iter__(self) -> Iterator[Event]:
         for accepted in self._steps:
+            if not accepted:
+                yield Event("", (), (), None)
             for event in accepted:
                 self._confidences += event.confidences
                 yield Event(self._new_text(event.finish_reason), event.token_ids, event.confidences, event.finish_reason)
@@ -168,6 +173,11 @@ class Stream:
     @property
     def stats(self) -> Stats:
         return self._row.stats
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that are in the cache."""
+        return min(self._row.cursor, self._row.stats.prompt_tokens)
 
     def cancel(self) -> None:
         """End the answer after the event in hand."""

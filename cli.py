@@ -1,0 +1,420 @@
+"""The mars-export command line. Parses, makes one call, prints; everything heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mars_export.runtime.errors import MarsError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from mars_export.runtime import Completion, GenerationConfig, Session, Stream
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
+Tau = Annotated[float, typer.Option(min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward, lower is faster.")]
+Metric = Annotated[str, typer.Option(help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits.")]
+TopK = Annotated[int, typer.Option(min=0, help="Draw from the k likeliest tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability; 1 is off.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
+Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be given several times.")]
+Window = Annotated[int | None, typer.Option(min=1, help="Most predictions made in one step; the bundle's block by default.")]
+System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
+Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
+
+
+@app.callback()
+def describe() -> None:
+    """Export MARS multi-token language models and run them with a speed/quality knob per request."""
+
+
+@app.command()
+def onnx(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]", help="Hugging Face directory, hub id, PEFT adapter directory or .gguf; without it, the default checkpoint."
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")] = Path("mars.bundle"),
+    block: Annotated[int, typer.Option(min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with.")] = 8,
+    precision: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
+    metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the --static graphs.")] = 1,
+    capacity: Annotated[int, typer.Option(min=1, help="KV entries a row of the --static graphs holds.")] = 1024,
+    prefill: Annotated[int, typer.Option(min=1, help="Slots of the --static prefill graph.")] = 128,
+    mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
+    allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Export a MARS checkpoint to a bundle for ONNX Runtime."""
+    from mars_export.exporter import ExportOptions, export_onnx, open_checkpoint
+
+    if checkpoint is None:
+        err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+    options = ExportOptions(block, precision, metrics, logits, static, batch, capacity, prefill, allow_drift)
+    with _progress() as bars:
+        opened = open_checkpoint(checkpoint, revision=revision, base=base, mask_token=mask_token)
+        manifest = export_onnx(opened, output, options, force=force, progress=_advance(bars))
+    if as_json:
+        _print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
+        return
+    drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
+    out.print(f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)} graph(s)")
+    if drift is not None:
+        out.print(
+            f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error {drift.max_logit_error:.1e},"
+            f" confidence error {drift.max_confidence_error:.1e}"
+        )
+    out.print(f"try: mars-export chat {output}")
+
+
+@app.command()
+def generate(
+    bundle: BundleArgument,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - or nothing reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")] = False,
+    system: System = None,
+    tau: Tau = 0.95,
+    metric: Metric = "probability",
+    max_new_tokens: MaxNewTokens = 256,
+    window: Window = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    repetition_penalty: Penalty = 1.0,
+    stop: Stop = None,
+    commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
+    cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")] = 32,
+    device: Device = "cpu",
+    threads: Threads = None,
+    runs: Runs = False,
+    as_json: Json = False,
+) -> None:
+    """Answer one prompt, streaming."""
+    from mars_export.runtime import Commit, GenerationConfig, Session
+
+    config = GenerationConfig(tau, metric, max_new_tokens, window, None, tuple(stop or ()), temperature, top_k, top_p, seed, repetition_penalty)
+    loop = Commit(commit, cache_block)
+    text = _prompt_text(prompt, file)
+    session = Session.open(bundle, device, threads=threads)
+    stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
+    done = _show(stream, runs=runs, quiet=as_json, session=session)
+    if as_json:
+        _print_json(_completion_json(done, config))
+    else:
+        err.print(_summary(done), style="dim")
+    if done.finish_reason == "capacity":
+        raise MarsError(f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short. Shorten the prompt")
+
+
+@app.command()
+def chat(
+    bundle: BundleArgument,
+    system: System = None,
+    tau: Tau = 0.95,
+    metric: Metric = "probability",
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    repetition_penalty: Penalty = 1.0,
+    device: Device = "cpu",
+    threads: Threads = None,
+    runs: Runs = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")] = False,
+) -> None:
+    """Talk with the model. /tau 0.8 changes the knob, /runs shows accepted runs, /reset forgets, /quit leaves."""
+    from mars_export.runtime import GenerationConfig, Session
+
+    config = GenerationConfig(tau, metric, max_new_tokens, None, None, (), temperature, top_k, top_p, seed, repetition_penalty)
+    session = Session.open(bundle, device, threads=threads)
+    history: list[dict[str, str]] = _messages(system, None)
+    start = len(history)
+    while (line := _ask(quiet=as_json)) is not None:
+        command, _, value = line.partition(" ")
+        if command in ("/quit", "/exit"):
+            return
+        if command == "/reset":
+            del history[start:]
+        elif command == "/runs":
+            runs = not runs
+        elif command == "/tau":
+            config = _with_tau(config, value)
+        elif command.startswith("/"):
+            err.print("commands: /tau NUMBER, /runs, /reset, /quit")
+        elif line.strip():
+            history.append({"role": "user", "content": line})
+            try:
+                done = _show(session.stream(history, config), runs=runs, quiet=as_json, session=session)
+            except MarsError as error:
+                history.pop()
+                _print_error(error)
+                continue
+            history.append({"role": "assistant", "content": done.text})
+            if as_json:
+                _print_json(_completion_json(done, config))
+            else:
+                err.print(_summary(done), style="dim")
+
+
+@app.command()
+def inspect(
+    bundle: BundleArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file, even those found good before.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a bundle holds."""
+    from rich.table import Table
+
+    from mars_export.runtime.bundle import open_bundle
+
+    manifest = open_bundle(bundle, full=verify).manifest
+    if as_json:
+        sys.stdout.write(manifest.to_json())
+        return
+    model, tokens = manifest.model, manifest.tokens
+    out.print(f"[bold]{bundle}[/]  format {manifest.format_version}, written by {manifest.producer}")
+    out.print(f"source    {manifest.source}" + (f" @ {manifest.revision}" if manifest.revision else ""))
+    out.print(
+        f"model     {model.type}, {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads}/{model.num_kv_heads} heads"
+        f" of {model.head_dim},"
+        f" vocabulary {model.vocab_size}, context {model.context_length}"
+    )
+    out.print(f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}")
+    table = Table("variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None)
+    for v in manifest.variants:
+        shape = f"{v.batch}x{v.slots}, capacity {v.capacity}" if v.is_static else "dynamic"
+        drift = (f"{v.drift.max_logit_error:.1e}", f"{v.drift.argmax_matches}/{v.drift.positions}") if v.drift else ("", "")
+        table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
+    out.print(table)
+    files = Table("file", "MB", "sha256", box=None)
+    for entry in manifest.files:
+        files.add_row(entry.path, f"{entry.size / 1e6:.1f}", entry.sha256[:16])
+    out.print(files)
+    for profile in manifest.profiles:
+        out.print(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+
+
+@app.command()
+def doctor(
+    bundle: Annotated[Path | None, typer.Argument(metavar="[BUNDLE]", help="Also say whether this bundle opens here, and if not, why.")] = None,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Say what is installed, which devices work, and whether a bundle would open here. Exits with 1 if it would not."""
+    from mars_export.runtime.doctor import examine
+
+    report = examine(bundle, device)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        for finding in report.findings:
+            mark = {"good": "[green]ok[/]  ", "absent": "[dim]--[/]  ", "bad": "[red]no[/]  "}[finding.state]
+            out.print(f"{mark}{finding.subject}: ", end="")
+            out.print(finding.detail, markup=False)
+    if not report.is_good:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Where to keep the bundle; the user's cache by default.")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Export the default checkpoint and answer a few requests at tau 1 and 0.95, side by side."""
+    from rich.table import Table
+
+    from mars_export.exporter.demo import TAUS, answers, prepare
+
+    with _progress() as bars:
+        bundle = prepare(output, _advance(bars))
+    err.print(f"bundle: {bundle}")
+    rows = []
+    for answer in answers(bundle, threads):
+        rows.append(answer)
+        if not as_json:
+            _print_answer(answer)
+    if as_json:
+        _print_json({"bundle": str(bundle), "answers": [answer.to_dict() for answer in rows]})
+        return
+    table = Table("tau", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", box=None)
+    slowest = None
+    for tau in TAUS:
+        chosen = [r for r in rows if r.tau == tau]
+        tokens, forwards = sum(r.stats.tokens for r in chosen), sum(r.stats.forwards for r in chosen)
+        speed = tokens / sum(r.seconds for r in chosen)
+        slowest = slowest or speed
+        table.add_row(f"{tau:g}", str(tokens), str(forwards), f"{tokens / forwards:.2f}", f"{speed:.1f}", f"{speed / slowest:.2f}x")
+    out.print(table)
+    out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
+
+
+def _print_answer(answer: Any) -> None:
+    stats = answer.stats
+    if answer.tau >= 1:
+        out.print(f"\n> {answer.request}", style="bold", markup=False)
+    out.print(
+        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward  {stats.tokens / answer.seconds:5.1f} tokens/s  ",
+        end="",
+        style="cyan",
+    )
+    out.print(answer.text, markup=False)
+
+
+def _messages(system: str | None, text: str | None) -> list[dict[str, str]]:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return messages if text is None else [*messages, {"role": "user", "content": text}]
+
+
+def _prompt_text(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None and file is not None:
+        raise MarsError("give the prompt with --prompt or with --file, not both")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        if prompt is not None and prompt != "-":
+            return prompt
+        if sys.stdin.isatty():
+            err.print("Reading the prompt from standard input; end it with Ctrl-D.", style="dim")
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
+
+
+def _ask(*, quiet: bool) -> str | None:
+    """The next line of the user, or None at the end."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (gives input() a history and line editing)
+    try:
+        return input("" if quiet or not sys.stdin.isatty() else "> ")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _with_tau(config: GenerationConfig, value: str) -> GenerationConfig:
+    try:
+        changed = config.with_values(tau=float(value))
+    except (ValueError, MarsError):
+        err.print(f"/tau needs a number of 0 or more, not {value!r}", markup=False)
+        return config
+    err.print(f"tau {changed.tau:g}", style="dim")
+    return changed
+
+
+def _show(stream: Stream, *, runs: bool, quiet: bool, session: Session) -> Completion:
+    """Print a stream as it comes; Ctrl-C ends the answer and keeps what is there. Long prefills show a bar."""
+    total, odd = stream.stats.prompt_tokens, False
+    with _progress() as bars:
+        task = None
+        try:
+            for event in stream:
+                if not event.token_ids and event.finish_reason is None:
+                    task = bars.add_task("prompt", total=total) if task is None else task
+                    bars.update(task, completed=stream.prefilled)
+                    continue
+                bars.stop()
+                if quiet:
+                    continue
+                piece = session.text.decode(event.token_ids) if runs and session.text else event.text
+                out.print(piece, end="", markup=False, style="black on cyan" if runs and odd else None)
+                out.file.flush()
+                odd = not odd
+        except KeyboardInterrupt:
+            stream.cancel()
+    if not quiet:
+        out.print()
+    return stream.completion
+
+
+def _summary(done: Completion) -> str:
+    stats = done.stats
+    return (
+        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
+        f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
+    )
+
+
+def _completion_json(done: Completion, config: GenerationConfig) -> dict[str, Any]:
+    return {
+        "text": done.text,
+        "token_ids": list(done.token_ids),
+        "confidences": [round(c, 6) for c in done.confidences],
+        "finish_reason": done.finish_reason,
+        "tau": config.tau,
+        "stats": done.stats.to_dict(),
+    }
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(), console=err, transient=True
+    )
+
+
+def _advance(bars: Progress) -> Any:
+    """A progress callback (phase, done, total) that keeps one bar per phase."""
+    tasks: dict[str, Any] = {}
+
+    def report(phase: str, done: int, total: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(phase, total=total)
+        bars.update(tasks[phase], completed=done)
+
+    return report
+
+
+def _print_error(error: MarsError) -> None:
+    err.print("error: ", style="bold red", end="")
+    err.print(str(error), markup=False)
+
+
+def main() -> None:
+    """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks."""
+    try:
+        app()
+    except MarsError as error:
+        _print_error(error)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away, as in `| head`
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

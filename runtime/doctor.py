@@ -1,0 +1,108 @@
+"""What works on this machine: packages, devices, and whether a bundle opens. Findings are values; nothing is printed here."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from mars_export.runtime.bundle import open_bundle
+from mars_export.runtime.config import GenerationConfig
+from mars_export.runtime.errors import MarsError
+from mars_export.runtime.ort import PROVIDERS, version_and_devices
+from mars_export.runtime.session import Session
+
+# package -> what it is for and the extra that installs it
+OPTIONAL = {
+    "torch": ("export", "exporting"),
+    "transformers": ("export", "exporting checkpoints without tokenizer.json"),
+    "onnx": ("export", "exporting"),
+    "safetensors": ("export", "exporting"),
+    "huggingface_hub": ("export", "downloading checkpoints"),
+    "tensorrt": ("trt", "TensorRT engines on Jetson and data-centre GPUs"),
+    "tensorrt_rtx_cu12": ("rtx", "TensorRT engines on desktop RTX"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `absent` is fine unless you need it; `bad` is not."""
+
+    subject: str
+    state: Literal["good", "absent", "bad"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_good(self) -> bool:
+        return all(f.state != "bad" for f in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"good": self.is_good, "findings": [asdict(f) for f in self.findings]}
+
+
+def examine(bundle: Path | None = None, device: str = "cpu") -> Report:
+    """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding step."""
+    findings = [
+        Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
+        _package("mars-export", None),
+        _onnxruntime(),
+        *(_device(name) for name in PROVIDERS),
+        *(_package(name, hint) for name, hint in OPTIONAL.items()),
+    ]
+    if bundle is not None:
+        findings += _bundle(bundle, device)
+    return Report(tuple(findings))
+
+
+def _package(name: str, hint: tuple[str, str] | None) -> Finding:
+    try:
+        return Finding(name, "good", version(name))
+    except PackageNotFoundError:
+        extra, purpose = hint or ("export", "everything")
+        return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
+
+
+def _onnxruntime() -> Finding:
+    found = version_and_devices()
+    if found is None:
+        return Finding("onnxruntime", "absent", "not installed; to run bundles: pip install 'mars-export[cpu]' or 'mars-export[gpu]'")
+    return Finding("onnxruntime", "good", found[0])
+
+
+def _device(name: str) -> Finding:
+    found = version_and_devices()
+    if found is not None and name in found[1]:
+        return Finding(f"device {name}", "good", f"{PROVIDERS[name]} is available")
+    return Finding(f"device {name}", "absent", f"the installed onnxruntime has no {PROVIDERS[name]}")
+
+
+def _bundle(path: Path, device: str) -> list[Finding]:
+    try:
+        bundle = open_bundle(path, full=True)
+    except MarsError as error:
+        return [Finding(str(path), "bad", str(error))]
+    size = sum(f.size for f in bundle.manifest.files) / 1e6
+    findings = [
+        Finding(str(path), "good", f"format {bundle.manifest.format_version}, {len(bundle.manifest.files)} files, {size:.0f} MB, all hashes match")
+    ]
+    opened = False
+    for variant in bundle.manifest.variants:
+        try:
+            session = Session.open(path, device, variant=variant.name)
+            done = session.generate([bundle.manifest.tokens.pad], GenerationConfig(max_new_tokens=4, tau=0.0))
+        except MarsError as error:
+            findings.append(Finding(f"variant {variant.name}", "absent", str(error)))
+        else:
+            opened = True
+            findings.append(Finding(f"variant {variant.name}", "good", f"opens on {device} and decodes ({done.stats.forwards} step(s))"))
+    if not opened:
+        findings.append(Finding(str(path), "bad", f"no variant runs on {device} here"))
+    return findings
