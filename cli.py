@@ -16,7 +16,7 @@ from mars_export.runtime.errors import MarsError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from mars_export.runtime import Completion, GenerationConfig, Session, Stream
+    from mars_export.runtime import Completion, GenerationConfig, Stream
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 out = Console(highlight=False, soft_wrap=True)
@@ -74,7 +74,10 @@ def onnx(
 
     if checkpoint is None:
         err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
-    options = ExportOptions(block, precision, metrics, logits, static, batch, capacity, prefill, allow_drift)
+    options = ExportOptions(
+        block=block, precision=precision, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
+        allow_drift=allow_drift,
+    )  # fmt: skip
     with _progress() as bars:
         opened = open_checkpoint(checkpoint, revision=revision, base=base, mask_token=mask_token)
         manifest = export_onnx(opened, output, options, force=force, progress=_advance(bars))
@@ -118,16 +121,21 @@ def generate(
     """Answer one prompt, streaming."""
     from mars_export.runtime import Commit, GenerationConfig, Session
 
-    config = GenerationConfig(tau, metric, max_new_tokens, window, None, tuple(stop or ()), temperature, top_k, top_p, seed, repetition_penalty)
+    config = GenerationConfig(
+        tau=tau, metric=metric, max_new_tokens=max_new_tokens, window=window, stop=tuple(stop or ()), temperature=temperature, top_k=top_k,
+        top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
+    )  # fmt: skip
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
     session = Session.open(bundle, device, threads=threads)
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
-    done = _show(stream, runs=runs, quiet=as_json, session=session)
+    done = _show(stream, runs=runs, quiet=as_json)
     if as_json:
         _print_json(_completion_json(done, config))
     else:
         err.print(_summary(done), style="dim")
+    if done.finish_reason == "cancelled":
+        raise typer.Exit(130)
     if done.finish_reason == "capacity":
         raise MarsError(f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short. Shorten the prompt")
 
@@ -152,7 +160,10 @@ def chat(
     """Talk with the model. /tau 0.8 changes the knob, /runs shows accepted runs, /reset forgets, /quit leaves."""
     from mars_export.runtime import GenerationConfig, Session
 
-    config = GenerationConfig(tau, metric, max_new_tokens, None, None, (), temperature, top_k, top_p, seed, repetition_penalty)
+    config = GenerationConfig(
+        tau=tau, metric=metric, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        repetition_penalty=repetition_penalty,
+    )  # fmt: skip
     session = Session.open(bundle, device, threads=threads)
     history: list[dict[str, str]] = _messages(system, None)
     start = len(history)
@@ -171,7 +182,7 @@ def chat(
         elif line.strip():
             history.append({"role": "user", "content": line})
             try:
-                done = _show(session.stream(history, config), runs=runs, quiet=as_json, session=session)
+                done = _show(session.stream(history, config), runs=runs, quiet=as_json)
             except MarsError as error:
                 history.pop()
                 _print_error(error)
@@ -253,7 +264,7 @@ def demo(
     """Export the default checkpoint and answer a few requests at tau 1 and 0.95, side by side."""
     from rich.table import Table
 
-    from mars_export.exporter.demo import TAUS, answers, prepare
+    from mars_export.exporter.demo import answers, prepare, summarize
 
     with _progress() as bars:
         bundle = prepare(output, _advance(bars))
@@ -267,13 +278,9 @@ def demo(
         _print_json({"bundle": str(bundle), "answers": [answer.to_dict() for answer in rows]})
         return
     table = Table("tau", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", box=None)
-    slowest = None
-    for tau in TAUS:
-        chosen = [r for r in rows if r.tau == tau]
-        tokens, forwards = sum(r.stats.tokens for r in chosen), sum(r.stats.forwards for r in chosen)
-        speed = tokens / sum(r.seconds for r in chosen)
-        slowest = slowest or speed
-        table.add_row(f"{tau:g}", str(tokens), str(forwards), f"{tokens / forwards:.2f}", f"{speed:.1f}", f"{speed / slowest:.2f}x")
+    for line in summarize(rows):
+        speeds = (f"{line.tokens_per_forward:.2f}", f"{line.tokens_per_second:.1f}", f"{line.speed_up:.2f}x")
+        table.add_row(f"{line.tau:g}", str(line.tokens), str(line.forwards), *speeds)
     out.print(table)
     out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
 
@@ -330,26 +337,26 @@ def _with_tau(config: GenerationConfig, value: str) -> GenerationConfig:
     return changed
 
 
-def _show(stream: Stream, *, runs: bool, quiet: bool, session: Session) -> Completion:
+def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
     """Print a stream as it comes; Ctrl-C ends the answer and keeps what is there. Long prefills show a bar."""
-    total, odd = stream.stats.prompt_tokens, False
-    with _progress() as bars:
-        task = None
-        try:
-            for event in stream:
-                if not event.token_ids and event.finish_reason is None:
-                    task = bars.add_task("prompt", total=total) if task is None else task
-                    bars.update(task, completed=stream.prefilled)
-                    continue
-                bars.stop()
-                if quiet:
-                    continue
-                piece = session.text.decode(event.token_ids) if runs and session.text else event.text
-                out.print(piece, end="", markup=False, style="black on cyan" if runs and odd else None)
+    bars, task, odd = _progress(), None, False
+    try:
+        for event in stream:
+            if not event.token_ids and event.finish_reason is None:
+                if task is None:
+                    task = bars.add_task("prompt", total=stream.stats.prompt_tokens)
+                    bars.start()
+                bars.update(task, completed=stream.prefilled)
+                continue
+            bars.stop()  # before any text: a live bar would capture standard output
+            if not quiet:
+                out.print(event.text, end="", markup=False, style="black on cyan" if runs and odd else None)
                 out.file.flush()
-                odd = not odd
-        except KeyboardInterrupt:
-            stream.cancel()
+            odd = not odd
+    except KeyboardInterrupt:
+        stream.cancel()
+    finally:
+        bars.stop()
     if not quiet:
         out.print()
     return stream.completion
@@ -382,9 +389,8 @@ def _print_json(value: Any) -> None:
 def _progress() -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(), console=err, transient=True
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 def _advance(bars: Progress) -> Any:

@@ -22,14 +22,12 @@ UNSUPPORTED = {"use_dora": "DoRA", "fan_in_fan_out": "fan_in_fan_out", "alora_in
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The fields of `adapter_config.json` that decide how the weights are merged."""
+    """The fields of `adapter_config.json` that decide how the weights are merged. Each module's rank is that of its tensors."""
 
     base: str
     revision: str | None
-    rank: int
     alpha: float
     rslora: bool
-    rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     token_indices: Mapping[str, tuple[int, ...]]
 
@@ -59,19 +57,30 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
     base, rank = raw.get("base_model_name_or_path"), raw.get("r")
     if not isinstance(base, str) or not base or not isinstance(rank, int) or rank <= 0:
         raise CheckpointError(f"{path}: `base_model_name_or_path` and a positive `r` are needed; name the base with --base")
-    indices = raw.get("trainable_token_indices") or {}
-    if isinstance(indices, list):
-        indices = {"embed_tokens": indices}
     return AdapterConfig(
         base=base,
         revision=raw.get("revision"),  # type: ignore[arg-type]
-        rank=rank,
-        alpha=float(raw.get("lora_alpha", rank)),  # type: ignore[arg-type]
+        alpha=_numbers(path, {"lora_alpha": raw.get("lora_alpha", rank)})["lora_alpha"],
         rslora=bool(raw.get("use_rslora")),
-        rank_pattern=raw.get("rank_pattern") or {},  # type: ignore[arg-type]
-        alpha_pattern=raw.get("alpha_pattern") or {},  # type: ignore[arg-type]
-        token_indices={str(k): tuple(v) for k, v in indices.items()},  # type: ignore[attr-defined]
+        alpha_pattern=_numbers(path, raw.get("alpha_pattern") or {}),
+        token_indices=_indices(path, raw.get("trainable_token_indices") or {}),
     )
+
+
+def _numbers(path: Path, values: object) -> dict[str, float]:
+    """Numbers by module name or by a regular expression for one."""
+    try:
+        return {key: float(value) for key, value in values.items() if re.compile(key)}  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError, re.error) as error:
+        raise CheckpointError(f"{path}: numbers by module name are expected, not {values!r} ({error})") from error
+
+
+def _indices(path: Path, values: object) -> dict[str, tuple[int, ...]]:
+    """Trained token ids by the name of the embedding; a plain list means `embed_tokens`."""
+    named = {"embed_tokens": values} if isinstance(values, list) else values
+    if not isinstance(named, dict) or not all(isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) for ids in named.values()):
+        raise CheckpointError(f"{path}: `trainable_token_indices` must hold lists of token ids, not {values!r}")
+    return {name: tuple(ids) for name, ids in named.items()}
 
 
 class MergedTensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -40,6 +40,18 @@ class Answer:
         return {"request": self.request, "tau": self.tau, "text": self.text, "seconds": self.seconds, "stats": self.stats.to_dict()}
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All requests at one tau; `tokens_per_second` is wall clock with prefill, `speed_up` is relative to the first tau."""
+
+    tau: float
+    tokens: int
+    forwards: int
+    tokens_per_forward: float
+    tokens_per_second: float
+    speed_up: float
+
+
 def prepare(output: Path | None, progress: Progress | None = None) -> Path:
     """Export the default checkpoint to `output` (the cache by default), unless the same bundle is there already."""
     target = output or embedded.cache_directory() / "default.bundle"
@@ -62,3 +74,14 @@ def answers(bundle: Path, threads: int | None) -> Iterator[Answer]:
             begun = perf_counter()
             done = session.generate(messages, GenerationConfig(tau=tau, max_new_tokens=128))
             yield Answer(request, tau, done.text, perf_counter() - begun, done.stats)
+
+
+def summarize(answers: Sequence[Answer]) -> list[Summary]:
+    """One line for each tau, in the order of TAUS."""
+    lines: list[Summary] = []
+    for tau in TAUS:
+        chosen = [a for a in answers if a.tau == tau]
+        tokens, forwards = sum(a.stats.tokens for a in chosen), sum(a.stats.forwards for a in chosen)
+        speed = tokens / sum(a.seconds for a in chosen)
+        lines.append(Summary(tau, tokens, forwards, tokens / forwards, speed, speed / lines[0].tokens_per_second if lines else 1.0))
+    return lines

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mars_export.exporter.rope import Rope, rope_from_config
+from mars_export.exporter.rope import Rope, positive, rope_from_config
 from mars_export.runtime.errors import CheckpointError
 
 # The authors' A2D classes hold stock weights under stock names, and MARS inference is plain causal (mars.md).
@@ -16,20 +16,25 @@ LONGEST_LIST = 12  # names printed of one kind of problem
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What distinguishes one decoder family from another; None means that the config decides."""
+    """What distinguishes one decoder family from another; None means that the config decides.
+
+    `defaults`: what transformers assumes for a field that config.json leaves out (not for one that is null).
+    """
 
     qkv_bias: bool | None = False
     output_bias: bool | None = False
     mlp_bias: bool | None = False
     qk_norm: bool = False
     sliding: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(qkv_bias=None, output_bias=None, mlp_bias=None),
-    "mistral": Family(sliding=True),
-    "qwen2": Family(qkv_bias=True, sliding=True),
-    "qwen3": Family(qkv_bias=None, output_bias=None, qk_norm=True, sliding=True),
+    "mistral": Family(sliding=True, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "qwen2": Family(qkv_bias=True, sliding=True, defaults=QWEN_DEFAULTS),
+    "qwen3": Family(qkv_bias=None, output_bias=None, qk_norm=True, sliding=True, defaults=QWEN_DEFAULTS | {"head_dim": 128}),
 }
 
 
@@ -68,11 +73,12 @@ def dims_from_config(config: Mapping[str, Any]) -> Dims:
         known = ", ".join([*FAMILIES, *ALIASES])
         raise CheckpointError(f"config.json: architecture `{declared}` is not supported (known: {known})")
     family = FAMILIES[model_type]
+    config = {**family.defaults, **config}
     _refuse_unknown_features(config)
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or 0) or hidden // heads
-    if not config.get("head_dim") and hidden % heads:
+    kv_heads = _count(config, "num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
+    head_dim = _count(config, "head_dim") if config.get("head_dim") is not None else hidden // heads
+    if config.get("head_dim") is None and hidden % heads:
         raise CheckpointError(f"config.json: no head_dim, and hidden_size {hidden} is not a multiple of {heads} heads")
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit together")
@@ -88,7 +94,7 @@ def dims_from_config(config: Mapping[str, Any]) -> Dims:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=_count(config, "max_position_embeddings"),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=positive(config, "rms_norm_eps") if "rms_norm_eps" in config else 1e-6,
         rope=rope_from_config(config, head_dim),
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -114,20 +120,19 @@ def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
 
 
 def _windows(config: Mapping[str, Any], model_type: str, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    window = config.get("sliding_window")
-    if not family.sliding or not window:
+    on = family.sliding and config.get("sliding_window") is not None and (model_type == "mistral" or config.get("use_sliding_window"))
+    if not on:
         return (None,) * num_layers
+    window = _count(config, "sliding_window")
     if model_type == "mistral":
-        return (int(window),) * num_layers
-    if not config.get("use_sliding_window"):
-        return (None,) * num_layers
+        return (window,) * num_layers
     kinds = config.get("layer_types")
     if kinds is None:
-        first = int(config.get("max_window_layers", num_layers))
+        first = _count(config, "max_window_layers") if config.get("max_window_layers") else 0
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    if len(kinds) != num_layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in ("sliding_attention", "full_attention") for kind in kinds):
         raise CheckpointError(f"config.json: `layer_types` must name full_attention or sliding_attention for each of {num_layers} layers")
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:

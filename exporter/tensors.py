@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -105,7 +106,7 @@ def _open_sharded(directory: Path) -> Tensors:
 def read_json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: a JSON object is expected, not {type(value).__name__}")
@@ -122,7 +123,7 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
             raise CheckpointError(f"{broken} (header says {length} bytes, the file has {size}); download it again")
         try:
             header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{broken} ({error}); download it again") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{broken}; download it again")
@@ -135,13 +136,15 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
 
 def _read_entry(path: Path, name: str, entry: object, start: int, size: int) -> tuple[np.dtype, tuple[int, ...], int]:
     try:
-        kind, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]  # type: ignore[index]
+        kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
+        if not all(type(number) is int for number in (*shape, begin, end)):
+            raise TypeError("integers are expected")
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: the header entry of `{name}` is malformed; download the file again") from error
     if kind not in DTYPES:
         raise CheckpointError(f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(DTYPES)} (dequantize a quantized checkpoint first)")
     dtype = DTYPES[kind]
-    if min(shape, default=0) < 0 or end - begin != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
+    if min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)}; download the file again")
     if begin < 0 or start + end > size:
         raise CheckpointError(f"{path}: truncated: tensor `{name}` ends at byte {start + end}, the file has {size}; download it again")
