@@ -63,7 +63,7 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         alpha=_numbers(path, {"lora_alpha": raw.get("lora_alpha", rank)})["lora_alpha"],
         rslora=bool(raw.get("use_rslora")),
         alpha_pattern=_numbers(path, raw.get("alpha_pattern") or {}),
-        token_indices=_indices(path, raw.get("trainable_token_indices") or {}),
+        token_indices=_token_lists(path, raw.get("trainable_token_indices") or {}),
     )
 
 
@@ -75,7 +75,7 @@ def _numbers(path: Path, values: object) -> dict[str, float]:
         raise CheckpointError(f"{path}: numbers by module name are expected, not {values!r} ({error})") from error
 
 
-def _indices(path: Path, values: object) -> dict[str, tuple[int, ...]]:
+def _token_lists(path: Path, values: object) -> dict[str, tuple[int, ...]]:
     """Trained token ids by the name of the embedding; a plain list means `embed_tokens`."""
     named = {"embed_tokens": values} if isinstance(values, list) else values
     if not isinstance(named, dict) or not all(isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) for ids in named.values()):

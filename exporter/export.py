@@ -17,7 +17,7 @@ from mars_export.exporter import graph, selfcheck
 from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.graph import StepGraph, StepShape
 from mars_export.exporter.weights import Placed, total_bytes, write_weights
-from mars_export.runtime.bundle import MANIFEST_FILE, Drift, Manifest, ModelInfo, TextInfo, TokenInfo, Variant
+from mars_export.runtime.bundle import MANIFEST_FILE, Drift, Manifest, ModelInfo, TextInfo, TokenInfo, Variant, write_manifest
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.files import describe
 
@@ -78,7 +78,7 @@ def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *,
         (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
         drift = _self_check(directory, checkpoint, options, placed, model, report)
         manifest = _manifest(directory, checkpoint, options, model, variants, drift)
-        (directory / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        write_manifest(directory, manifest)
     return manifest
 
 

@@ -48,14 +48,20 @@ def read_vocabulary(directories: Sequence[Path], config: dict[str, Any], vocab_s
             f"{where}: the mask token `{name}` has id {mask_id}, outside the embedding of {vocab_size} rows;"
             " resize the embedding when fine-tuning, or name another token with --mask-token"
         )
-    eos = _eos_ids(where, directories, config, tokenizer, settings)
+    eos = _eos_ids(where, directories, config, tokenizer, settings, mask_id)
+    outside = [str(i) for i in eos if not 0 <= i < vocab_size]
+    if outside:
+        raise CheckpointError(
+            f"{where}: end-of-sequence ids outside the embedding of {vocab_size} rows: {', '.join(outside)};"
+            " correct generation_config.json or config.json"
+        )
     pad = _token_id(tokenizer, settings.get("pad_token"))
     return Vocabulary(
         tokenizer_json=text,
         mask_token_id=mask_id,
         mask_token=name,
-        eos_token_ids=tuple(i for i in eos if i != mask_id),
-        pad_token_id=pad if pad is not None else eos[0],
+        eos_token_ids=tuple(eos),
+        pad_token_id=pad if pad is not None and pad < vocab_size else eos[0],
         bos_token=_content(settings.get("bos_token")),
         eos_token=_content(settings.get("eos_token")),
         chat_template=_chat_template(directories, settings),
@@ -66,10 +72,17 @@ def _first(directories: Sequence[Path], name: str) -> Path | None:
     return next((d / name for d in directories if (d / name).is_file()), None)
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: not readable as text ({error}); download it again") from error
+
+
 def _tokenizer_json(directories: Sequence[Path]) -> str:
     path = _first(directories, "tokenizer.json")
     if path is not None:
-        return path.read_text(encoding="utf-8")
+        return _read_text(path)
     if _first(directories, "vocab.json") is None and _first(directories, "tokenizer.model") is None:
         raise CheckpointError(f"{directories[-1]}: no tokenizer.json; save the tokenizer beside the weights: `tokenizer.save_pretrained(path)`")
     from transformers import AutoTokenizer
@@ -114,13 +127,15 @@ def _find_mask(where: Path, tokenizer: Tokenizer, settings: dict[str, Any], want
     )
 
 
-def _eos_ids(where: Path, directories: Sequence[Path], config: dict[str, Any], tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
-    """generation_config.json knows best (several ids), then the tokenizer (chat end), then config.json."""
+def _eos_ids(
+    where: Path, directories: Sequence[Path], config: dict[str, Any], tokenizer: Tokenizer, settings: dict[str, Any], mask_id: int
+) -> list[int]:
+    """generation_config.json knows best (several ids), then the tokenizer (chat end), then config.json. The mask ends nothing."""
     ids: list[int] = []
     path = _first(directories, "generation_config.json")
     for value in (read_json(path).get("eos_token_id") if path else None, _token_id(tokenizer, settings.get("eos_token")), config.get("eos_token_id")):
         values = value if isinstance(value, list) else [value]
-        ids += [v for v in values if isinstance(v, int) and v not in ids]
+        ids += [v for v in values if isinstance(v, int) and v not in (*ids, mask_id)]
     if not ids:
         raise CheckpointError(f"{where}: no end-of-sequence token in generation_config.json, tokenizer_config.json or config.json; set eos_token")
     return ids
@@ -131,7 +146,7 @@ def _chat_template(directories: Sequence[Path], settings: dict[str, Any]) -> str
     own = _first(directories, "tokenizer_config.json")
     template = settings.get("chat_template")
     if path is not None and (own is None or directories.index(path.parent) <= directories.index(own.parent) or template is None):
-        return path.read_text(encoding="utf-8")
+        return _read_text(path)
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")

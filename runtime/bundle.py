@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,13 +15,24 @@ from mars_export.runtime.fields import Fields
 from mars_export.runtime.files import FileEntry, is_safe_name, verify
 
 FORMAT_VERSION = "1.0"
-MANIFEST_FILE = "manifest.json"
+MANIFEST_FILE, CHECKSUM_FILE = "manifest.json", "manifest.sha256"
 MANIFEST_LIMIT = 16_000_000  # bytes
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 KV_DTYPES = ("float32", "float16", "bfloat16")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "logits")
+
+# The fields of `model` and the largest value of each that is taken seriously: a reader allocates from these numbers.
+MODEL_LIMITS = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "num_layers": 2**12,
+    "num_heads": 2**16,
+    "num_kv_heads": 2**16,
+    "head_dim": 2**16,
+    "context_length": 2**31,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +165,31 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
         manifest = parse_manifest(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{file}: not readable ({error})") from error
+    if _read_checksum(directory) != _checksum_line(file.read_bytes()):
+        raise BundleError(f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again")
     verify(directory, manifest.files, full=full)
     return Bundle(directory, manifest)
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write `manifest.json` and its checksum, each by renaming a finished file."""
+    data = manifest.to_json().encode("utf-8")
+    for name, content in ((MANIFEST_FILE, data), (CHECKSUM_FILE, _checksum_line(data).encode("ascii"))):
+        scratch = directory / f".{name}"
+        scratch.write_bytes(content)
+        scratch.replace(directory / name)
+
+
+def _checksum_line(data: bytes) -> str:
+    """What `sha256sum manifest.json` prints."""
+    return f"{hashlib.sha256(data).hexdigest()}  {MANIFEST_FILE}\n"
+
+
+def _read_checksum(directory: Path) -> str:
+    try:
+        return (directory / CHECKSUM_FILE).read_bytes()[:1000].decode("ascii", "replace")
+    except OSError:
+        return ""
 
 
 def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
@@ -189,10 +224,7 @@ def _read_manifest(top: Fields) -> Manifest:
     model, tokens = top.object("model"), top.object("tokens")
     info = ModelInfo(
         model.text("type"),
-        *(
-            model.integer(name, 1, 2**31)
-            for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "context_length")
-        ),
+        *(model.integer(name, 1, high) for name, high in MODEL_LIMITS.items()),
     )
     last = info.vocab_size - 1
     return Manifest(

@@ -9,13 +9,14 @@ import numpy as np
 
 from mars_export.runtime.backend import StepOutput, bucket
 from mars_export.runtime.bundle import Bundle, ModelInfo, Variant
-from mars_export.runtime.errors import SessionError
+from mars_export.runtime.errors import BundleError, SessionError
 
 if TYPE_CHECKING:
     from mars_export.runtime.backend import Cache
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
 
 
@@ -70,7 +71,7 @@ class OrtBackend:
             self._session = ort.InferenceSession(graph, options, providers=[PROVIDERS[device]])
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
-        self._check_signature(graph)
+        self._check_signature(graph, ORT_TYPES[kv_dtype])
 
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None) -> OrtBackend:
@@ -94,7 +95,10 @@ class OrtBackend:
             binding.bind_input(f"past_key_values.{suffix}", "cpu", 0, self._dtype, shape, address)
             binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
         results = {name: self._bind_result(binding, name, output_index.shape) for name in self.outputs if name != "logits" or want_logits}
-        self._session.run_with_iobinding(binding)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
+            raise SessionError(f"ONNX Runtime failed in a step of {rows} x {input_ids.shape[1]} slots: {_first_line(error)}") from error
         return StepOutput(**results)
 
     def _bind_result(self, binding: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -103,14 +107,20 @@ class OrtBackend:
         binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
         return array
 
-    def _check_signature(self, graph: Path) -> None:
+    def _check_signature(self, graph: Path, cache_type: str) -> None:
         wanted_in = {"input_ids", "kv_length", "output_index", *(f"past_key_values.{s}" for s in self._suffixes)}
         wanted_out = {*self.outputs, *(f"present.{s}" for s in self._suffixes)}
-        names_in = {i.name for i in self._session.get_inputs()}
-        names_out = {o.name for o in self._session.get_outputs()}
-        if names_in != wanted_in or names_out != wanted_out:
-            odd = sorted((names_in ^ wanted_in) | (names_out ^ wanted_out))
-            raise SessionError(f"{graph}: the graph and the manifest disagree about {', '.join(odd[:6])}; export again")
+        inputs = {i.name: i for i in self._session.get_inputs()}
+        outputs = {o.name: o for o in self._session.get_outputs()}
+        odd = (inputs.keys() ^ wanted_in) | (outputs.keys() ^ wanted_out)
+        for name, info in [*inputs.items(), *outputs.items()]:
+            is_cache = name.startswith(("past_key_values.", "present."))
+            if is_cache and ((info.shape[1], info.shape[3]) != self._cache_shape or info.type != cache_type):
+                odd.add(name)
+        if "logits" in outputs and outputs["logits"].shape[2] != self._vocab:
+            odd.add("logits")
+        if odd:
+            raise BundleError(f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export again")
 
 
 def _first_line(error: Exception) -> str:

@@ -60,7 +60,7 @@ class Text:
             raise SessionError(f"messages must be a non-empty list of {{role, content}}; wrong: {wrong or 'empty'}")
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens)
-        except (TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program of somebody else's: it can fail in any way
             raise SessionError(f"the chat template refuses these messages: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -82,13 +82,8 @@ class TextStream:
         """Add a token; returns whether it completes a stop string, which ends the text before that string."""
         self._token_ids.append(token)
         piece = self._decoder.step(self._source.tokenizer, token)
-        if not piece:
-            return False
-        start = max(0, len(self._text) - max(map(len, self._stop), default=0) + 1)
-        self._text += piece
-        found = [at for at in (self._text.find(s, start) for s in self._stop) if at >= 0]
-        if found:
-            self._text, self.stopped = self._text[: min(found)], True
+        if piece:
+            self._append(piece)
         return self.stopped
 
     def read(self) -> str:
@@ -100,13 +95,20 @@ class TextStream:
         if not self.stopped:
             whole = self._source.decode(self._token_ids)
             if whole.startswith(self._text):
-                self._text = whole
+                self._append(whole[len(self._text) :])
         return self._up_to(len(self._text))
 
     @property
     def text(self) -> str:
         """Everything so far, held-back text included, without the stop string."""
         return self._text
+
+    def _append(self, piece: str) -> None:
+        start = max(0, len(self._text) - max(map(len, self._stop), default=0) + 1)
+        self._text += piece
+        found = [at for at in (self._text.find(s, start) for s in self._stop) if at >= 0]
+        if found:
+            self._text, self.stopped = self._text[: min(found)], True
 
     def _up_to(self, end: int) -> str:
         shown, self._shown = self._shown, max(self._shown, end)

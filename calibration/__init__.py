@@ -1,0 +1,1 @@
+"""task -> tau profile. Uses runtime only."""

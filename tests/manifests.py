@@ -1,0 +1,42 @@
+"""A good manifest, and that manifest with one thing wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mars_export.runtime.bundle import Drift, Manifest, ModelInfo, Profile, TextInfo, TokenInfo, Variant
+from mars_export.runtime.files import FileEntry
+
+HASH = "0123456789abcdef" * 4
+GOOD = Manifest(
+    producer="mars-export 0.1.0",
+    source="here",
+    revision=None,
+    model=ModelInfo("llama", 288, 48, 2, 4, 2, 12, 512),
+    block=8,
+    tokens=TokenInfo(268, (267,), 265),
+    text=TextInfo("tokenizer.json", "{{ messages }}", None, "<|im_end|>"),
+    variants=(
+        Variant(
+            "model", "onnx", "model.onnx", "weights.bin", "float32", "float32", "static", ("token_ids", "confidence"), drift=Drift(9, 9, 0.1, 0.1)
+        ),
+        Variant("fixed", "onnx", "fixed.onnx", "weights.bin", "float32", "float32", "static", ("token_ids", "confidence", "logits"), 1, 8, 64),
+    ),
+    files=tuple(FileEntry(name, 3, HASH) for name in ("model.onnx", "fixed.onnx", "weights.bin", "tokenizer.json")),
+    profiles=(Profile("math", 0.9, "probability", "model", HASH, {"accuracy": [0.5, 0.6]}),),
+)
+
+
+def changed(path: str, value: Any) -> str:
+    """The good manifest with one field set; `...` removes it. `path` is dotted, list positions are numbers."""
+    whole = json.loads(GOOD.to_json())
+    *parents, last = [int(p) if p.isdecimal() else p for p in path.split(".")]
+    target = whole
+    for parent in parents:
+        target = target[parent]
+    if value is ...:
+        del target[last]
+    else:
+        target[last] = value
+    return json.dumps(whole)

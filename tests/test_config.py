@@ -1,0 +1,78 @@
+"""A request's settings are checked where they are built, and every wrong one is named."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mars_export.runtime import Commit, GenerationConfig, SessionError
+
+WRONG: list[tuple[str, Any]] = [
+    ("tau", -0.1),
+    ("tau", math.nan),
+    ("tau", math.inf),
+    ("tau", "0.9"),
+    ("tau", True),
+    ("metric", "certainty"),
+    ("max_new_tokens", 0),
+    ("max_new_tokens", 1.5),
+    ("window", 0),
+    ("eos_ids", (-1,)),
+    ("eos_ids", (1.0,)),
+    ("stop", ("",)),
+    ("stop", "text"),
+    ("temperature", -1),
+    ("temperature", math.nan),
+    ("top_k", -1),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("seed", -1),
+    ("seed", 2**64),
+    ("repetition_penalty", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(SessionError, match=f"{name} must be"):
+        GenerationConfig(**{name: value})
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(SessionError, match=r"tau must be.*top_p must be.*seed must be"):
+        GenerationConfig(tau=-1, top_p=2, seed=-5)
+
+
+def test_a_typo_is_not_swallowed() -> None:
+    with pytest.raises(SessionError, match=r"unknown settings: tua .known: .*tau"):
+        GenerationConfig().with_values(tua=0.5)
+
+
+def test_a_changed_copy_is_checked_too() -> None:
+    assert GenerationConfig(tau=0.5).with_values(tau=0.7).tau == 0.7
+    with pytest.raises(SessionError, match="tau must be"):
+        GenerationConfig().with_values(tau=-1)
+
+
+@pytest.mark.parametrize(
+    ("tau", "metric", "expected"),
+    [
+        (1.0, "probability", True),
+        (1.5, "margin", True),
+        (0.999, "probability", False),
+        (0.0, "entropy", True),
+        (1.0, "entropy", False),
+        (0.0, "margin", False),
+    ],
+)
+def test_which_tau_means_one_token(tau: float, metric: str, expected: bool) -> None:
+    assert GenerationConfig(tau=tau, metric=metric).one_token is expected
+
+
+def test_commit_is_checked() -> None:
+    with pytest.raises(SessionError, match="commit must be one of cursor, block, not 'row'"):
+        Commit("row")
+    with pytest.raises(SessionError, match="cache_block must be 1 or more"):
+        Commit("block", 0)
