@@ -106,6 +106,13 @@ def test_one_token_mode_feeds_one_slot_a_step() -> None:
     assert not any((step.input_ids == MASK).any() for step in backend.steps)
 
 
+def test_no_mask_is_fed_for_a_token_that_may_not_be_generated() -> None:
+    for cache_block in (None, 10):
+        backend = FakeBackend(scripted([11, 12, 13, 14, 15, 16], [1.0, 1.0, 1.0, 0.1, 0.1, 0.1], 1))
+        run(backend, rows_of([[1]], [GenerationConfig(tau=0.5, max_new_tokens=5)]), cache_block)
+        assert [int((step.input_ids == MASK).sum()) for step in backend.steps if (step.input_ids == MASK).any()] == [3, 1]
+
+
 def test_the_last_prefill_chunk_carries_masks_and_yields_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mars_export.runtime.decode.PREFILL_CHUNK", 4)
     backend = FakeBackend(scripted([11, 12, 13, 14], [1.0] * 4, 10))
