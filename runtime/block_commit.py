@@ -7,6 +7,7 @@ from time import perf_counter
 
 from mars_export.runtime.backend import Backend
 from mars_export.runtime.decode import Batch, Window
+from mars_export.runtime.errors import SessionError
 from mars_export.runtime.row import Accepted, Predictions, Row
 
 
@@ -17,6 +18,8 @@ def decode_blocks(backend: Backend, rows: Sequence[Row], block: int, mask_id: in
     then masks, against the frozen cache; masks never reach past the block's end. When every row's block is full, one
     more forward writes the blocks into the cache; its last output is the prediction for the next block's first token.
     """
+    if backend.max_slots is not None and cache_block > backend.max_slots:
+        raise SessionError(f"a cache block of {cache_block} tokens does not fit a step of {backend.max_slots} slots; give a smaller one")
     loop = _BlockLoop(Batch(backend, len(rows), mask_id), block, cache_block)
     for row in rows:
         yield from loop.prefill(row)

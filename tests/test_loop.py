@@ -14,6 +14,7 @@ from oracle import Oracle, Prediction, generate
 from mars_export.runtime.block_commit import decode_blocks
 from mars_export.runtime.config import GenerationConfig
 from mars_export.runtime.decode import decode
+from mars_export.runtime.errors import SessionError
 from mars_export.runtime.row import Accepted, Row
 
 BLOCK = 4
@@ -197,3 +198,10 @@ def test_leaving_a_loop_early_is_allowed() -> None:
     next(steps)
     steps.close()
     assert len(backend.steps) == 1
+
+
+def test_a_cache_block_beyond_the_slots_is_refused() -> None:
+    backend = FakeBackend(chaotic, 60, max_slots=8)
+    rows = [Row(0, [1, 2, 3], GenerationConfig(max_new_tokens=4), ())]
+    with pytest.raises(SessionError, match="a cache block of 9 tokens does not fit"):
+        list(decode_blocks(backend, rows, BLOCK, MASK, 9))
