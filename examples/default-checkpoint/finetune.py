@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import dataset
+import export_adapter
 import torch
 import torch.nn.functional as F
 from model import MASK_ID, WINDOW, Sequence2, TwoStream, lay_out, windows
@@ -113,6 +114,8 @@ def work(rank: int, args: argparse.Namespace) -> None:
     tokenizer = Tokenizer.from_file(str(args.base / "tokenizer.json"))
     model = TwoStream(args.base, args.rank, args.alpha)
     candidates = Candidates(tokenizer, len(model.embedding), args.seed)
+    if args.adapter is not None:
+        export_adapter.read(model, args.adapter)
     run = Run(model, args)
     if (args.out / "checkpoint.pt").exists():
         run.load()
@@ -172,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--adapter", type=Path, help="start from this adapter instead of from nothing; give another --seed with it")
     parser.add_argument("--tokens", type=int, default=350_000, help="response tokens of the whole run; sets the schedule")
     parser.add_argument("--until", type=float, help="unix time at which the schedule ends, instead of --tokens")
     parser.add_argument("--batch", type=int, default=8)

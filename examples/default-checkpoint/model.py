@@ -152,13 +152,3 @@ class TwoStream(nn.Module):
         closed = torch.zeros(logits.shape[-1])
         closed[MASK_ID] = float("-inf")
         return logits + closed
-
-    def trained(self) -> dict[str, Tensor]:
-        """The trained tensors by PEFT-like names."""
-        named = {"embed_tokens.16": self.mask_row}
-        for index, layer in enumerate(self.layers):
-            for projection in PROJECTIONS:
-                lora = layer.maps[projection.split(".")[1]]
-                named[f"layers.{index}.{projection}.lora_A"] = lora.a
-                named[f"layers.{index}.{projection}.lora_B"] = lora.b
-        return named
