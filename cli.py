@@ -55,7 +55,7 @@ def onnx(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")] = Path("mars.bundle"),
     block: Annotated[int, typer.Option(min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with.")] = 8,
-    precision: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, fp16, or bf16 (for TensorRT only).")] = "fp32",
     metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
     logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights.")] = False,
@@ -65,6 +65,7 @@ def onnx(
     mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
     revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
     base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
+    kv_layout: Annotated[str, typer.Option("--kv-layout", help="static, or delta: plain operators for TensorRT before 10.15.")] = "static",
     allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Json = False,
@@ -76,7 +77,7 @@ def onnx(
         err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
     options = ExportOptions(
         block=block, precision=precision, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
-        allow_drift=allow_drift,
+        allow_drift=allow_drift, kv_layout=kv_layout,
     )  # fmt: skip
     with _progress() as bars:
         opened = open_checkpoint(checkpoint, revision=revision, base=base, mask_token=mask_token)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,12 +12,13 @@ import onnx
 from mars_export.exporter import graph, selfcheck
 from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.graph import StepGraph, StepShape
+from mars_export.exporter.output import replacing
 from mars_export.exporter.weights import Placed, total_bytes, write_weights
-from mars_export.runtime.bundle import MANIFEST_FILE, Drift, Manifest, ModelInfo, TextInfo, TokenInfo, Variant, write_manifest
+from mars_export.runtime.bundle import KV_LAYOUTS, Drift, Manifest, ModelInfo, TextInfo, TokenInfo, Variant, write_manifest
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.files import describe
 
-PRECISIONS = {"fp32": "float32", "fp16": "float16"}
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
 MAX_BLOCK = 64
 
@@ -42,12 +39,15 @@ class ExportOptions:
     capacity: int = 1024
     prefill: int = 128
     allow_drift: bool = False
+    kv_layout: str = "static"
 
     def check(self, context_length: int) -> None:
         """Raise ExportError that lists every option out of range."""
         problems = []
         if self.precision not in PRECISIONS:
             problems.append(f"--precision must be one of {', '.join(PRECISIONS)}, not {self.precision}")
+        if self.kv_layout not in KV_LAYOUTS:
+            problems.append(f"--kv-layout must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout}")
         if not 1 <= self.block <= min(MAX_BLOCK, context_length // 2):
             problems.append(f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}")
         if self.static:
@@ -69,17 +69,26 @@ def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *,
     """
     options.check(checkpoint.dims.context_length)
     report = progress or (lambda phase, done, total: None)
+    with replacing(target, weight_bytes(checkpoint, options), force) as directory:
+        return write_bundle(directory, checkpoint, options, report)
+
+
+def write_bundle(directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress) -> Manifest:
+    """Fill an empty directory with a bundle whose options were checked; nothing is put right when it fails."""
     precision = PRECISIONS[options.precision]
-    size = total_bytes(checkpoint.tensors.shapes, checkpoint.dims, precision)
-    with _replacing(target, size, force) as directory:
-        placed = _write_weights(directory, checkpoint, precision, size, report)
-        model = _model_info(checkpoint)
-        variants = _write_graphs(directory, checkpoint, options, placed)
-        (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-        drift = _self_check(directory, checkpoint, options, placed, model, report)
-        manifest = _manifest(directory, checkpoint, options, model, variants, drift)
-        write_manifest(directory, manifest)
+    placed = _write_weights(directory, checkpoint, precision, weight_bytes(checkpoint, options), report)
+    model = _model_info(checkpoint)
+    variants = _write_graphs(directory, checkpoint, options, placed)
+    (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
+    drift = _self_check(directory, checkpoint, options, placed, model, report)
+    manifest = _manifest(directory, checkpoint, options, model, variants, drift)
+    write_manifest(directory, manifest)
     return manifest
+
+
+def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
+    """Size of the weights that `options` will write."""
+    return total_bytes(checkpoint.tensors.shapes, checkpoint.dims, PRECISIONS[options.precision])
 
 
 def producer() -> str:
@@ -92,32 +101,6 @@ def _version() -> str:
         return version("mars-export")
     except PackageNotFoundError:
         return "0"
-
-
-@contextmanager
-def _replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
-    """A scratch directory beside `target`, renamed to it on success and removed on anything else."""
-    if target.exists() and not force:
-        raise ExportError(f"{target} exists; give --force to replace it")
-    if target.exists() and not (target / MANIFEST_FILE).is_file():
-        raise ExportError(f"{target} exists and is not a bundle; --force only replaces bundles")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < size + (64 << 20):
-        raise ExportError(f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        scratch.chmod(0o755)
-        yield scratch
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            os.rename(target, old / "bundle")
-            os.rename(scratch, target)
-            shutil.rmtree(old)
-        else:
-            os.rename(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _write_weights(directory: Path, checkpoint: Checkpoint, precision: str, size: int, report: Progress) -> dict[str, Placed]:
@@ -141,7 +124,7 @@ def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOption
         onnx.checker.check_model(str(directory / file))
         outputs = ["token_ids", "confidence", *(["margin", "entropy"] if spec.metrics else []), *(["logits"] if spec.logits else [])]
         fixed = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
-        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.precision, spec.precision, "static", tuple(outputs), *fixed))
+        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.precision, spec.precision, spec.kv_layout, tuple(outputs), *fixed))
     return variants
 
 
@@ -155,9 +138,8 @@ def _shapes(options: ExportOptions) -> list[tuple[str, StepShape | None]]:
 
 
 def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | None) -> StepGraph:
-    return StepGraph(
-        checkpoint.dims, options.block, checkpoint.vocabulary.mask_token_id, PRECISIONS[options.precision], options.metrics, options.logits, shape
-    )
+    precision, mask = PRECISIONS[options.precision], checkpoint.vocabulary.mask_token_id
+    return StepGraph(checkpoint.dims, options.block, mask, precision, options.metrics, options.logits, shape, options.kv_layout)
 
 
 def _self_check(
@@ -171,10 +153,10 @@ def _self_check(
         report("self-check", done, layers)
 
     spec = _spec(checkpoint, options, None)
-    with_logits = StepGraph(spec.dims, spec.block, spec.mask_token_id, spec.precision, spec.metrics, True)
+    with_logits = replace(spec, logits=True)
     judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
     outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
-    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec.precision, spec.block, layer_done)
+    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec, layer_done)
     if not options.allow_drift:
         selfcheck.require(drift, spec.precision)
     return drift

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from mars_export.exporter import reference
+from mars_export.exporter import emulate, reference
 from mars_export.exporter.checkpoint import Checkpoint
-from mars_export.exporter.graph import NEVER
+from mars_export.exporter.graph import NEVER, StepGraph
 from mars_export.runtime.bundle import Drift, ModelInfo
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.ort import OrtBackend
@@ -23,7 +23,8 @@ PROMPTS = (
 )
 PROMPT_TOKENS = 24  # at most, of each prompt
 # Largest error that passes, by the graph's precision: (logits, confidence, share of argmax matches).
-BOUNDS = {"float32": (1e-2, 1e-3, 0.99), "float16": (0.5, 0.05, 0.9)}
+BOUNDS = {"float32": (1e-2, 1e-3, 0.99), "float16": (0.5, 0.05, 0.9), "bfloat16": (4.0, 0.4, 0.8)}
+TAUS = (0.9, 0.95, 0.99)  # at which decisions are compared
 
 
 def check(
@@ -32,21 +33,21 @@ def check(
     outputs: tuple[str, ...],
     checkpoint: Checkpoint,
     model: ModelInfo,
-    kv_dtype: str,
-    block: int,
+    spec: StepGraph,
     progress: Callable[[], None] | None = None,
 ) -> Drift:
-    """Run `graph` (written with logits, its weights in `directory`) on a few prompts followed by masks; measure the drift.
+    """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks; measure the drift.
 
     Each prompt goes in as two steps, so that KV entries written by the first are read by the second.
     """
     vocabulary, dims = checkpoint.vocabulary, checkpoint.dims
-    masks = [vocabulary.mask_token_id] * (block - 1)
-    sequences = [ids + masks for ids in _prompts(checkpoint, block)]
+    masks = [vocabulary.mask_token_id] * (spec.block - 1)
+    sequences = [ids + masks for ids in _prompts(checkpoint, spec.block)]
     expected = reference.logits(dims, checkpoint.tensors, sequences, progress)
     worst_logit = worst_confidence = 0.0
     positions = matches = 0
-    for got, want in zip(_run(directory, graph, outputs, model, kv_dtype, sequences), expected, strict=True):
+    flips = dict.fromkeys(map(str, TAUS), 0)
+    for got, want in zip(_run(directory, graph, outputs, model, spec, sequences), expected, strict=True):
         want[:, vocabulary.mask_token_id] += np.float32(NEVER)
         keep = np.arange(dims.vocab_size) != vocabulary.mask_token_id
         token_ids, confidence, logits = got
@@ -54,9 +55,12 @@ def check(
         matches += int((token_ids == want.argmax(-1)).sum())
         worst_logit = max(worst_logit, float(np.abs(logits - want)[:, keep].max()))
         weights = np.exp(want - want.max(-1, keepdims=True))
-        chosen = np.take_along_axis(weights / weights.sum(-1, keepdims=True), token_ids[:, None], 1)[:, 0]
+        exact = weights / weights.sum(-1, keepdims=True)
+        chosen = np.take_along_axis(exact, token_ids[:, None], 1)[:, 0]
+        for tau in TAUS:
+            flips[str(tau)] += int(((confidence >= tau) != (exact.max(-1) >= tau)).sum())
         worst_confidence = max(worst_confidence, float(np.abs(confidence - chosen).max()))
-    return Drift(positions, matches, worst_logit, worst_confidence)
+    return Drift(positions, matches, worst_logit, worst_confidence, flips)
 
 
 def require(drift: Drift, precision: str) -> None:
@@ -82,12 +86,14 @@ def _prompts(checkpoint: Checkpoint, block: int) -> list[list[int]]:
 
 
 def _run(
-    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, sequences: Sequence[Sequence[int]]
+    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], model: ModelInfo, spec: StepGraph, sequences: Sequence[Sequence[int]]
 ) -> list[tuple[np.ndarray, ...]]:
     scratch = directory / "check.onnx"
-    onnx.save(graph, scratch)
+    is_emulated = spec.precision == "bfloat16"
+    onnx.save(emulate.widened(graph) if is_emulated else graph, scratch)
     try:
-        backend = OrtBackend(scratch, outputs, model, kv_dtype)
+        kv_dtype = "float32" if is_emulated else spec.precision
+        backend = OrtBackend(scratch, outputs, model, kv_dtype, kv_layout=spec.kv_layout)
         results = []
         for sequence in sequences:
             cache, parts = backend.new_cache(1), []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import ml_dtypes
 import numpy as np
 import onnx
 
@@ -15,8 +16,13 @@ from mars_export.exporter.tensors import Tensors, check_finite, chunks
 from mars_export.runtime.errors import ExportError
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
-ONNX_DTYPES = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
-NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+ONNX_DTYPES = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+LONGEST_LIST = 12  # tensors named in one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +83,16 @@ def write_weights(path: Path, tensors: Tensors, dims: Dims, precision: str, prog
     """Stream every weight to `path`; `progress` is called with the bytes just written.
 
     Memory stays at about two copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and
-    ExportError, naming the tensor, for a weight beyond the range of `precision`.
+    ExportError, naming every such tensor, for weights beyond the range of `precision`.
     """
     placed = {}
     with path.open("wb") as file:
         for recipe in recipes(dims, precision):
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
-            placed[recipe.name] = entry = _write(file, recipe, tensors)
+            try:
+                placed[recipe.name] = entry = _write(file, recipe, tensors)
+            except OverflowError:
+                raise ExportError(_beyond_range(tensors, dims, precision)) from None
             if progress is not None:
                 progress(entry.length)
     return placed
@@ -103,7 +112,8 @@ def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> Placed:
     parts = [tensors.read(source) for source in recipe.sources]
     for source, part in zip(recipe.sources, parts, strict=True):
         check_finite(source, part)
-        _check_range(source, part, dtype)
+        if _largest(part) > _limit(dtype):
+            raise OverflowError(source)
     if recipe.transpose:
         columns = sum(part.shape[0] for part in parts)
         shape: tuple[int, ...] = (parts[0].shape[1], columns)
@@ -112,17 +122,30 @@ def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> Placed:
         for part in parts:
             packed[:, start : start + part.shape[0]] = part.T
             start += part.shape[0]
-        file.write(packed.data)
+        file.write(packed.view(np.uint8).data)
     else:
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         for part in parts:
             for rows in chunks(part):
-                file.write(np.ascontiguousarray(rows, dtype).data)
+                file.write(np.ascontiguousarray(rows, dtype).view(np.uint8).data)
     return Placed(recipe.name, recipe.dtype, shape, offset, file.tell() - offset)
 
 
-def _check_range(name: str, array: np.ndarray, dtype: np.dtype) -> None:
-    limit = float(np.finfo(dtype).max)
-    largest = max((float(np.abs(part).max()) for part in chunks(np.atleast_1d(array)) if part.size), default=0.0)
-    if largest > limit:
-        raise ExportError(f"tensor `{name}` reaches {largest:.3g}, beyond {dtype.name}'s {limit:.5g}; export with --precision fp32")
+def _largest(array: np.ndarray) -> float:
+    return max((float(np.abs(part).max()) for part in chunks(np.atleast_1d(array)) if part.size), default=0.0)
+
+
+def _limit(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+def _beyond_range(tensors: Tensors, dims: Dims, precision: str) -> str:
+    """What to say when one weight overflows: every one that does, and what to do."""
+    found = {}
+    for recipe in recipes(dims, precision):
+        limit = _limit(NUMPY_DTYPES[recipe.dtype])
+        found |= {source: size for source in recipe.sources if (size := _largest(tensors.read(source))) > limit}
+    lines = [f"`{name}` reaches {size:.3g}" for name, size in found.items()]
+    shown = lines[:LONGEST_LIST] + ([f"... and {len(lines) - LONGEST_LIST} more"] if len(lines) > LONGEST_LIST else [])
+    limit = _limit(NUMPY_DTYPES[precision])
+    return f"{len(lines)} tensors go beyond {precision}'s {limit:.5g}; export with --precision bf16 or fp32:\n  " + "\n  ".join(shown)

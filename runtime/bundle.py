@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mars_export.runtime.accept import METRICS
+from mars_export.runtime.engine import EngineInfo, read_engine
 from mars_export.runtime.errors import BundleError
 from mars_export.runtime.fields import Fields
 from mars_export.runtime.files import FileEntry, is_safe_name, verify
 
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 MANIFEST_FILE, CHECKSUM_FILE = "manifest.json", "manifest.sha256"
 MANIFEST_LIMIT = 16_000_000  # bytes
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
@@ -70,17 +71,24 @@ class TextInfo:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What the export self-check found between a variant and its checkpoint, over `positions` predictions."""
+    """What the export self-check found between a variant and its checkpoint, over `positions` predictions.
+
+    `acceptance_flips`: by tau, how many predictions would be accepted by one of the two and not by the other.
+    """
 
     positions: int
     argmax_matches: int
     max_logit_error: float
     max_confidence_error: float
+    acceptance_flips: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic."""
+    """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
+
+    `engine` is set for the TensorRT backends and for no other.
+    """
 
     name: str
     backend: str
@@ -94,10 +102,15 @@ class Variant:
     slots: int | None = None
     capacity: int | None = None
     drift: Drift | None = None
+    engine: EngineInfo | None = None
 
     @property
     def is_static(self) -> bool:
         return self.slots is not None
+
+    @property
+    def is_engine(self) -> bool:
+        return self.backend != "onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +278,18 @@ def _read_variant(fields: Fields) -> Variant:
         slots=fields.optional_integer("slots", 1),
         capacity=fields.optional_integer("capacity", 1),
         drift=_read_drift(fields.object("drift")) if fields.value.get("drift") is not None else None,
+        engine=read_engine(fields.object("engine")) if fields.value.get("engine") is not None else None,
     )
 
 
 def _read_drift(fields: Fields) -> Drift:
+    flips = fields.object("acceptance_flips") if fields.value.get("acceptance_flips") is not None else None
     return Drift(
-        fields.integer("positions"), fields.integer("argmax_matches"), fields.number("max_logit_error"), fields.number("max_confidence_error")
+        fields.integer("positions"),
+        fields.integer("argmax_matches"),
+        fields.number("max_logit_error"),
+        fields.number("max_confidence_error"),
+        {tau: flips.integer(tau) for tau in flips.value} if flips is not None else {},
     )
 
 
@@ -290,6 +309,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     listed = {entry.path for entry in manifest.files}
     problems = [f"{where}.files: `{path[:80]}` is not a plain file name" for path in sorted(listed) if not is_safe_name(path)]
     used = {v.file: f"variant {v.name}" for v in manifest.variants} | {v.weights: f"variant {v.name}" for v in manifest.variants if v.weights}
+    used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
     problems += [f"{where}: {user} uses `{path[:80]}`, which `files` does not list" for path, user in used.items() if path not in listed]

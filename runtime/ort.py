@@ -18,6 +18,7 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
+NO_KERNELS = "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with --precision fp16 or fp32"
 
 
 class OrtCache:
@@ -48,12 +49,26 @@ class OrtCache:
         for buffer in self.buffers:
             buffer[target, :, :length] = buffer[source, :, :length]
 
+    def place(self, first: int, kv_length: np.ndarray, new: list[np.ndarray]) -> None:
+        """Put a step's new entries [rows, kv_heads, slots, head_dim] at kv_length of the rows first, first + 1, ..."""
+        rows, _, slots, _ = new[0].shape
+        row, entry = np.arange(first, first + rows)[:, None], kv_length[:, None] + np.arange(slots)
+        for buffer, entries in zip(self.buffers, new, strict=True):
+            buffer[row, :, entry] = entries.transpose(0, 2, 1, 3)  # [rows, slots, kv_heads, head_dim]
+
 
 class OrtBackend:
     """A step graph in an ONNX Runtime session. `outputs` are the prediction outputs it must have; KV tensors follow `model`."""
 
     def __init__(
-        self, graph: Path, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, device: str = "cpu", threads: int | None = None
+        self,
+        graph: Path,
+        outputs: tuple[str, ...],
+        model: ModelInfo,
+        kv_dtype: str,
+        device: str = "cpu",
+        threads: int | None = None,
+        kv_layout: str = "static",
     ) -> None:
         ort = _import(device)
         self.outputs = outputs
@@ -62,6 +77,7 @@ class OrtBackend:
         self._vocab = model.vocab_size
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[kv_dtype]
+        self._in_place = kv_layout == "static"
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -76,9 +92,9 @@ class OrtBackend:
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None) -> OrtBackend:
         """Load a dynamic ONNX variant of a bundle."""
-        if variant.kv_layout != "static" or variant.kv_dtype not in KV_DTYPES:
-            raise SessionError(f"variant {variant.name}: KV layout {variant.kv_layout} in {variant.kv_dtype} does not run on ONNX Runtime")
-        return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads)
+        if variant.kv_dtype not in KV_DTYPES:
+            raise SessionError(f"variant {variant.name}: {NO_KERNELS}")
+        return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads, variant.kv_layout)
 
     def new_cache(self, num_rows: int) -> OrtCache:
         return OrtCache(self._suffixes, num_rows, *self._cache_shape, self._dtype)
@@ -93,12 +109,16 @@ class OrtBackend:
         for suffix, buffer in zip(self._suffixes, cache.buffers, strict=True):
             address = buffer.ctypes.data + first * buffer.strides[0]
             binding.bind_input(f"past_key_values.{suffix}", "cpu", 0, self._dtype, shape, address)
-            binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
+            if self._in_place:
+                binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
+        new = [] if self._in_place else self._bind_new_entries(binding, input_ids.shape)
         results = {name: self._bind_result(binding, name, output_index.shape) for name in self.outputs if name != "logits" or want_logits}
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(f"ONNX Runtime failed in a step of {rows} x {input_ids.shape[1]} slots: {_first_line(error)}") from error
+        if new:
+            cache.place(first, kv_length, new)
         return StepOutput(**results)
 
     def _bind_result(self, binding: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -106,6 +126,15 @@ class OrtBackend:
         array = np.empty((*shape, self._vocab) if name == "logits" else shape, dtype)
         binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
         return array
+
+    def _bind_new_entries(self, binding: Any, window: tuple[int, ...]) -> list[np.ndarray]:
+        """Memory for a `delta` graph's new entries, [rows, kv_heads, slots, head_dim] for each KV tensor."""
+        rows, slots = window
+        kv_heads, head_dim = self._cache_shape
+        new = [np.empty((rows, kv_heads, slots, head_dim), self._dtype) for _ in self._suffixes]
+        for suffix, array in zip(self._suffixes, new, strict=True):
+            binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, array.shape, array.ctypes.data)
+        return new
 
     def _check_signature(self, graph: Path, cache_type: str) -> None:
         wanted_in = {"input_ids", "kv_length", "output_index", *(f"past_key_values.{s}" for s in self._suffixes)}
