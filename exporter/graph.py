@@ -67,7 +67,8 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
         producer_version=version,
     )
     helper.set_model_props(
-        model, {"mars.format_version": FORMAT_VERSION, "mars.block": str(spec.block), "mars.kv_layout": spec.kv_layout, "mars.precision": spec.precision}
+        model,
+        {"mars.format_version": FORMAT_VERSION, "mars.block": str(spec.block), "mars.kv_layout": spec.kv_layout, "mars.precision": spec.precision},
     )
     return model
 

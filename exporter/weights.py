@@ -141,7 +141,7 @@ def _limit(dtype: np.dtype) -> float:
 
 def _beyond_range(tensors: Tensors, dims: Dims, precision: str) -> str:
     """What to say when one weight overflows: every one that does, and what to do."""
-    found = {}
+    found: dict[str, float] = {}
     for recipe in recipes(dims, precision):
         limit = _limit(NUMPY_DTYPES[recipe.dtype])
         found |= {source: size for source in recipe.sources if (size := _largest(tensors.read(source))) > limit}

@@ -17,6 +17,9 @@ class Extent:
     opt: int
     max: int
 
+    def __str__(self) -> str:
+        return str(self.opt) if self.min == self.max else f"{self.min}-{self.max} (best {self.opt})"
+
     def holds(self, value: int) -> bool:
         return self.min <= value <= self.max
 

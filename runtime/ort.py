@@ -92,8 +92,6 @@ class OrtBackend:
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None) -> OrtBackend:
         """Load a dynamic ONNX variant of a bundle."""
-        if variant.kv_dtype not in KV_DTYPES:
-            raise SessionError(f"variant {variant.name}: {NO_KERNELS}")
         return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads, variant.kv_layout)
 
     def new_cache(self, num_rows: int) -> OrtCache:
@@ -146,6 +144,11 @@ class OrtBackend:
             is_cache = name.startswith(("past_key_values.", "present."))
             if is_cache and ((info.shape[1], info.shape[3]) != self._cache_shape or info.type != cache_type):
                 odd.add(name)
+        for suffix in self._suffixes:
+            past, present = inputs.get(f"past_key_values.{suffix}"), outputs.get(f"present.{suffix}")
+            # In place the two are one buffer; a `delta` graph's output has the slots' entries only.
+            if past and present and (past.shape[2] == present.shape[2]) != self._in_place:
+                odd.add(f"present.{suffix} (KV layout)")
         if "logits" in outputs and outputs["logits"].shape[2] != self._vocab:
             odd.add("logits")
         if odd:

@@ -62,7 +62,7 @@ def foreign(path: Path) -> set[str]:
 
 def test_there_is_something_to_look_at() -> None:
     assert {"runtime.accept", "exporter.graph", "cli"} <= {name_of(p) for p in FILES}
-    assert ours(ROOT / "runtime" / "session.py") >= {"runtime.decode", "runtime.text", "runtime.ort"}
+    assert ours(ROOT / "runtime" / "session.py") >= {"runtime.decode", "runtime.text", "runtime.ort", "runtime.trt"}
     assert "onnxruntime" in foreign(ROOT / "runtime" / "ort.py")
 
 
@@ -88,8 +88,9 @@ def test_the_rule_and_the_format_stand_alone() -> None:
     ("module", "home"),
     [
         ("onnxruntime", {"runtime.ort"}),
-        ("tensorrt", {"runtime.trt", "exporter.tensorrt"}),
-        ("tensorrt_rtx", {"runtime.trt", "exporter.tensorrt"}),
+        ("tensorrt", {"runtime.trt_engine", "exporter.tensorrt"}),
+        ("tensorrt_rtx", {"runtime.trt_engine", "exporter.tensorrt"}),
+        ("cuda", {"runtime.cuda"}),
         ("jinja2", {"runtime.text"}),
         ("peft", set()),
         ("typer", {"cli"}),
