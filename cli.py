@@ -159,9 +159,8 @@ def _print_engine(bundle: Path, outcome: Any) -> None:
         out.print(f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}")
     if variant is not None:
         info, size = variant.engine, next(f.size for f in outcome.manifest.files if f.path == variant.file)
-        out.print(
-            f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} in {info.seconds:.1f} s, {info.peak_memory / 1e9:.1f} GB of memory at most"
-        )
+        cost = f"in {info.seconds:.1f} s, {info.peak_memory / 1e9:.1f} GB of memory at most"
+        out.print(f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} {cost}")
         if variant.drift is not None:
             out.print(_drift_line(variant.drift))
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")

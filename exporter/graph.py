@@ -146,10 +146,8 @@ class _Writer:
         nodes, dims = self.nodes, self.dims
         q, k, v = self.heads(i, self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias))
         mask = self.masks[dims.windows[i]]
-        if self.delta:
-            mixed = plain.attention(nodes, dims, i, q, k, v, mask, ONNX_DTYPES[self.spec.precision])
-        else:
-            mixed = self.scattered(i, q, k, v, mask)
+        kind = ONNX_DTYPES[self.spec.precision]
+        mixed = plain.attention(nodes, dims, i, q, k, v, mask, kind) if self.delta else self.scattered(i, q, k, v, mask)
         rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
         flat = nodes.add("Reshape", rows, nodes.constant("flat_heads", [0, 0, dims.num_heads * dims.head_dim]), name="attention_flat")
         return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
