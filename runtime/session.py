@@ -70,11 +70,21 @@ class Session:
         self.text = Text.of(bundle) if manifest.text is not None else None
 
     @classmethod
-    def open(cls, path: str | Path, device: str = "cpu", *, threads: int | None = None, variant: str | None = None, verify: bool = False) -> Session:
+    def open(
+        cls,
+        path: str | Path,
+        device: str = "cpu",
+        *,
+        threads: int | None = None,
+        variant: str | None = None,
+        accuracy_level: int | None = None,
+        verify: bool = False,
+    ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
 
-        `verify` hashes all files even if they were found good before. Raises BundleError for a bad bundle, SessionError
-        when no variant runs here; never falls back to another device.
+        `accuracy_level`, for int4 and int8 weights: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast;
+        None is the level the export measured. `verify` hashes all files even if they were found good before. Raises BundleError
+        for a bad bundle, SessionError when no variant runs here; never falls back to another device.
         """
         from mars_export.runtime.ort import OrtBackend
 
@@ -82,7 +92,7 @@ class Session:
         chosen = bundle.variant(variant) if variant is not None else _pick(bundle)
         if chosen.backend != "onnx" or chosen.is_static:
             raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {_why_not(chosen)}")
-        return cls(bundle, chosen, OrtBackend.of(bundle, chosen, device, threads))
+        return cls(bundle, chosen, OrtBackend.of(bundle, chosen, device, threads, accuracy_level))
 
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Completion:
         """Answer one prompt: a text as it stands, chat messages, or token ids."""
