@@ -25,6 +25,11 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+QuantBlock = Annotated[int, typer.Option(help="Inputs that share a scale, for int4 and int8.")]
+Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
+Search = Annotated[bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")]
+Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
+Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
 VariantName = Annotated[str | None, typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
 Tau = Annotated[float, typer.Option(min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward, lower is faster.")]
@@ -36,6 +41,7 @@ TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be given several times.")]
+Level = Annotated[int | None, typer.Option("--accuracy-level", help="int4 and int8 weights: 0 is exact and slow, 4 is fast (8-bit activations).")]
 Window = Annotated[int | None, typer.Option(min=1, help="Most predictions made in one step; the bundle's block by default.")]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
@@ -56,7 +62,15 @@ def onnx(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")] = Path("mars.bundle"),
     block: Annotated[int, typer.Option(min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with.")] = 8,
-    precision: Annotated[str, typer.Option(help="fp32, fp16, or bf16 (for TensorRT only).")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="Of the weights: fp32, fp16, bf16 (TensorRT only), int8, int4, w8a8 (8-bit activations too), or auto.")
+    ] = "fp32",
+    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")] = "fp32",
+    quant_block: QuantBlock = 32,
+    asymmetric: Asymmetric = False,
+    search: Search = False,
+    head: Head = "int8",
+    embedding: Embedding = "int8",
     metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
     logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights.")] = False,
@@ -72,12 +86,16 @@ def onnx(
     as_json: Json = False,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
-    from mars_export.exporter import ExportOptions, export_onnx, open_checkpoint
+    from mars_export.exporter import ExportOptions, choose_precision, export_onnx, open_checkpoint
 
     if checkpoint is None:
         err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+    if precision == "auto":
+        precision, reason = choose_precision()
+        err.print(f"precision {precision}: {reason}")
     options = ExportOptions(
-        block=block, precision=precision, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
+        block=block, precision=precision, activations=activations, quant_block=quant_block, asymmetric=asymmetric, search=search, head=head,
+        embedding=embedding, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
         allow_drift=allow_drift, kv_layout=kv_layout,
     )  # fmt: skip
     with _progress() as bars:
@@ -105,7 +123,14 @@ def trt(
         Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle to write: mars.bundle by default, a given bundle itself.")
     ] = None,
     block: Annotated[int | None, typer.Option(min=1, help="Slots a decode step is built for: 8, or the given bundle's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp16 (default), bf16 or fp32; a given bundle has its own.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the weights: fp16 (default), bf16, fp32, int8 or int4; a given bundle has its own.")
+    ] = None,
+    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")] = "fp16",
+    quant_block: QuantBlock = 32,
+    search: Search = False,
+    head: Head = "int8",
+    embedding: Embedding = "int8",
     batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
     capacity: Annotated[int | None, typer.Option(min=1, help="KV entries a row holds: 1024, or the model's context if that is less.")] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Most slots of a prefill step: 128 by default.")] = None,
@@ -143,7 +168,10 @@ def trt(
             )
         else:
             written = output or Path("mars.bundle")
-            graph = ExportOptions(block=block or 8, precision=precision or "fp16", metrics=metrics, logits=logits, allow_drift=allow_drift)
+            graph = ExportOptions(
+                block=block or 8, precision=precision or "fp16", activations=activations, quant_block=quant_block, search=search, head=head,
+                embedding=embedding, metrics=metrics, logits=logits, allow_drift=allow_drift,
+            )  # fmt: skip
             opened = open_checkpoint(source, revision=revision, base=base, mask_token=mask_token)
             outcome = export_engine(opened, written, graph, engine, force=force, dry_run=dry_run, progress=_advance(bars))
     if as_json:
@@ -178,7 +206,7 @@ def _drift_line(drift: Any) -> str:
         f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error {drift.max_logit_error:.1e},"
         f" confidence error {drift.max_confidence_error:.1e}"
     )
-    flips = ", ".join(f"{count} at {tau}" for tau, count in drift.acceptance_flips.items())
+    flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
     return line + (f", acceptance flips {flips}" if flips else "")
 
 
@@ -204,6 +232,7 @@ def generate(
     device: Device = "cpu",
     variant: VariantName = None,
     threads: Threads = None,
+    accuracy_level: Level = None,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -216,7 +245,7 @@ def generate(
     )  # fmt: skip
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
-    session = Session.open(bundle, device, threads=threads, variant=variant)
+    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
     if as_json:
@@ -244,6 +273,7 @@ def chat(
     device: Device = "cpu",
     variant: VariantName = None,
     threads: Threads = None,
+    accuracy_level: Level = None,
     runs: Runs = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")] = False,
 ) -> None:
@@ -254,7 +284,7 @@ def chat(
         tau=tau, metric=metric, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         repetition_penalty=repetition_penalty,
     )  # fmt: skip
-    session = Session.open(bundle, device, threads=threads, variant=variant)
+    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
     history: list[dict[str, str]] = _messages(system, None)
     start = len(history)
     while (line := _ask(quiet=as_json)) is not None:
@@ -316,6 +346,10 @@ def inspect(
         table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
     out.print(table)
     for v in manifest.variants:
+        if v.quantization is not None and not v.is_static:
+            q = v.quantization
+            grain = f"blocks of {q.block_size}" if q.block_size else "one scale a channel"
+            out.print(f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}")
         if v.engine is not None:
             _print_engine_info(v.name, v.backend, v.engine)
     files = Table("file", "MB", "sha256", box=None)

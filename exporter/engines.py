@@ -15,7 +15,7 @@ import onnx
 
 from mars_export.exporter import memory, tensorrt
 from mars_export.exporter.checkpoint import Checkpoint
-from mars_export.exporter.export import PRECISIONS, ExportOptions, Progress, weight_bytes, write_bundle
+from mars_export.exporter.export import FLOATS, PRECISIONS, ExportOptions, Progress, weight_bytes, write_bundle
 from mars_export.exporter.fix import fixed
 from mars_export.exporter.output import replacing
 from mars_export.exporter.plan import EngineOptions, Plan, make_plan
@@ -76,7 +76,8 @@ def export_engine(
 
     Raises ExportError before anything is written for bad options, an existing target or too little memory without `force`.
     """
-    graph.check(checkpoint.dims.context_length)
+    graph.check(checkpoint.dims)
+    _refuse_integer(graph.precision)
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
     size = weight_bytes(checkpoint, graph)
     estimate = _estimate(plan, size, force)
@@ -121,6 +122,11 @@ def add_engine(
         return Outcome(plan, estimate, _add(directory, manifest, variant, plan, progress or (lambda phase, done, total: None)))
 
 
+def _refuse_integer(precision: str) -> None:
+    if precision == "w8a8":
+        raise ExportError("w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4, fp16, bf16 or fp32")
+
+
 def _estimate(plan: Plan, size: int, force: bool) -> int:
     if plan.obstacle is None:
         tensorrt.load(plan.flavor)  # a missing TensorRT is said before minutes of export
@@ -136,9 +142,12 @@ def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | N
         raise ExportError(f"{bundle.path} is a bundle of block {manifest.block}, not {block}; leave --block out or give the checkpoint")
     if precision is not None and precision not in PRECISIONS:
         raise ExportError(f"--precision must be one of {', '.join(PRECISIONS)}, not {precision}")
-    fitting = [v for v in graphs if v.kv_layout == plan.kv_layout and (precision is None or v.precision == PRECISIONS[precision])]
+    asked = FLOATS.get(precision or "", precision)
+    for v in graphs:
+        _refuse_integer(v.precision)
+    fitting = [v for v in graphs if v.kv_layout == plan.kv_layout and (precision is None or v.precision == asked)]
     if not fitting:
-        wanted = f"{PRECISIONS[precision]} " if precision is not None else ""
+        wanted = f"{asked} " if precision is not None else ""
         raise ExportError(
             f"{bundle.path} has no {wanted}graph in the {plan.kv_layout} KV layout, which this target needs (it has: {held});"
             " make a new bundle from the checkpoint: mars-export trt CHECKPOINT -o BUNDLE"

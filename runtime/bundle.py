@@ -73,21 +73,32 @@ class TextInfo:
 class Drift:
     """What the export self-check found between a variant and its checkpoint, over `positions` predictions.
 
-    `acceptance_flips`: by tau, how many predictions would be accepted by one of the two and not by the other.
+    `acceptance_flips`: for some taus, how many predictions pass in one and not in the other.
     """
 
     positions: int
     argmax_matches: int
     max_logit_error: float
     max_confidence_error: float
-    acceptance_flips: Mapping[str, int] = field(default_factory=dict)
+    acceptance_flips: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationInfo:
+    """How the weights of a variant are stored. `block_size` inputs share a scale, None: one scale for each output channel."""
+
+    block_size: int | None
+    symmetric: bool
+    head: str
+    embedding: str
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
 
-    `engine` is set for the TensorRT backends and for no other.
+    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime. `engine` is set for
+    the TensorRT backends and for no other.
     """
 
     name: str
@@ -102,6 +113,8 @@ class Variant:
     slots: int | None = None
     capacity: int | None = None
     drift: Drift | None = None
+    quantization: QuantizationInfo | None = None
+    accuracy_level: int | None = None
     engine: EngineInfo | None = None
 
     @property
@@ -278,19 +291,28 @@ def _read_variant(fields: Fields) -> Variant:
         slots=fields.optional_integer("slots", 1),
         capacity=fields.optional_integer("capacity", 1),
         drift=_read_drift(fields.object("drift")) if fields.value.get("drift") is not None else None,
+        quantization=_read_quantization(fields.object("quantization")) if fields.value.get("quantization") is not None else None,
+        accuracy_level=fields.optional_integer("accuracy_level", 0),
         engine=read_engine(fields.object("engine")) if fields.value.get("engine") is not None else None,
     )
 
 
 def _read_drift(fields: Fields) -> Drift:
-    flips = fields.object("acceptance_flips") if fields.value.get("acceptance_flips") is not None else None
     return Drift(
         fields.integer("positions"),
         fields.integer("argmax_matches"),
         fields.number("max_logit_error"),
         fields.number("max_confidence_error"),
-        {tau: flips.integer(tau) for tau in flips.value} if flips is not None else {},
+        _read_flips(fields.object("acceptance_flips")) if fields.value.get("acceptance_flips") is not None else None,
     )
+
+
+def _read_flips(fields: Fields) -> dict[str, int]:
+    return {tau: fields.integer(tau) for tau in fields.value}
+
+
+def _read_quantization(fields: Fields) -> QuantizationInfo:
+    return QuantizationInfo(fields.optional_integer("block_size", 1), fields.boolean("symmetric"), fields.text("head"), fields.text("embedding"))
 
 
 def _read_profile(fields: Fields) -> Profile:

@@ -18,6 +18,10 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
+# Of products with int4 and int8 weights: 0 and 1 compute in fp32, 2 in fp16, 3 in bf16, 4 with activations in 8-bit blocks.
+ACCURACY_LEVELS = (0, 1, 2, 3, 4)
+FASTEST_LEVEL = 4
+LEVELED = ("int4", "int8")
 NO_KERNELS = "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with --precision fp16 or fp32"
 
 
@@ -68,6 +72,7 @@ class OrtBackend:
         kv_dtype: str,
         device: str = "cpu",
         threads: int | None = None,
+        accuracy_level: int = FASTEST_LEVEL,
         kv_layout: str = "static",
     ) -> None:
         ort = _import(device)
@@ -81,6 +86,7 @@ class OrtBackend:
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
@@ -90,9 +96,16 @@ class OrtBackend:
         self._check_signature(graph, ORT_TYPES[kv_dtype])
 
     @classmethod
-    def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None) -> OrtBackend:
-        """Load a dynamic ONNX variant of a bundle."""
-        return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads, variant.kv_layout)
+    def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None = None) -> OrtBackend:
+        """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured at."""
+        if accuracy_level is not None and variant.precision not in LEVELED:
+            raise SessionError(f"variant {variant.name} is {variant.precision}: an accuracy level is for {' and '.join(LEVELED)} weights")
+        level = accuracy_level if accuracy_level is not None else variant.accuracy_level
+        level = FASTEST_LEVEL if level is None else level
+        if level not in ACCURACY_LEVELS:
+            raise SessionError(f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}")
+        graph, model = bundle.path / variant.file, bundle.manifest.model
+        return cls(graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout)
 
     def new_cache(self, num_rows: int) -> OrtCache:
         return OrtCache(self._suffixes, num_rows, *self._cache_shape, self._dtype)

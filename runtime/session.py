@@ -70,11 +70,22 @@ class Session:
         self.text = Text.of(bundle) if manifest.text is not None else None
 
     @classmethod
-    def open(cls, path: str | Path, device: str = "cpu", *, threads: int | None = None, variant: str | None = None, verify: bool = False) -> Session:
+    def open(
+        cls,
+        path: str | Path,
+        device: str = "cpu",
+        *,
+        threads: int | None = None,
+        variant: str | None = None,
+        accuracy_level: int | None = None,
+        verify: bool = False,
+    ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
 
-        `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `verify` hashes all files even if they were found good before. Raises BundleError for a bad bundle, SessionError
-        when no variant runs here; never falls back to another device.
+        `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `accuracy_level`, for
+        int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast; None is the
+        level the export measured. `verify` hashes all files even if they were found good before. Raises BundleError for a bad
+        bundle, SessionError when no variant runs here; never falls back to another device.
         """
         from mars_export.runtime.fit import choose, look_around, why_not
 
@@ -83,7 +94,7 @@ class Session:
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
         if reason is not None:
             raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
-        return cls(bundle, chosen, _backend(bundle, chosen, device, threads))
+        return cls(bundle, chosen, _backend(bundle, chosen, device, threads, accuracy_level))
 
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Completion:
         """Answer one prompt: a text as it stands, chat messages, or token ids."""
@@ -203,11 +214,13 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     return Completion(text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats)
 
 
-def _backend(bundle: Bundle, variant: Variant, device: str, threads: int | None) -> Backend:
+def _backend(bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None) -> Backend:
     if variant.is_engine:
+        if accuracy_level is not None:
+            raise SessionError(f"variant {variant.name} is an engine: an accuracy level is for ONNX Runtime")
         from mars_export.runtime.trt import TrtBackend
 
         return TrtBackend.of(bundle, variant)
     from mars_export.runtime.ort import OrtBackend
 
-    return OrtBackend.of(bundle, variant, device, threads)
+    return OrtBackend.of(bundle, variant, device, threads, accuracy_level)
