@@ -129,8 +129,7 @@ def trt(
     activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")] = "fp16",
     quant_block: QuantBlock = 32,
     search: Search = False,
-    head: Head = "int8",
-    embedding: Embedding = "int8",
+    head: Head = "float",
     batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
     capacity: Annotated[int | None, typer.Option(min=1, help="KV entries a row holds: 1024, or the model's context if that is less.")] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Most slots of a prefill step: 128 by default.")] = None,
@@ -170,7 +169,7 @@ def trt(
             written = output or Path("mars.bundle")
             graph = ExportOptions(
                 block=block or 8, precision=precision or "fp16", activations=activations, quant_block=quant_block, search=search, head=head,
-                embedding=embedding, metrics=metrics, logits=logits, allow_drift=allow_drift,
+                embedding="float", metrics=metrics, logits=logits, allow_drift=allow_drift,
             )  # fmt: skip
             opened = open_checkpoint(source, revision=revision, base=base, mask_token=mask_token)
             outcome = export_engine(opened, written, graph, engine, force=force, dry_run=dry_run, progress=_advance(bars))

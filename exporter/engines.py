@@ -77,7 +77,7 @@ def export_engine(
     Raises ExportError before anything is written for bad options, an existing target or too little memory without `force`.
     """
     graph.check(checkpoint.dims)
-    _refuse_integer(graph.precision)
+    _refuse_unreadable(graph.precision, graph.embedding if graph.quantization else "float")
     plan = make_plan(engine, graph.block, checkpoint.dims.context_length)
     size = weight_bytes(checkpoint, graph)
     estimate = _estimate(plan, size, force)
@@ -122,9 +122,14 @@ def add_engine(
         return Outcome(plan, estimate, _add(directory, manifest, variant, plan, progress or (lambda phase, done, total: None)))
 
 
-def _refuse_integer(precision: str) -> None:
+def _refuse_unreadable(precision: str, embedding: str) -> None:
+    """TensorRT takes integer weights in front of a product only; its parser says so after minutes, this at once."""
     if precision == "w8a8":
         raise ExportError("w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4, fp16, bf16 or fp32")
+    if embedding != "float":
+        raise ExportError(
+            "TensorRT cannot look rows up in an int8 embedding; make the bundle with --embedding float, as `mars-export trt CHECKPOINT` does"
+        )
 
 
 def _estimate(plan: Plan, size: int, force: bool) -> int:
@@ -143,8 +148,6 @@ def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | N
     if precision is not None and precision not in PRECISIONS:
         raise ExportError(f"--precision must be one of {', '.join(PRECISIONS)}, not {precision}")
     asked = FLOATS.get(precision or "", precision)
-    for v in graphs:
-        _refuse_integer(v.precision)
     fitting = [v for v in graphs if v.kv_layout == plan.kv_layout and (precision is None or v.precision == asked)]
     if not fitting:
         wanted = f"{asked} " if precision is not None else ""
@@ -152,7 +155,9 @@ def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | N
             f"{bundle.path} has no {wanted}graph in the {plan.kv_layout} KV layout, which this target needs (it has: {held});"
             " make a new bundle from the checkpoint: mars-export trt CHECKPOINT -o BUNDLE"
         )
-    return fitting[0]
+    chosen = fitting[0]
+    _refuse_unreadable(chosen.precision, chosen.quantization.embedding if chosen.quantization else "float")
+    return chosen
 
 
 def _copy(bundle: Bundle, directory: Path, *, links: bool) -> None:
