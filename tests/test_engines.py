@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from oracle import Oracle, generate
 from test_cli import run
@@ -21,6 +22,7 @@ from mars_export.exporter import tensorrt
 from mars_export.exporter.checkpoint import open_checkpoint
 from mars_export.exporter.engines import Outcome, add_engine, export_engine
 from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.fix import fixed
 from mars_export.exporter.plan import EngineOptions
 from mars_export.runtime import ExportError, Session, SessionError
 from mars_export.runtime.bundle import open_bundle
@@ -78,7 +80,8 @@ def test_the_parsed_network_is_the_graph(family: str, precision: str, layout: st
     layers, variant = bundle.manifest.model.num_layers, bundle.manifest.variants[0]
     logger = tensorrt._logger(trt)
     builder = trt.Builder(logger)
-    network = tensorrt.parse(trt, logger, builder, bundle.path / "model.onnx")
+    onnx.save(fixed(onnx.load(bundle.path / "model.onnx", load_external_data=False), {"capacity": CAPACITY}), bundle.path / "fixed.onnx")
+    network = tensorrt.parse(trt, logger, builder, bundle.path / "fixed.onnx")
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     static = layout == "static"
     assert kinds.count(trt.LayerType.KV_CACHE_UPDATE) == (2 * layers if static else 0)
@@ -93,7 +96,14 @@ def test_the_parsed_network_is_the_graph(family: str, precision: str, layout: st
     assert {inputs[f"past_key_values.{n}"].dtype for n in names} == {outputs[f"present.{n}"].dtype for n in names} == {kv}
     assert (inputs["input_ids"].dtype, outputs["token_ids"].dtype, outputs["confidence"].dtype) == (trt.int64, trt.int64, trt.float32)
     model = bundle.manifest.model
-    assert tuple(inputs["past_key_values.0.key"].shape) == (-1, model.num_kv_heads, -1, model.head_dim)
+    assert tuple(inputs["past_key_values.0.key"].shape) == (-1, model.num_kv_heads, CAPACITY, model.head_dim)
+
+
+def test_a_symbolic_capacity_is_what_tensorrt_refuses(graphs: Callable[[str, str, str], Path]) -> None:
+    """Why an engine has an ONNX file of its own: the day this fails, it needs none."""
+    logger = tensorrt._logger(trt)
+    with pytest.raises(ExportError, match="must have a static sequence length"):
+        tensorrt.parse(trt, logger, trt.Builder(logger), graphs("llama", "fp16", "static") / "model.onnx")
 
 
 @pytest.mark.parametrize(
