@@ -21,7 +21,7 @@ from mars_export.exporter.output import replacing
 from mars_export.exporter.plan import EngineOptions, Plan, make_plan
 from mars_export.exporter.recipe import RECIPE_FILE, recipe
 from mars_export.runtime.bundle import MANIFEST_FILE, Bundle, Manifest, Variant, write_manifest
-from mars_export.runtime.engine import EngineInfo
+from mars_export.runtime.engine_info import EngineInfo
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.files import FileEntry, describe
 

@@ -9,7 +9,7 @@ from mars_export.exporter import tensorrt
 from mars_export.exporter.targets import HOST, RTX_CAPABILITIES, JetPack, Target, flavor_for, jetpack_for, layout_for, target_named
 from mars_export.runtime.bundle import ModelInfo
 from mars_export.runtime.cuda import Gpu, find_gpu
-from mars_export.runtime.engine import Extent, Range
+from mars_export.runtime.engine_info import Extent, Range
 from mars_export.runtime.errors import ExportError
 
 DEFAULT_CAPACITY, DEFAULT_PREFILL = 1024, 128

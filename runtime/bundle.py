@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mars_export.runtime.accept import METRICS
-from mars_export.runtime.engine import EngineInfo, read_engine
+from mars_export.runtime.engine_info import EngineInfo, read_engine
 from mars_export.runtime.errors import BundleError
 from mars_export.runtime.fields import Fields
 from mars_export.runtime.files import FileEntry, is_safe_name, verify

@@ -12,7 +12,7 @@ import numpy as np
 from fake import Predict, _seen
 
 from mars_export.runtime.bundle import ModelInfo, Variant
-from mars_export.runtime.engine import EngineInfo, Extent, Range
+from mars_export.runtime.engine_info import EngineInfo, Extent, Range
 
 MODEL = ModelInfo("llama", 1000, 8, 2, 2, 2, 4, 64)
 KV_ITEM = 4
