@@ -92,7 +92,8 @@ class Encoded:
 
     def squared_error(self, blocks: np.ndarray) -> np.ndarray:
         """[outputs, blocks]"""
-        return np.square(self.decoded() - blocks).sum(-1, dtype=np.float32)
+        errors: np.ndarray = np.square(self.decoded() - blocks).sum(-1, dtype=np.float32)
+        return errors
 
     def where(self, better: np.ndarray, other: Encoded) -> Encoded:
         """`other`'s blocks where `better` [outputs, blocks], else these."""
