@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from mars_export.exporter import graph, selfcheck
+from mars_export.exporter import graph
 from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.family import Dims
 from mars_export.exporter.graph import StepGraph, StepShape
@@ -185,6 +185,8 @@ def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | Non
 def _self_check(
     directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed], model: ModelInfo, report: Progress
 ) -> Drift:
+    from mars_export.exporter import selfcheck  # torch: a Jetson that adds an engine to a bundle has none
+
     layers, done = checkpoint.dims.num_layers, 0
 
     def layer_done() -> None:

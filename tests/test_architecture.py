@@ -130,6 +130,8 @@ def test_nothing_prints_but_the_command_line() -> None:
     [
         ("mars_export.runtime", {*TORCH, "onnxruntime", "typer", "rich"}),
         ("mars_export.runtime.bundle", {*TORCH, "onnxruntime", "numpy", "tokenizers", "jinja2"}),
+        ("mars_export.exporter.engines", {"torch", "transformers", "safetensors", "gguf", "peft", "onnxruntime", "tensorrt", "tensorrt_rtx"}),
+        ("mars_export.runtime.trt", {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}),
         ("mars_export.cli", {*TORCH, "onnxruntime", "numpy", "tokenizers", "jinja2"}),
     ],
 )

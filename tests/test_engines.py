@@ -75,13 +75,14 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("layout", ["static", "delta"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_parsed_network_is_the_graph(family: str, precision: str, layout: str, graphs: Callable[[str, str, str], Path]) -> None:
+def test_the_parsed_network_is_the_graph(family: str, precision: str, layout: str, graphs: Callable[[str, str, str], Path], tmp_path: Path) -> None:
     bundle = open_bundle(graphs(family, precision, layout))
     layers, variant = bundle.manifest.model.num_layers, bundle.manifest.variants[0]
     logger = tensorrt._logger(trt)
     builder = trt.Builder(logger)
-    onnx.save(fixed(onnx.load(bundle.path / "model.onnx", load_external_data=False), {"capacity": CAPACITY}), bundle.path / "fixed.onnx")
-    network = tensorrt.parse(trt, logger, builder, bundle.path / "fixed.onnx")
+    onnx.save(fixed(onnx.load(bundle.path / "model.onnx", load_external_data=False), {"capacity": CAPACITY}), tmp_path / "fixed.onnx")
+    shutil.copy(bundle.path / "weights.bin", tmp_path)
+    network = tensorrt.parse(trt, logger, builder, tmp_path / "fixed.onnx")
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     static = layout == "static"
     assert kinds.count(trt.LayerType.KV_CACHE_UPDATE) == (2 * layers if static else 0)
@@ -171,6 +172,8 @@ def test_an_engine_is_added_in_place_or_to_a_copy(small: Path, tmp_path: Path) -
     before = contents(small)
     add_engine(open_bundle(small), tmp_path / "copy", SMALL)
     assert contents(small) == before
+    with pytest.raises(ExportError, match="copy exists; give --force"):
+        add_engine(open_bundle(small), tmp_path / "copy", SMALL)
     add_engine(open_bundle(small), small, SMALL)
     after = contents(small)
     assert set(after) == set(contents(tmp_path / "copy")) == set(before) | {"rtx-sm86-static.engine", "rtx-sm86-static.onnx"}
@@ -180,8 +183,6 @@ def test_an_engine_is_added_in_place_or_to_a_copy(small: Path, tmp_path: Path) -
     add_engine(open_bundle(small), small, SMALL, force=True)
     assert [v.name for v in open_bundle(small, full=True).manifest.variants] == ["model", "rtx-sm86-static"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "copy"]
-    with pytest.raises(ExportError, match="copy exists; give --force"):
-        add_engine(open_bundle(small), tmp_path / "copy", SMALL)
 
 
 @pytest.mark.parametrize("how", ["signal", "error"])
