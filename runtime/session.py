@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mars_export.runtime import profiles
 from mars_export.runtime.backend import Backend
 from mars_export.runtime.block_commit import decode_blocks
 from mars_export.runtime.bundle import Bundle, Variant, open_bundle
@@ -129,6 +130,16 @@ class Session:
         self.check(config)
         text = TextStream(self.text, config.stop) if self.text is not None else None
         return Row(index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None), text
+
+    def profile(self, name: str) -> GenerationConfig:
+        """The settings that a calibrated profile of the bundle names: tau, its metric and the window.
+
+        Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights or another precision.
+        """
+        found = profiles.find(self.bundle, self.variant, name)
+        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window)
+        self.check(config)
+        return config
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when this variant's graph lacks what `config` needs."""
