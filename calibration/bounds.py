@@ -15,6 +15,7 @@ import numpy as np
 
 LARGEST_STAKE = 0.75  # below 1, so that no single value can ruin the gambler
 PRIOR_VARIANCE, PRIOR_WEIGHT = 0.02, 10  # paired drops are mostly zero: a first guess that is soon outweighed
+_LOWEST_MEAN = 1 - 1 / LARGEST_STAKE  # below it a stake could lose more than there is
 _SEARCH = 10**7  # items; a bound that needs more is not worth a search
 
 
@@ -29,12 +30,12 @@ def p_value(values: np.ndarray, mean: float, level: float) -> np.ndarray:
 
 
 def upper_bound(values: np.ndarray, level: float) -> float:
-    """What the true mean of `values` [n] in [-1, 1] is below, with confidence 1 - level.
+    """What the true mean of `values` [n] in [-1, 1] is below, with confidence 1 - level; never less than -1/3.
 
     Stakes do not depend on the mean that is tested, so the capital grows with it, and a search finds where it suffices.
     """
     stakes = _stakes(values, level)
-    low, high = -1.0, 1.0
+    low, high = _LOWEST_MEAN, 1.0
     while high - low > 1e-5:
         middle = (low + high) / 2
         enough = np.cumsum(np.log1p(stakes * (middle - values))).max() >= -np.log(level)
@@ -44,7 +45,7 @@ def upper_bound(values: np.ndarray, level: float) -> float:
 
 def interval(values: np.ndarray, level: float) -> tuple[float, float]:
     """Where the true mean of `values` [n] in [0, 1] is, with confidence 1 - level."""
-    return max(0.0, -upper_bound(-values, level / 2)), min(1.0, upper_bound(values, level / 2))
+    return 1 - upper_bound(1 - values, level / 2), upper_bound(values, level / 2)
 
 
 @cache
