@@ -524,7 +524,7 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns, box=None)
     for row in rows:
         table.add_row(*map(escape, row))
-    out.print(table)
+    out.print(table, width=max(out.width, 160))  # a long line is better than cells broken apart
 
 
 def _print_json(value: Any) -> None:

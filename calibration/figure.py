@@ -1,4 +1,4 @@
-"""The two plots of a report: what was measured, and what the record pass foretells. Matplotlib's only home."""
+"""The two plots of a report: what was measured, and what the record pass predicts. Matplotlib's only home."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _figure(calibration: Calibration, ink: str) -> Iterator[Any]:
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
         left, right = figure.subplots(1, 2)
         _measured(left, calibration, ink)
-        _foretold(right, calibration, ink)
+        _predicted(right, calibration, ink)
         for axes in (left, right):
             axes.grid(True, color=QUIET, alpha=0.18, linewidth=0.7)
             axes.set_axisbelow(True)
@@ -63,12 +63,13 @@ def _measured(axes: Any, calibration: Calibration, ink: str) -> None:
     axes.axhline(floor, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.errorbar(one.tokens_per_second, 100 * one.quality, yerr=_error([one]), color=ink, alpha=0.25, linewidth=1)
     axes.plot(one.tokens_per_second, 100 * one.quality, "o", color="none", markeredgecolor=ink, markersize=7, markeredgewidth=1.4, zorder=4)
-    axes.annotate("one token", (one.tokens_per_second, 100 * one.quality), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=8.5)
+    _name(axes, "one token", one.tokens_per_second, 100 * one.quality, 9)
     for metric in options.metrics:
         _line_of(axes, calibration, [t for t in calibration.tested if t.measured.metric == metric], metric, ink)
     axes.margins(x=0.14, y=0.16)
-    left, right = axes.get_xlim()
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     axes.set_xlim(max(0, left), right)
+    axes.set_ylim(max(0, bottom), min(top, 104))
     axes.annotate(
         f"one-token quality less {100 * options.max_drop:g} points", (1, floor), xycoords=("axes fraction", "data"), xytext=(0, -4),
         textcoords="offset points", ha="right", va="top", fontsize=8, color=QUIET,
@@ -79,24 +80,29 @@ def _line_of(axes: Any, calibration: Calibration, tested: Sequence[Tested], metr
     if not tested:
         return
     points = [t.measured for t in tested]
+    is_alone = len(calibration.options.metrics) == 1
     x, y = [m.tokens_per_second for m in points], [100 * m.quality for m in points]
     color = COLORS[metric]
-    axes.errorbar(x, y, yerr=_error(points), fmt="none", color=color, alpha=0.25, linewidth=1)
+    if is_alone:
+        axes.errorbar(x, y, yerr=_error(points), fmt="none", color=color, alpha=0.25, linewidth=1)
     axes.plot(x, y, "-", color=color, linewidth=1.3, alpha=0.75, label=metric)
     for t, across, up in zip(tested, x, y, strict=True):
         style = {"markerfacecolor": color} if t.passed else {"markerfacecolor": "none"}
         axes.plot(across, up, MARKERS[metric], markersize=6, markeredgecolor=color, markeredgewidth=1.3, zorder=4, **style)
         if t is calibration.chosen:
             axes.plot(across, up, "o", markersize=14, color="none", markeredgecolor=ink, markeredgewidth=1.4, zorder=5)
-        name = f"tau {t.measured.tau:g}" if t is calibration.chosen else f"{t.measured.tau:g}"
-        weight = "bold" if t is calibration.chosen else "normal"
-        axes.annotate(
-            name, (across, up), xytext=(0, 11 if t is calibration.chosen else 7), textcoords="offset points", ha="center", fontsize=8, weight=weight
-        )
+        if t is calibration.chosen:
+            _name(axes, f"tau {t.measured.tau:g}", across, up, 11, weight="bold")
+        elif is_alone:
+            _name(axes, f"{t.measured.tau:g}", across, up, 7)
 
 
-def _foretold(axes: Any, calibration: Calibration, ink: str) -> None:
-    axes.set_title("Foretold by the record pass")
+def _name(axes: Any, text: str, x: float, y: float, above: float, weight: str = "normal") -> None:
+    axes.annotate(text, (x, y), xytext=(0, above), textcoords="offset points", ha="center", fontsize=8.5, weight=weight)
+
+
+def _predicted(axes: Any, calibration: Calibration, ink: str) -> None:
+    axes.set_title("Predicted by the record pass")
     axes.set_xlabel("tokens per forward")
     axes.set_ylabel("answers unchanged (%)")
     ends = []

@@ -37,7 +37,7 @@ class Answers:
         if session.text is None:
             raise CalibrationError(f"{bundle}: this bundle has no tokenizer, and the harness speaks text")
         given = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
-        config = session.profile(profile) if profile else GenerationConfig(**given)
+        config = session.profile(profile) if profile else GenerationConfig().with_values(**given)
         return cls(session, config.with_values(max_new_tokens=limit), batch)
 
     def answer(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -60,7 +60,9 @@ class Answers:
         until = kwargs.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(s for s in until if s)
         changes: dict[str, Any] = {"stop": stop}
-        changes |= {"max_new_tokens": kwargs[name] for name in LIMITS if name in kwargs}
+        for name in LIMITS:
+            if name in kwargs:
+                changes["max_new_tokens"] = kwargs[name]
         if kwargs.get("do_sample", kwargs.get("temperature", 0) > 0):
             changes["temperature"] = kwargs.get("temperature", 1.0)
             changes |= {name: kwargs[name] for name in ("top_p", "top_k", "seed") if name in kwargs}

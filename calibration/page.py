@@ -15,7 +15,7 @@ STYLE = """
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 Inter, -apple-system, "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", sans-serif }
-main { max-width: 62rem; margin: 0 auto; padding: 3rem 1.5rem 5rem }
+main { max-width: 66rem; margin: 0 auto; padding: 3rem 1.5rem 5rem }
 h1 { font-size: 1.7rem; line-height: 1.3; font-weight: 650; margin: 0 0 .6rem; letter-spacing: -.01em }
 h2 { font-size: 1.1rem; font-weight: 650; margin: 2.8rem 0 .8rem }
 p { margin: .4rem 0; max-width: 46rem }
@@ -25,7 +25,7 @@ figure svg { width: 100%; height: auto; display: block }
 figcaption { color: var(--quiet); font-size: .88rem; max-width: 46rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; width: 100% }
-th, td { text-align: right; border-bottom: 1px solid var(--line); padding: .38rem .6rem; white-space: nowrap }
+th, td { text-align: right; border-bottom: 1px solid var(--line); padding: .38rem .55rem; white-space: nowrap }
 th { font-weight: 500; color: var(--quiet) }
 th:first-child, td:first-child, th:last-child, td:last-child { text-align: left }
 tr.chosen td { font-weight: 650 }
@@ -55,10 +55,11 @@ def render(report: Report, picture: str) -> str:
 <h1>{escape(result[:1].upper() + result[1:])}</h1>
 {confirmed}
 <figure>{picture}<figcaption>Left: real decodes, with {100 * options.confidence:g} % intervals; filled points passed the test, the ringed one
-was chosen. Right: lines are foretold from one pass in one-token mode, points are the real decodes.</figcaption></figure>
+was chosen. Right: lines are predicted from one pass in one-token mode, points are the real decodes.</figcaption></figure>
 <h2>Settings tested, from safe to fast</h2>
 <div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(_row(cells) for cells in report.table)}</tbody></table></div>
-<p class="quiet">Drops are paired: the same rows at tau and in one-token mode. &ldquo;Drop below&rdquo; is the upper confidence bound.
+<p class="quiet">Drops are paired: the same rows at tau and in one-token mode. &ldquo;Below&rdquo; is the upper confidence bound
+of the drop; &ldquo;predicted&rdquo; are the tokens per forward that the record pass told beforehand.
 Testing ends at the first setting that is not shown to keep the bound.</p>
 {_examples(report.examples)}
 <h2>What it rests on</h2>

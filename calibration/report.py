@@ -14,7 +14,7 @@ from mars_export.calibration.profile import Confirmation
 from mars_export.runtime.bundle import Profile
 from mars_export.runtime.errors import CalibrationError
 
-COLUMNS = ("metric", "tau", "quality", "drop", "drop below", "same answer", "tokens/forward", "predicted", "tokens/s", "verdict")
+COLUMNS = ("metric", "tau", "quality, %", "drop, points", "below", "same answer", "tokens/forward", "predicted", "tokens/s", "verdict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +116,25 @@ def require_matplotlib() -> None:
 
 
 def _one_token_line(one: Measured) -> tuple[str, ...]:
-    return ("-", "1", _quality(one), "", "", "", "1.00", "", f"{one.tokens_per_second:.0f}", "one token")
+    return ("-", "1", _quality(one), "", "", "", "1.00", "", _speed(one), "one token")
 
 
 def _line(tested: Tested, is_chosen: bool) -> tuple[str, ...]:
     m = tested.measured
     verdict = "chosen" if is_chosen else "passed" if tested.passed else "not shown"
     return (
-        m.metric, f"{m.tau:g}", _quality(m), points(tested.drop), points(tested.drop_bound), percent(m.agreement), f"{m.tokens_per_forward:.2f}",
-        f"{tested.predicted.tokens_per_forward:.2f}", f"{m.tokens_per_second:.0f}", verdict,
+        m.metric, f"{m.tau:g}", _quality(m), f"{100 * tested.drop:.1f}", f"{100 * tested.drop_bound:.1f}", percent(m.agreement),
+        f"{m.tokens_per_forward:.2f}", f"{tested.predicted.tokens_per_forward:.2f}", _speed(m), verdict,
     )  # fmt: skip
 
 
 def _quality(measured: Measured) -> str:
     low, high = measured.quality_interval
-    return f"{percent(measured.quality)} ({100 * low:.0f} to {100 * high:.0f})"
+    return f"{100 * measured.quality:.1f} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def _speed(measured: Measured) -> str:
+    return f"{measured.tokens_per_second:.1f}" if measured.tokens_per_second < 10 else f"{measured.tokens_per_second:.0f}"
 
 
 def _span(ends: Sequence[int]) -> str:

@@ -103,7 +103,7 @@ def _calibrated(request: Request, session: Session, calibrator: Calibrator, plan
     config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window)
     confirmation = confirm(calibrator, others, config, request.options) if others else None
     shown = decode_examples(session, plan.tasks[:EXAMPLES], config)
-    threads = f"{request.threads} threads" if request.threads else "default threads"
+    threads = f"{request.threads} thread{'s' if request.threads > 1 else ''}" if request.threads else "default threads"
     machine = f"{platform.machine()}, {os.cpu_count()} logical cores, {request.device}, {threads}"
     return Report(request.task_name, request.bundle.name, machine, calibration, profile, confirmation, shown)
 

@@ -61,7 +61,9 @@ def test_an_older_bundle_is_named_by_the_format_of_its_new_fields(path: Path) ->
 )
 def test_a_stale_profile_is_refused_with_the_command_that_renews_it(path: Path, change: dict[str, Any], reason: str) -> None:
     profiles.store(path, profile(path, **change))
-    with pytest.raises(SessionError, match=rf"(?s)profile `sums` is stale: .*{reason}.*mars-export calibrate \S*mine.bundle --task sums --max-drop 0.05"):
+    with pytest.raises(
+        SessionError, match=rf"(?s)profile `sums` is stale: .*{reason}.*mars-export calibrate \S*mine.bundle --task sums --max-drop 0.05"
+    ):
         Session.open(path, threads=1).profile("sums")
     (listed,) = profiles.described(path)
     assert listed.stale
