@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,7 @@ class Journal:
 
     def _write(self, line: Any) -> None:
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.flush()  # survives the end of this process; a loss of power may cost some work
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class CalibrationOptions:
 
     def _are_disordered(self) -> bool:
         falling = [-t for t in self.taus] if self.metrics[0] == "entropy" else list(self.taus)
-        if any(t < 0 for t in self.taus) or falling != sorted(set(falling), reverse=True):
+        if not all(0 <= t < math.inf for t in self.taus) or falling != sorted(set(falling), reverse=True):
             return True
         return any(GenerationConfig(tau=t, metric=self.metrics[0]).one_token for t in self.taus)
 

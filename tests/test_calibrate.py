@@ -32,6 +32,14 @@ def rows(**fields: Any) -> str:
     return "".join(json.dumps({"messages": [{"role": "user", "content": word}], **common}) + "\n" for word in WORDS)
 
 
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds: only the report's own test does it."""
+    if "report_folder" not in request.node.name:
+        monkeypatch.setattr("mars_export.calibration.figure.save_png", lambda calibration, path: path.write_bytes(b""))
+        monkeypatch.setattr("mars_export.calibration.figure.svg", lambda calibration: "<svg></svg>")
+
+
 @pytest.fixture
 def bundle(bundles: Named, tmp_path: Path) -> Path:
     return shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
