@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,3 +111,11 @@ def test_constant_rows_ruin_nobody(value: float) -> None:
     values = np.full(1000, value)
     assert np.isfinite(bounds.p_value(values, BOUND, LEVEL))
     assert bounds.upper_bound(values, LEVEL) >= value - 1e-4
+
+
+def test_the_table_of_rows_needed_in_the_documentation() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "calibration.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (0\.\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, flags=re.M)
+    assert len(lines) == 6
+    for bound, *needed in lines:
+        assert [int(n) for n in needed] == [bounds.items_needed(float(bound), level) for level in (0.1, 0.05, 0.05 / 3, 0.01)]
