@@ -44,6 +44,7 @@ TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be given several times.")]
+Level = Annotated[int | None, typer.Option("--accuracy-level", help="int4 and int8 weights: 0 is exact and slow, 4 is fast (8-bit activations).")]
 Window = Annotated[int | None, typer.Option(min=1, help="Most predictions made in one step; the bundle's block by default.")]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
@@ -64,7 +65,13 @@ def onnx(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")] = Path("mars.bundle"),
     block: Annotated[int, typer.Option(min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with.")] = 8,
-    precision: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="Of the weights: fp32, fp16, int8, int4, w8a8 (8-bit activations too), or auto.")] = "fp32",
+    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp32 or fp16.")] = "fp32",
+    quant_block: Annotated[int, typer.Option(help="Inputs that share a scale, for int4 and int8.")] = 32,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")] = False,
+    search: Annotated[bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")] = False,
+    head: Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")] = "int8",
+    embedding: Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")] = "int8",
     metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
     logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights.")] = False,
@@ -79,12 +86,16 @@ def onnx(
     as_json: Json = False,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
-    from mars_export.exporter import ExportOptions, export_onnx, open_checkpoint
+    from mars_export.exporter import ExportOptions, choose_precision, export_onnx, open_checkpoint
 
     if checkpoint is None:
         err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+    if precision == "auto":
+        precision, reason = choose_precision()
+        err.print(f"precision {precision}: {reason}")
     options = ExportOptions(
-        block=block, precision=precision, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
+        block=block, precision=precision, activations=activations, quant_block=quant_block, asymmetric=asymmetric, search=search, head=head,
+        embedding=embedding, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
         allow_drift=allow_drift,
     )  # fmt: skip
     with _progress() as bars:
@@ -125,6 +136,7 @@ def generate(
     cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")] = 32,
     device: Device = "cpu",
     threads: Threads = None,
+    accuracy_level: Level = None,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -137,7 +149,7 @@ def generate(
     )  # fmt: skip
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
-    session = Session.open(bundle, device, threads=threads)
+    session = Session.open(bundle, device, threads=threads, accuracy_level=accuracy_level)
     config = _profiled(session, profile, config)
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
@@ -166,6 +178,7 @@ def chat(
     repetition_penalty: Penalty = 1.0,
     device: Device = "cpu",
     threads: Threads = None,
+    accuracy_level: Level = None,
     runs: Runs = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")] = False,
 ) -> None:
@@ -176,7 +189,7 @@ def chat(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
         **_knob(profile, tau, metric),
     )  # fmt: skip
-    session = Session.open(bundle, device, threads=threads)
+    session = Session.open(bundle, device, threads=threads, accuracy_level=accuracy_level)
     config = _profiled(session, profile, config)
     history: list[dict[str, str]] = _messages(system, None)
     start = len(history)
@@ -237,6 +250,11 @@ def inspect(
         drift = (f"{v.drift.max_logit_error:.1e}", f"{v.drift.argmax_matches}/{v.drift.positions}") if v.drift else ("", "")
         table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
     out.print(table)
+    for v in manifest.variants:
+        if v.quantization is not None and not v.is_static:
+            q = v.quantization
+            grain = f"blocks of {q.block_size}" if q.block_size else "one scale a channel"
+            out.print(f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}")
     files = Table("file", "MB", "sha256", box=None)
     for entry in manifest.files:
         files.add_row(entry.path, f"{entry.size / 1e6:.1f}", entry.sha256[:16])
@@ -287,6 +305,7 @@ def calibrate(
     store: Annotated[bool, typer.Option("--store/--no-store", help="Whether the bundle gets the profile.")] = True,
     device: Device = "cpu",
     threads: Threads = None,
+    accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:
     """Find the fastest tau that keeps the quality of a task, with a guarantee, and store it in the bundle as a profile."""
@@ -295,7 +314,7 @@ def calibrate(
     from mars_export.calibration.run import Request, estimate, run
 
     options = CalibrationOptions(max_drop, confidence, _listed(compare), _numbers(taus), limit, batch)
-    request = Request(bundle, task, output, name, confirm, score, allow_exec, device, threads, resume, force, store, options)
+    request = Request(bundle, task, output, name, confirm, score, allow_exec, device, threads, accuracy_level, resume, force, store, options)
     if dry_run:
         _show_estimate(estimate(request), as_json)
         return

@@ -122,7 +122,7 @@ def identity(session: Session, batch: int) -> dict[str, Any]:
     files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
     variant = session.variant
     weights = files.get(variant.weights) if variant.weights else None
-    return {"graph": files[variant.file], "weights": weights, "block": session.bundle.manifest.block, "batch": batch}
+    return {"graph": files[variant.file], "weights": weights, "level": variant.accuracy_level, "block": session.bundle.manifest.block, "batch": batch}
 
 
 def calibrate(calibrator: Calibrator, tasks: Sequence[Task], options: CalibrationOptions) -> Calibration:

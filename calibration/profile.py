@@ -49,7 +49,9 @@ def make_profile(session: Session, calibration: Calibration, name: str, task: st
         "notes": list(calibration.notes),
     }
     weights = sha256_of(manifest, variant.weights)
-    return Profile(name, measured.tau, measured.metric, variant.name, graph, evidence, weights, variant.precision)
+    return Profile(
+        name, measured.tau, measured.metric, variant.name, graph, evidence, weights, variant.precision, accuracy_level=variant.accuracy_level
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from mars_export.calibration.decoding import Outcome
 from mars_export.calibration.tasks import Task
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.backend import StepOutput
-from mars_export.runtime.decode import Batch, Window
+from mars_export.runtime.decode import Batch, fits, window_of
 from mars_export.runtime.row import Predictions, Row
 
 OUTPUTS = {"probability": "confidence", "margin": "margin", "entropy": "entropy"}
@@ -88,7 +88,7 @@ def _record_batch(session: Session, tasks: Sequence[Task]) -> list[Trace]:
             pass
     while batch.active:
         for row in batch.active:
-            if len(row.tokens) > session.backend.max_capacity:
+            if not fits(batch, row):
                 row.finish("capacity")
         batch.drop_finished()
         if batch.active:
@@ -100,17 +100,10 @@ def _record_batch(session: Session, tasks: Sequence[Task]) -> list[Trace]:
 
 
 def _step(batch: Batch, kept: Sequence[_Recorder], block: int) -> None:
-    windows = [_window(batch, row, block) for row in batch.active]
+    windows = [window_of(batch, row, block) for row in batch.active]
     output = batch.forward(0, windows)
     for i, (row, window) in enumerate(zip(batch.active, windows, strict=True)):
         row.cursor += window.known
         row.stats.forwards += 1
         kept[row.index].keep(output, i, window.masks + 1)
         row.take(Predictions.of(output, i, 1, "probability"))
-
-
-def _window(batch: Batch, row: Row, block: int) -> Window:
-    room = batch.backend.max_capacity - row.cursor - row.num_pending
-    if batch.backend.max_slots is not None:
-        room = min(room, batch.backend.max_slots - row.num_pending)
-    return Window(row.num_pending, max(0, min(row.look_ahead(block) - 1, room)))

@@ -42,6 +42,7 @@ class Request:
     allow_exec: bool = False
     device: str = "cpu"
     threads: int | None = None
+    accuracy_level: int | None = None
     resume: bool = False
     force: bool = False
     store: bool = True
@@ -68,7 +69,7 @@ class Request:
         return load(self.file, score=self.score, allow_exec=self.allow_exec)
 
     def open(self) -> Session:
-        return Session.open(self.bundle, self.device, threads=self.threads)
+        return Session.open(self.bundle, self.device, threads=self.threads, accuracy_level=self.accuracy_level)
 
 
 def run(request: Request, progress: Progress | None = None) -> Report:

@@ -15,13 +15,17 @@ import onnx
 
 from mars_export.exporter import graph, selfcheck
 from mars_export.exporter.checkpoint import Checkpoint
+from mars_export.exporter.family import Dims
 from mars_export.exporter.graph import StepGraph, StepShape
+from mars_export.exporter.quantize import SCHEMES, Quantization
 from mars_export.exporter.weights import Placed, total_bytes, write_weights
-from mars_export.runtime.bundle import MANIFEST_FILE, Drift, Manifest, ModelInfo, TextInfo, TokenInfo, Variant, write_manifest
+from mars_export.runtime.bundle import MANIFEST_FILE, Drift, Manifest, ModelInfo, QuantizationInfo, TextInfo, TokenInfo, Variant, write_manifest
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.files import describe
+from mars_export.runtime.ort import FASTEST_LEVEL, LEVELED
 
-PRECISIONS = {"fp32": "float32", "fp16": "float16"}
+FLOATS = {"fp32": "float32", "fp16": "float16"}
+PRECISIONS = (*FLOATS, *SCHEMES)
 WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
 MAX_BLOCK = 64
 
@@ -31,10 +35,20 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What `mars-export onnx` may be asked for. `static` adds fixed-shape graphs for `batch` rows and `capacity` entries."""
+    """What `mars-export onnx` may be asked for. `static` adds fixed-shape graphs for `batch` rows and `capacity` entries.
+
+    `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in, and
+    `quant_block`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
+    """
 
     block: int = 8
     precision: str = "fp32"
+    activations: str = "fp32"
+    quant_block: int = 32
+    asymmetric: bool = False
+    search: bool = False
+    head: str = "int8"
+    embedding: str = "int8"
     metrics: bool = False
     logits: bool = False
     static: bool = False
@@ -43,11 +57,29 @@ class ExportOptions:
     prefill: int = 128
     allow_drift: bool = False
 
-    def check(self, context_length: int) -> None:
+    @property
+    def dtype(self) -> str:
+        """Of activations and KV."""
+        return FLOATS[self.activations if self.quantization else self.precision]
+
+    @property
+    def quantization(self) -> Quantization | None:
+        if self.precision not in SCHEMES:
+            return None
+        return Quantization(self.precision, self.quant_block, not self.asymmetric, self.head, self.embedding, self.search)
+
+    def check(self, dims: Dims) -> None:
         """Raise ExportError that lists every option out of range."""
-        problems = []
+        problems, context_length = [], dims.context_length
         if self.precision not in PRECISIONS:
             problems.append(f"--precision must be one of {', '.join(PRECISIONS)}, not {self.precision}")
+        if self.quantization is not None:
+            inputs = {"q, k, v": dims.hidden_size, "the attention output": dims.num_heads * dims.head_dim, "down": dims.intermediate_size}
+            problems += self.quantization.problems(inputs)
+            if self.activations not in FLOATS:
+                problems.append(f"--activations must be one of {', '.join(FLOATS)}, not {self.activations}")
+            if self.precision == "w8a8" and self.activations != "fp32":
+                problems.append("--precision w8a8 is computed with --activations fp32 only")
         if not 1 <= self.block <= min(MAX_BLOCK, context_length // 2):
             problems.append(f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}")
         if self.static:
@@ -67,12 +99,11 @@ def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *,
     Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that does not agree
     with the checkpoint. Whatever happens, an existing target stays as it was until the new bundle is complete.
     """
-    options.check(checkpoint.dims.context_length)
+    options.check(checkpoint.dims)
     report = progress or (lambda phase, done, total: None)
-    precision = PRECISIONS[options.precision]
-    size = total_bytes(checkpoint.tensors.shapes, checkpoint.dims, precision)
+    size = total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
     with _replacing(target, size, force) as directory:
-        placed = _write_weights(directory, checkpoint, precision, size, report)
+        placed = _write_weights(directory, checkpoint, options, size, report)
         model = _model_info(checkpoint)
         variants = _write_graphs(directory, checkpoint, options, placed)
         (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
@@ -120,7 +151,7 @@ def _replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _write_weights(directory: Path, checkpoint: Checkpoint, precision: str, size: int, report: Progress) -> dict[str, Placed]:
+def _write_weights(directory: Path, checkpoint: Checkpoint, options: ExportOptions, size: int, report: Progress) -> dict[str, Placed]:
     done = 0
 
     def written(count: int) -> None:
@@ -128,7 +159,7 @@ def _write_weights(directory: Path, checkpoint: Checkpoint, precision: str, size
         done += count
         report("weights", done, size)
 
-    return write_weights(directory / WEIGHTS_FILE, checkpoint.tensors, checkpoint.dims, precision, written)
+    return write_weights(directory / WEIGHTS_FILE, checkpoint.tensors, checkpoint.dims, options.dtype, options.quantization, written)
 
 
 def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed]) -> list[Variant]:
@@ -141,7 +172,7 @@ def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOption
         onnx.checker.check_model(str(directory / file))
         outputs = ["token_ids", "confidence", *(["margin", "entropy"] if spec.metrics else []), *(["logits"] if spec.logits else [])]
         fixed = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
-        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.precision, spec.precision, "static", tuple(outputs), *fixed))
+        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.weight_precision, spec.precision, "static", tuple(outputs), *fixed))
     return variants
 
 
@@ -156,7 +187,14 @@ def _shapes(options: ExportOptions) -> list[tuple[str, StepShape | None]]:
 
 def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | None) -> StepGraph:
     return StepGraph(
-        checkpoint.dims, options.block, checkpoint.vocabulary.mask_token_id, PRECISIONS[options.precision], options.metrics, options.logits, shape
+        checkpoint.dims,
+        options.block,
+        checkpoint.vocabulary.mask_token_id,
+        options.dtype,
+        options.metrics,
+        options.logits,
+        shape,
+        options.quantization,
     )
 
 
@@ -171,12 +209,12 @@ def _self_check(
         report("self-check", done, layers)
 
     spec = _spec(checkpoint, options, None)
-    with_logits = StepGraph(spec.dims, spec.block, spec.mask_token_id, spec.precision, spec.metrics, True)
+    with_logits = replace(spec, logits=True)
     judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
     outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
     drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec.precision, spec.block, layer_done)
     if not options.allow_drift:
-        selfcheck.require(drift, spec.precision)
+        selfcheck.require(drift, spec.weight_precision)
     return drift
 
 
@@ -187,10 +225,18 @@ def _model_info(checkpoint: Checkpoint) -> ModelInfo:
     )
 
 
+def _quantization_info(chosen: Quantization | None) -> QuantizationInfo | None:
+    if chosen is None:
+        return None
+    return QuantizationInfo(chosen.linear.block_size, chosen.symmetric, chosen.head, chosen.embedding)
+
+
 def _manifest(directory: Path, checkpoint: Checkpoint, options: ExportOptions, model: ModelInfo, variants: list[Variant], drift: Drift) -> Manifest:
     vocabulary = checkpoint.vocabulary
     # The fixed-shape graphs have the same nodes and weights; the dynamic one was measured.
-    judged = [replace(v, drift=None if v.is_static else drift) for v in variants]
+    level = FASTEST_LEVEL if options.precision in LEVELED else None
+    storage = _quantization_info(options.quantization)
+    judged = [replace(v, drift=None if v.is_static else drift, quantization=storage, accuracy_level=level) for v in variants]
     files = [describe(path) for path in sorted(directory.iterdir())]
     return Manifest(
         producer=producer(),

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from mars_export.exporter import integer
 from mars_export.exporter.family import Dims
 from mars_export.exporter.nodes import Nodes
-from mars_export.exporter.weights import ONNX_DTYPES, Placed
+from mars_export.exporter.quantize import Codec, Quantization
+from mars_export.exporter.weights import ONNX_DTYPES, Placed, shares_table
 from mars_export.runtime.bundle import FORMAT_VERSION
 
 OPSET, IR_VERSION = 24, 11
@@ -34,7 +36,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """What to write. `shape` None keeps batch, slots, outputs and capacity symbolic."""
+    """What to write. `precision` is that of activations and KV; `shape` None keeps batch, slots, outputs and capacity symbolic."""
 
     dims: Dims
     block: int
@@ -43,6 +45,11 @@ class StepGraph:
     metrics: bool = False
     logits: bool = False
     shape: StepShape | None = None
+    quantization: Quantization | None = None
+
+    @property
+    def weight_precision(self) -> str:
+        return self.quantization.scheme if self.quantization else self.precision
 
 
 def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
@@ -64,7 +71,8 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
         producer_version=version,
     )
     helper.set_model_props(
-        model, {"mars.format_version": FORMAT_VERSION, "mars.block": str(spec.block), "mars.kv_layout": "static", "mars.precision": spec.precision}
+        model,
+        {"mars.format_version": FORMAT_VERSION, "mars.block": str(spec.block), "mars.kv_layout": "static", "mars.precision": spec.weight_precision},
     )
     return model
 
@@ -78,13 +86,19 @@ class _Writer:
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
-        hidden = self.nodes.add("Gather", "embed_tokens.weight", "input_ids", name="embedding")  # [b, s, hidden]
+        hidden = self.embedding()  # [b, s, hidden]
         self.write_positions()
         for i in range(self.dims.num_layers):
             self.nodes.scope(f"layers.{i}")
             hidden = self.write_layer(i, hidden)
         self.nodes.scope("")
         self.write_tail(hidden)
+
+    def embedding(self) -> str:
+        table = "embed_tokens.weight"
+        if self.spec.quantization is None or self.spec.quantization.embedding == "float":
+            return self.nodes.add("Gather", table, "input_ids", name="embedding")
+        return integer.embedded(self.nodes, "input_ids", table, ONNX_DTYPES[self.spec.precision])
 
     # --- positions, rotary angles and causal masks: once for all layers ---
 
@@ -184,8 +198,15 @@ class _Writer:
         return self.linear(nodes.add("Mul", silu, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias)
 
     def linear(self, x: str, weight: str, name: str, bias: bool) -> str:
-        product = self.nodes.add("MatMul", x, f"{weight}.weight", name=name)
+        product = self.product(x, f"{weight}.weight", name, self.spec.quantization.linear if self.spec.quantization else None)
         return self.nodes.add("Add", product, f"{weight}.bias", name=f"{name}_biased") if bias else product
+
+    def product(self, x: str, weight: str, name: str, codec: Codec | None) -> str:
+        if codec is None:
+            return self.nodes.add("MatMul", x, weight, name=name)
+        if self.spec.quantization is not None and self.spec.quantization.is_integer:
+            return integer.integer_product(self.nodes, x, weight, name)
+        return integer.dequantized(self.nodes, x, weight, codec, name)
 
     def norm(self, x: str, module: str, name: str) -> str:
         """RMS norm over the last axis, always computed in fp32."""
@@ -204,7 +225,12 @@ class _Writer:
         wanted = nodes.add("GatherND", hidden, index, name="wanted", batch_dims=1)  # [b, o, hidden]
         normed = self.norm(wanted, "norm", "wanted_normed")
         flat = nodes.add("Reshape", normed, nodes.constant("flat_hidden", [-1, dims.hidden_size]), name="wanted_flat")
-        raw = nodes.add("Gemm", flat, "embed_tokens.weight" if dims.tied else "lm_head.weight", name="lm_head_product", transB=1)
+        table = "embed_tokens.weight" if shares_table(dims, spec.quantization) else "lm_head.weight"
+        codec = spec.quantization.table(spec.quantization.head) if spec.quantization else None
+        if codec is None:
+            raw = nodes.add("Gemm", flat, table, name="lm_head_product", transB=1)
+        else:
+            raw = self.product(flat, table, "lm_head_product", codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
         never = np.zeros(dims.vocab_size, np.float32)

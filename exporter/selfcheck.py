@@ -22,8 +22,15 @@ PROMPTS = (
     "def add(a, b):\n    return a + b\n",
 )
 PROMPT_TOKENS = 24  # at most, of each prompt
+FLIP_TAUS = (0.9, 0.95, 0.99)
 # Largest error that passes, by the graph's precision: (logits, confidence, share of argmax matches).
-BOUNDS = {"float32": (1e-2, 1e-3, 0.99), "float16": (0.5, 0.05, 0.9)}
+BOUNDS = {
+    "float32": (1e-2, 1e-3, 0.99),
+    "float16": (0.5, 0.05, 0.9),
+    "w8a8": (8.0, 0.8, 0.75),
+    "int8": (8.0, 0.8, 0.75),
+    "int4": (16.0, 1.0, 0.5),
+}
 
 
 def check(
@@ -46,6 +53,7 @@ def check(
     expected = reference.logits(dims, checkpoint.tensors, sequences, progress)
     worst_logit = worst_confidence = 0.0
     positions = matches = 0
+    flips = dict.fromkeys(FLIP_TAUS, 0)
     for got, want in zip(_run(directory, graph, outputs, model, kv_dtype, sequences), expected, strict=True):
         want[:, vocabulary.mask_token_id] += np.float32(NEVER)
         keep = np.arange(dims.vocab_size) != vocabulary.mask_token_id
@@ -54,9 +62,12 @@ def check(
         matches += int((token_ids == want.argmax(-1)).sum())
         worst_logit = max(worst_logit, float(np.abs(logits - want)[:, keep].max()))
         weights = np.exp(want - want.max(-1, keepdims=True))
-        chosen = np.take_along_axis(weights / weights.sum(-1, keepdims=True), token_ids[:, None], 1)[:, 0]
+        probabilities = weights / weights.sum(-1, keepdims=True)
+        chosen = np.take_along_axis(probabilities, token_ids[:, None], 1)[:, 0]
         worst_confidence = max(worst_confidence, float(np.abs(confidence - chosen).max()))
-    return Drift(positions, matches, worst_logit, worst_confidence)
+        for tau in FLIP_TAUS:
+            flips[tau] += int(((confidence >= tau) != (probabilities.max(-1) >= tau)).sum())
+    return Drift(positions, matches, worst_logit, worst_confidence, {str(tau): count for tau, count in flips.items()})
 
 
 def require(drift: Drift, precision: str) -> None:

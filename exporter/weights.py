@@ -11,22 +11,35 @@ import numpy as np
 import onnx
 
 from mars_export.exporter.family import Dims
+from mars_export.exporter.quantize import Codec, Quantization, pack
 from mars_export.exporter.tensors import Tensors, check_finite, chunks
 from mars_export.runtime.errors import ExportError
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
-ONNX_DTYPES = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
+ONNX_DTYPES = {
+    "float32": onnx.TensorProto.FLOAT,
+    "float16": onnx.TensorProto.FLOAT16,
+    "int8": onnx.TensorProto.INT8,
+    "uint8": onnx.TensorProto.UINT8,
+    "int4": onnx.TensorProto.INT4,
+    "uint4": onnx.TensorProto.UINT4,
+}
+ENCODED_AT_ONCE = 1 << 21  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the last axis."""
+    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the last axis.
+
+    With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and `{name}_zero_point`).
+    """
 
     name: str
     sources: tuple[str, ...]
     transpose: bool
     dtype: str
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +61,48 @@ class Placed:
         return tensor
 
 
-def recipes(dims: Dims, precision: str) -> Iterator[Recipe]:
+def recipes(dims: Dims, precision: str, quantization: Quantization | None = None) -> Iterator[Recipe]:
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
-    yield Recipe("embed_tokens.weight", ("model.embed_tokens.weight",), False, precision)
+    codec = quantization.linear if quantization else None
+    embedding = quantization.table(quantization.embedding) if quantization else None
+    yield Recipe("embed_tokens.weight", ("model.embed_tokens.weight",), embedding is not None, precision, embedding)
     for i in range(dims.num_layers):
         source, name = f"model.layers.{i}", f"layers.{i}"
         yield Recipe(f"{name}.input_norm.weight", (f"{source}.input_layernorm.weight",), False, "float32")
-        yield from _linear(f"{name}.qkv", [f"{source}.self_attn.{p}_proj" for p in "qkv"], dims.qkv_bias, precision)
+        yield from _linear(f"{name}.qkv", [f"{source}.self_attn.{p}_proj" for p in "qkv"], dims.qkv_bias, precision, codec)
         if dims.qk_norm:
             yield Recipe(f"{name}.q_norm.weight", (f"{source}.self_attn.q_norm.weight",), False, "float32")
             yield Recipe(f"{name}.k_norm.weight", (f"{source}.self_attn.k_norm.weight",), False, "float32")
-        yield from _linear(f"{name}.attention_output", [f"{source}.self_attn.o_proj"], dims.output_bias, precision)
+        yield from _linear(f"{name}.attention_output", [f"{source}.self_attn.o_proj"], dims.output_bias, precision, codec)
         yield Recipe(f"{name}.post_norm.weight", (f"{source}.post_attention_layernorm.weight",), False, "float32")
-        yield from _linear(f"{name}.gate_up", [f"{source}.mlp.gate_proj", f"{source}.mlp.up_proj"], dims.mlp_bias, precision)
-        yield from _linear(f"{name}.down", [f"{source}.mlp.down_proj"], dims.mlp_bias, precision)
+        yield from _linear(f"{name}.gate_up", [f"{source}.mlp.gate_proj", f"{source}.mlp.up_proj"], dims.mlp_bias, precision, codec)
+        yield from _linear(f"{name}.down", [f"{source}.mlp.down_proj"], dims.mlp_bias, precision, codec)
     yield Recipe("norm.weight", ("model.norm.weight",), False, "float32")
-    if not dims.tied:
-        yield Recipe("lm_head.weight", ("lm_head.weight",), False, precision)
+    if not shares_table(dims, quantization):
+        head = quantization.table(quantization.head) if quantization else None
+        source = "model.embed_tokens.weight" if dims.tied else "lm_head.weight"
+        yield Recipe("lm_head.weight", (source,), head is not None, precision, head)
 
 
-def _linear(name: str, sources: list[str], bias: bool, precision: str) -> Iterator[Recipe]:
-    yield Recipe(f"{name}.weight", tuple(f"{s}.weight" for s in sources), True, precision)
+def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
+    """Whether lm_head and the embedding are one weight of the graph."""
+    return dims.tied and (quantization is None or quantization.head == quantization.embedding)
+
+
+def _linear(name: str, sources: list[str], bias: bool, precision: str, codec: Codec | None) -> Iterator[Recipe]:
+    yield Recipe(f"{name}.weight", tuple(f"{s}.weight" for s in sources), True, precision, codec)
     if bias:
         yield Recipe(f"{name}.bias", tuple(f"{s}.bias" for s in sources), False, precision)
 
 
-def write_weights(path: Path, tensors: Tensors, dims: Dims, precision: str, progress: Callable[[int], None] | None = None) -> dict[str, Placed]:
+def write_weights(
+    path: Path,
+    tensors: Tensors,
+    dims: Dims,
+    precision: str,
+    quantization: Quantization | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Placed]:
     """Stream every weight to `path`; `progress` is called with the bytes just written.
 
     Memory stays at about two copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and
@@ -81,29 +110,44 @@ def write_weights(path: Path, tensors: Tensors, dims: Dims, precision: str, prog
     """
     placed = {}
     with path.open("wb") as file:
-        for recipe in recipes(dims, precision):
-            file.write(b"\0" * (-file.tell() % ALIGNMENT))
-            placed[recipe.name] = entry = _write(file, recipe, tensors)
-            if progress is not None:
-                progress(entry.length)
+        for recipe in recipes(dims, precision, quantization):
+            for entry in _write(file, recipe, tensors) if recipe.codec is None else _write_coded(file, recipe, recipe.codec, tensors):
+                placed[entry.name] = entry
+                if progress is not None:
+                    progress(entry.length)
     return placed
 
 
-def total_bytes(shapes: Mapping[str, tuple[int, ...]], dims: Dims, precision: str) -> int:
+def total_bytes(shapes: Mapping[str, tuple[int, ...]], dims: Dims, precision: str, quantization: Quantization | None = None) -> int:
     """Bytes of weight data that `write_weights` will write, padding left out."""
-    return sum(
-        int(np.prod(shapes[source], dtype=np.int64)) * NUMPY_DTYPES[recipe.dtype].itemsize
-        for recipe in recipes(dims, precision)
-        for source in recipe.sources
-    )
+    return sum(_bytes(recipe, shapes[source]) for recipe in recipes(dims, precision, quantization) for source in recipe.sources)
 
 
-def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> Placed:
-    offset, dtype = file.tell(), NUMPY_DTYPES[recipe.dtype]
-    parts = [tensors.read(source) for source in recipe.sources]
-    for source, part in zip(recipe.sources, parts, strict=True):
+def _bytes(recipe: Recipe, shape: tuple[int, ...]) -> int:
+    count, width, codec = int(np.prod(shape, dtype=np.int64)), NUMPY_DTYPES[recipe.dtype].itemsize, recipe.codec
+    if codec is None:
+        return count * width
+    scales = shape[0] * codec.num_blocks(shape[1])
+    bits = 4 if codec.kind == "int4" else 8
+    return (count * bits + 7) // 8 + scales * width + (0 if codec.symmetric else (scales * bits + 7) // 8)
+
+
+def _align(file: BinaryIO) -> int:
+    file.write(b"\0" * (-file.tell() % ALIGNMENT))
+    return file.tell()
+
+
+def _read(recipe: Recipe, tensors: Tensors) -> Iterator[np.ndarray]:
+    for source in recipe.sources:
+        part = tensors.read(source)
         check_finite(source, part)
-        _check_range(source, part, dtype)
+        _check_range(source, part, NUMPY_DTYPES[recipe.dtype])
+        yield part
+
+
+def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
+    offset, dtype = _align(file), NUMPY_DTYPES[recipe.dtype]
+    parts = list(_read(recipe, tensors))
     if recipe.transpose:
         columns = sum(part.shape[0] for part in parts)
         shape: tuple[int, ...] = (parts[0].shape[1], columns)
@@ -118,7 +162,34 @@ def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> Placed:
         for part in parts:
             for rows in chunks(part):
                 file.write(np.ascontiguousarray(rows, dtype).data)
-    return Placed(recipe.name, recipe.dtype, shape, offset, file.tell() - offset)
+    return [Placed(recipe.name, recipe.dtype, shape, offset, file.tell() - offset)]
+
+
+def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
+    """Codes [in, out], then scales [blocks, out] (or [out], for one scale a channel), then zero points like the scales."""
+    sizes = [tensors.shapes[source] for source in recipe.sources]
+    inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
+    blocks, dtype, width = codec.num_blocks(inputs), NUMPY_DTYPES[recipe.dtype], np.int8 if codec.symmetric else np.uint8
+    codes, scales, zeros = np.empty((inputs, outputs), width), np.empty((blocks, outputs), dtype), np.empty((blocks, outputs), np.uint8)
+    start = 0
+    for part in _read(recipe, tensors):
+        for rows in chunks(part, ENCODED_AT_ONCE):
+            encoded, stop = codec.encode(rows, dtype), start + len(rows)
+            codes[:, start:stop] = encoded.codes.reshape(len(rows), inputs).T
+            scales[:, start:stop] = encoded.scales.T
+            if encoded.zeros is not None:
+                zeros[:, start:stop] = encoded.zeros.T
+            start = stop
+    shape = (outputs,) if codec.block_size is None else (blocks, outputs)
+    made = [("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)), ("_scale", recipe.dtype, shape, scales.tobytes())]
+    if not codec.symmetric:
+        made.append(("_zero_point", codec.dtype, shape, pack(zeros, codec.dtype)))
+    placed = []
+    for suffix, kind, dims, data in made:
+        offset = _align(file)
+        file.write(data)
+        placed.append(Placed(recipe.name + suffix, kind, dims, offset, len(data)))
+    return placed
 
 
 def _check_range(name: str, array: np.ndarray, dtype: np.dtype) -> None:

@@ -7,12 +7,17 @@ from mars_export.runtime.errors import BundleError, CalibrationError, Checkpoint
 
 if TYPE_CHECKING:
     from mars_export.runtime.config import GenerationConfig
+    from mars_export.runtime.engine import Engine, Request
+    from mars_export.runtime.schedule import Limits
     from mars_export.runtime.session import Commit, Completion, Event, Session, Stream
     from mars_export.runtime.stats import Stats
 
 # Imported on first use, so that the command line answers --help without numpy and the tokenizer.
 _LAZY = {
     "GenerationConfig": "config",
+    "Engine": "engine",
+    "Limits": "schedule",
+    "Request": "engine",
     "Commit": "session",
     "Completion": "session",
     "Event": "session",
@@ -27,10 +32,13 @@ __all__ = [
     "CheckpointError",
     "Commit",
     "Completion",
+    "Engine",
     "Event",
     "ExportError",
     "GenerationConfig",
+    "Limits",
     "MarsError",
+    "Request",
     "Session",
     "SessionError",
     "Stats",

@@ -71,17 +71,34 @@ class TextInfo:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What the export self-check found between a variant and its checkpoint, over `positions` predictions."""
+    """What the export self-check found between a variant and its checkpoint, over `positions` predictions.
+
+    `acceptance_flips`: for some taus, how many predictions pass in one and not in the other.
+    """
 
     positions: int
     argmax_matches: int
     max_logit_error: float
     max_confidence_error: float
+    acceptance_flips: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationInfo:
+    """How the weights of a variant are stored. `block_size` inputs share a scale, None: one scale for each output channel."""
+
+    block_size: int | None
+    symmetric: bool
+    head: str
+    embedding: str
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic."""
+    """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
+
+    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime.
+    """
 
     name: str
     backend: str
@@ -95,6 +112,8 @@ class Variant:
     slots: int | None = None
     capacity: int | None = None
     drift: Drift | None = None
+    quantization: QuantizationInfo | None = None
+    accuracy_level: int | None = None
 
     @property
     def is_static(self) -> bool:
@@ -117,6 +136,7 @@ class Profile:
     weights_sha256: str | None = None
     precision: str | None = None
     window: int | None = None
+    accuracy_level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +316,27 @@ def _read_variant(fields: Fields) -> Variant:
         slots=fields.optional_integer("slots", 1),
         capacity=fields.optional_integer("capacity", 1),
         drift=_read_drift(fields.object("drift")) if fields.value.get("drift") is not None else None,
+        quantization=_read_quantization(fields.object("quantization")) if fields.value.get("quantization") is not None else None,
+        accuracy_level=fields.optional_integer("accuracy_level", 0),
     )
 
 
 def _read_drift(fields: Fields) -> Drift:
     return Drift(
-        fields.integer("positions"), fields.integer("argmax_matches"), fields.number("max_logit_error"), fields.number("max_confidence_error")
+        fields.integer("positions"),
+        fields.integer("argmax_matches"),
+        fields.number("max_logit_error"),
+        fields.number("max_confidence_error"),
+        _read_flips(fields.object("acceptance_flips")) if fields.value.get("acceptance_flips") is not None else None,
     )
+
+
+def _read_flips(fields: Fields) -> dict[str, int]:
+    return {tau: fields.integer(tau) for tau in fields.value}
+
+
+def _read_quantization(fields: Fields) -> QuantizationInfo:
+    return QuantizationInfo(fields.optional_integer("block_size", 1), fields.boolean("symmetric"), fields.text("head"), fields.text("embedding"))
 
 
 def _read_profile(fields: Fields) -> Profile:
@@ -317,6 +351,7 @@ def _read_profile(fields: Fields) -> Profile:
         fields.optional_text("weights_sha256"),
         fields.optional_text("precision"),
         fields.optional_integer("window", 1),
+        fields.optional_integer("accuracy_level", 0),
     )
 
 

@@ -101,29 +101,31 @@ def decode(backend: Backend, rows: Sequence[Row], block: int, mask_id: int) -> I
 
 def step(batch: Batch, block: int) -> list[Accepted]:
     """One forward over all active rows, and what each accepts."""
-    ended = [row.finish("capacity") for row in batch.active if row.finish_reason is None and not _fits(batch, row)]
+    ended = [row.finish("capacity") for row in batch.active if row.finish_reason is None and not fits(batch, row)]
     batch.drop_finished()
     if not batch.active:
         return ended
-    windows = [_window(batch, row, block) for row in batch.active]
+    windows = [window_of(batch, row, block) for row in batch.active]
     output = batch.forward(0, windows)
-    return ended + [_commit(row, window, output, i) for i, (row, window) in enumerate(zip(batch.active, windows, strict=True))]
+    return ended + [commit(row, window, output, i) for i, (row, window) in enumerate(zip(batch.active, windows, strict=True))]
 
 
 def _first_step(batch: Batch, row: Row, block: int, started: float, begun: float) -> Accepted:
-    window = _window(batch, row, block)
+    window = window_of(batch, row, block)
     output = batch.forward(batch.active.index(row), [window])
-    accepted = _commit(row, window, output, 0)
+    accepted = commit(row, window, output, 0)
     row.stats.prefill_time = perf_counter() - begun
     row.stats.time_to_first_token = perf_counter() - started
     return accepted
 
 
-def _fits(batch: Batch, row: Row) -> bool:
+def fits(batch: Batch, row: Row) -> bool:
+    """Whether the row's pending tokens still have room in the context."""
     return len(row.tokens) <= batch.backend.max_capacity
 
 
-def _window(batch: Batch, row: Row, block: int) -> Window:
+def window_of(batch: Batch, row: Row, block: int) -> Window:
+    """All pending tokens of a row, and as many masks as it wants and there is room for."""
     known = row.num_pending
     room = batch.backend.max_capacity - row.cursor - known
     if batch.backend.max_slots is not None:
@@ -131,7 +133,8 @@ def _window(batch: Batch, row: Row, block: int) -> Window:
     return Window(known, max(0, min(row.look_ahead(block) - 1, room)))
 
 
-def _commit(row: Row, window: Window, output: StepOutput, i: int) -> Accepted:
+def commit(row: Row, window: Window, output: StepOutput, i: int) -> Accepted:
+    """Make the window's known tokens final and accept from batch row `i` of the step's output."""
     row.cursor += window.known
     row.stats.forwards += 1
     return row.take(Predictions.of(output, i, window.masks + 1, row.config.metric))

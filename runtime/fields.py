@@ -36,6 +36,12 @@ class Fields:
             return 0.0
         return float(value)
 
+    def boolean(self, name: str) -> bool:
+        value = self.value.get(name)
+        if not isinstance(value, bool):
+            self.wrong(name, f"true or false is expected, not {_kind(value)}")
+        return value is True
+
     def text(self, name: str, choices: tuple[str, ...] = ()) -> str:
         value = self.value.get(name)
         if not isinstance(value, str) or not value:

@@ -18,6 +18,10 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
+# Of products with int4 and int8 weights: 0 and 1 compute in fp32, 2 in fp16, 3 in bf16, 4 with activations in 8-bit blocks.
+ACCURACY_LEVELS = (0, 1, 2, 3, 4)
+FASTEST_LEVEL = 4
+LEVELED = ("int4", "int8")
 
 
 class OrtCache:
@@ -53,7 +57,14 @@ class OrtBackend:
     """A step graph in an ONNX Runtime session. `outputs` are the prediction outputs it must have; KV tensors follow `model`."""
 
     def __init__(
-        self, graph: Path, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, device: str = "cpu", threads: int | None = None
+        self,
+        graph: Path,
+        outputs: tuple[str, ...],
+        model: ModelInfo,
+        kv_dtype: str,
+        device: str = "cpu",
+        threads: int | None = None,
+        accuracy_level: int = FASTEST_LEVEL,
     ) -> None:
         ort = _import(device)
         self.outputs = outputs
@@ -65,6 +76,7 @@ class OrtBackend:
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
@@ -74,11 +86,17 @@ class OrtBackend:
         self._check_signature(graph, ORT_TYPES[kv_dtype])
 
     @classmethod
-    def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None) -> OrtBackend:
-        """Load a dynamic ONNX variant of a bundle."""
+    def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None = None) -> OrtBackend:
+        """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured at."""
         if variant.kv_layout != "static" or variant.kv_dtype not in KV_DTYPES:
             raise SessionError(f"variant {variant.name}: KV layout {variant.kv_layout} in {variant.kv_dtype} does not run on ONNX Runtime")
-        return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads)
+        if accuracy_level is not None and variant.precision not in LEVELED:
+            raise SessionError(f"variant {variant.name} is {variant.precision}: an accuracy level is for {' and '.join(LEVELED)} weights")
+        level = accuracy_level if accuracy_level is not None else variant.accuracy_level
+        level = FASTEST_LEVEL if level is None else level
+        if level not in ACCURACY_LEVELS:
+            raise SessionError(f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}")
+        return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads, level)
 
     def new_cache(self, num_rows: int) -> OrtCache:
         return OrtCache(self._suffixes, num_rows, *self._cache_shape, self._dtype)

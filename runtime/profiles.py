@@ -38,6 +38,8 @@ def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[st
         reasons.append("the weights are not those it was calibrated on")
     if profile.precision is not None and profile.precision != variant.precision:
         reasons.append(f"it was calibrated in {profile.precision}, {variant.precision} is running")
+    if profile.accuracy_level != variant.accuracy_level:
+        reasons.append(f"it was calibrated at accuracy level {profile.accuracy_level}, {variant.accuracy_level} is running")
     return reasons
 
 

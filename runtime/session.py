@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mars_export.runtime import profiles
@@ -71,11 +71,21 @@ class Session:
         self.text = Text.of(bundle) if manifest.text is not None else None
 
     @classmethod
-    def open(cls, path: str | Path, device: str = "cpu", *, threads: int | None = None, variant: str | None = None, verify: bool = False) -> Session:
+    def open(
+        cls,
+        path: str | Path,
+        device: str = "cpu",
+        *,
+        threads: int | None = None,
+        variant: str | None = None,
+        accuracy_level: int | None = None,
+        verify: bool = False,
+    ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
 
-        `verify` hashes all files even if they were found good before. Raises BundleError for a bad bundle, SessionError
-        when no variant runs here; never falls back to another device.
+        `accuracy_level`, for int4 and int8 weights: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast;
+        None is the level the export measured. `verify` hashes all files even if they were found good before. Raises BundleError
+        for a bad bundle, SessionError when no variant runs here; never falls back to another device.
         """
         from mars_export.runtime.ort import OrtBackend
 
@@ -83,7 +93,9 @@ class Session:
         chosen = bundle.variant(variant) if variant is not None else _pick(bundle)
         if chosen.backend != "onnx" or chosen.is_static:
             raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {_why_not(chosen)}")
-        return cls(bundle, chosen, OrtBackend.of(bundle, chosen, device, threads))
+        backend = OrtBackend.of(bundle, chosen, device, threads, accuracy_level)
+        # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
+        return cls(bundle, chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level), backend)
 
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Completion:
         """Answer one prompt: a text as it stands, chat messages, or token ids."""
@@ -96,7 +108,7 @@ class Session:
         configs = list(config) if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
         if len(configs) != len(prompts):
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
-        streams = [self._row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))]
+        streams = [self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))]
         confidences: list[list[float]] = [[] for _ in streams]
         for events in self._decode([row for row, _ in streams], commit):
             for event in events:
@@ -105,8 +117,8 @@ class Session:
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Stream:
         """Answer one prompt step by step."""
-        row, text = self._row(0, prompt, config or GenerationConfig())
-        return Stream(self, row, text, self._decode([row], commit))
+        row, text = self.new_row(0, prompt, config or GenerationConfig())
+        return Stream(row, text, self._decode([row], commit))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the vocabulary."""
@@ -126,7 +138,8 @@ class Session:
             raise SessionError(f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity}; shorten the prompt")
         return ids
 
-    def _row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
+    def new_row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
+        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do."""
         self.check(config)
         text = TextStream(self.text, config.stop) if self.text is not None else None
         return Row(index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None), text
@@ -158,20 +171,12 @@ class Session:
         return decode(self.backend, rows, manifest.block, manifest.tokens.mask)
 
 
-class Stream:
-    """Events of one answer, made as they are asked for. `tau` may be changed between two events; leaving early costs nothing."""
+class Answer:
+    """An answer that grows: its row, its text and the confidences so far. `tau` may be changed while it does."""
 
-    def __init__(self, session: Session, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
-        self._session, self._row, self._text, self._steps = session, row, text, steps
+    def __init__(self, row: Row, text: TextStream | None) -> None:
+        self._row, self._text = row, text
         self._confidences: list[float] = []
-
-    def __iter__(self) -> Iterator[Event]:
-        for accepted in self._steps:
-            if not accepted:
-                yield Event("", (), (), None)
-            for event in accepted:
-                self._confidences += event.confidences
-                yield Event(self._new_text(event.finish_reason), event.token_ids, event.confidences, event.finish_reason)
 
     @property
     def tau(self) -> float:
@@ -186,6 +191,32 @@ class Stream:
         return self._row.stats
 
     @property
+    def completion(self) -> Completion:
+        """The answer so far; `finish_reason` is "cancelled" while it is not finished."""
+        return _completion(self._row, self._text, self._confidences)
+
+    def _event(self, accepted: Accepted) -> Event:
+        """Take in what a step accepted."""
+        self._confidences += accepted.confidences
+        text = "" if self._text is None else self._text.read() if accepted.finish_reason is None else self._text.finish()
+        return Event(text, accepted.token_ids, accepted.confidences, accepted.finish_reason)
+
+
+class Stream(Answer):
+    """Events of one answer, made as they are asked for. Leaving early costs nothing."""
+
+    def __init__(self, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
+        super().__init__(row, text)
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Event]:
+        for accepted in self._steps:
+            if not accepted:
+                yield Event("", (), (), None)
+            for event in accepted:
+                yield self._event(event)
+
+    @property
     def prefilled(self) -> int:
         """Prompt tokens that are in the cache."""
         return min(self._row.cursor, self._row.stats.prompt_tokens)
@@ -195,18 +226,9 @@ class Stream:
         if self._row.finish_reason is None:
             self._row.finish_reason = "cancelled"
 
-    @property
-    def completion(self) -> Completion:
-        """The answer so far; `finish_reason` is "cancelled" while it is not finished."""
-        return _completion(self._row, self._text, self._confidences)
-
-    def _new_text(self, reason: FinishReason | None) -> str:
-        if self._text is None:
-            return ""
-        return self._text.read() if reason is None else self._text.finish()
-
 
 def _completion(row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
+    """What a row has produced so far."""
     if text is not None and row.finish_reason is not None:
         text.finish()
     ids = tuple(row.tokens[row.stats.prompt_tokens :])

@@ -56,6 +56,7 @@ def test_an_older_bundle_is_named_by_the_format_of_its_new_fields(path: Path) ->
     [
         ({"variant_sha256": "0" * 64}, r"the graph model.onnx is not the one"),
         ({"weights_sha256": "0" * 64}, "the weights are not those"),
+        ({"accuracy_level": 4}, "calibrated at accuracy level 4, None is running"),
         ({"precision": "int4"}, "calibrated in int4, float32 is running"),
     ],
 )

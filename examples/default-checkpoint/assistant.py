@@ -302,7 +302,8 @@ SKILLS = tuple(_skill(table) for table in tomllib.loads((Path(__file__).parent /
 OPENINGS = ("", "", "", "please ", "can you ", "could you ", "hey, ", "ok, ", "would you ", "hi, please ", "now ", "could you please ")
 ENDINGS = ("", "", "", "", " please", ", thanks", ".", " now", " for me", ", thank you")
 JOINS = (" and ", " and then ", ", then ", ", and ", "; also ", " and also ")
-COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 2, 3)  # calls per request
+COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 2, 3)  # calls per held-out request
+TRAIN_COUNTS = (1, 1, 1, 2, 2, 2, 3, 3)  # more of the long ones: they are the harder ones, and pay for their prompt
 ASK_SHARE = 0.12
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -329,7 +330,7 @@ def _clause(rng: random.Random, held_out: bool) -> tuple[str, dict[str, object]]
 
 def request(rng: random.Random, held_out: bool) -> Request:
     """One request of one to three clauses."""
-    clauses = [_clause(rng, held_out) for _ in range(rng.choice(COUNTS))]
+    clauses = [_clause(rng, held_out) for _ in range(rng.choice(COUNTS if held_out else TRAIN_COUNTS))]
     text = clauses[0][0]
     for index, (clause, _) in enumerate(clauses[1:], start=2):
         text += (rng.choice(JOINS) if index == len(clauses) else ", ") + clause

@@ -1,0 +1,43 @@
+"""The nodes of a quantized Linear map and of a quantized embedding. Standard operators only."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from mars_export.exporter.nodes import Nodes
+from mars_export.exporter.quantize import Codec
+
+
+def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> str:
+    """x [..., in] times the decoded weight [in, out]. ONNX Runtime and TensorRT fuse the pair into one kernel."""
+    inputs = [weight, f"{weight}_scale"] + ([] if codec.symmetric else [f"{weight}_zero_point"])
+    axis, block_size = (1, 0) if codec.block_size is None else (0, codec.block_size)
+    decoded = nodes.add("DequantizeLinear", *inputs, name=f"{name}_weight", axis=axis, block_size=block_size)
+    return nodes.add("MatMul", x, decoded, name=name)
+
+
+def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
+    """x [..., in] fp32 times an int8 weight [in, out]; each row of x gets its own scale, so that rows cannot disturb each other."""
+    largest = nodes.add("ReduceMax", nodes.add("Abs", x, name=f"{name}_abs"), nodes.constant("last_axis", [-1]), name=f"{name}_max", keepdims=1)
+    scale = nodes.add("Mul", largest, nodes.constant("code_step", 1 / 127, np.float32), name=f"{name}_row")
+    scale = nodes.add("Max", scale, nodes.constant("smallest_step", 1e-30, np.float32), name=f"{name}_row_scale")  # a row of zeros
+    # Codes are 128 + round(x / scale), unsigned: the product of unsigned and signed bytes is the fast one. The cast cuts off.
+    shifted = nodes.add(
+        "Add", nodes.add("Div", x, scale, name=f"{name}_scaled"), nodes.constant("half_up", 128.5, np.float32), name=f"{name}_shifted"
+    )
+    codes = nodes.add("Cast", shifted, name=f"{name}_codes", to=TensorProto.UINT8)
+    whole = nodes.add("MatMulInteger", codes, weight, nodes.constant("middle", 128, np.uint8), name=f"{name}_integer")
+    wide = nodes.add("Cast", whole, name=f"{name}_f32", to=TensorProto.FLOAT)
+    columns = nodes.add("Mul", wide, f"{weight}_scale", name=f"{name}_columns")
+    return nodes.add("Mul", columns, scale, name=name)
+
+
+def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
+    """Rows of an int8 table [hidden, vocab] for ids [b, s] -> [b, s, hidden]. The table lies as lm_head wants it, and may be the same."""
+    codes = nodes.add("Gather", table, ids, name="embedding_codes", axis=1)  # [hidden, b, s]
+    codes = nodes.add("Transpose", codes, name="embedding_rows", perm=[1, 2, 0])
+    plain = nodes.add("Cast", codes, name="embedding_plain", to=dtype)
+    scale = nodes.add("Gather", f"{table}_scale", ids, name="embedding_scale")
+    scale = nodes.add("Unsqueeze", scale, nodes.constant("axis_2", [2]), name="embedding_scale_last")
+    return nodes.add("Mul", plain, scale, name="embedding")
