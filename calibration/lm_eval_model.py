@@ -18,16 +18,20 @@ from mars_export.runtime.errors import CalibrationError
 
 @register_model("mars_export")
 class MarsLM(LM):  # type: ignore[misc]
-    """A bundle at one setting: --model_args bundle=PATH,tau=0.95 or profile=NAME; also metric, threads, max_gen_toks."""
+    """A bundle at one setting: --model_args bundle=PATH,tau=0.95 or profile=NAME; also metric, threads, max_gen_toks, run_on.
+
+    `run_on` is cpu or cuda. The harness passes a `device` whether its user gave one or not, a GPU by default, so that is not heeded.
+    """
 
     def __init__(
         self, bundle: str, tau: float | None = None, metric: str | None = None, profile: str | None = None, max_gen_toks: int = 256,
-        device: str | None = None, threads: int | None = None, batch_size: int | str = 1, max_batch_size: int | None = None,
+        run_on: str = "cpu", threads: int | None = None, batch_size: int | str = 1, max_batch_size: int | None = None,
+        device: str | None = None,  # noqa: ARG002
     ) -> None:  # fmt: skip
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1 or max_batch_size is not None:
             raise CalibrationError(f"batch_size must be a positive number, not {batch_size}; automatic sizes are not supported")
-        self.answers = Answers.open(str(bundle), tau, metric, profile, max_gen_toks, device or "cpu", threads, int(batch_size))
+        self.answers = Answers.open(str(bundle), tau, metric, profile, max_gen_toks, run_on, threads, int(batch_size))
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
         return self.answers.answer([request.args for request in requests])

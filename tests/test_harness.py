@@ -31,7 +31,7 @@ doc_to_target: "{{{{answer}}}}"
 {rest}
 metadata: {{version: 1}}
 """
-GENERATE = "generation_kwargs: {until: ['\\n'], max_gen_toks: 6}\nmetric_list: [{metric: exact_match}]"
+GENERATE = 'generation_kwargs: {until: ["\\n"], max_gen_toks: 6}\nmetric_list: [{metric: exact_match}]'
 CHOOSE = "doc_to_choice: ['a', 'b']\nmetric_list: [{metric: acc}]"
 
 
