@@ -33,7 +33,7 @@ format: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,dev]'
 	touch $@
 
 clean:

@@ -29,6 +29,12 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+QuantBlock = Annotated[int, typer.Option(help="Inputs that share a scale, for int4 and int8.")]
+Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
+Search = Annotated[bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")]
+Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
+Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
+VariantName = Annotated[str | None, typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
 Tau = Annotated[
     float | None, typer.Option("--tau", min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward; 0.95 by default.")
@@ -65,13 +71,15 @@ def onnx(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")] = Path("mars.bundle"),
     block: Annotated[int, typer.Option(min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with.")] = 8,
-    precision: Annotated[str, typer.Option(help="Of the weights: fp32, fp16, int8, int4, w8a8 (8-bit activations too), or auto.")] = "fp32",
-    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp32 or fp16.")] = "fp32",
-    quant_block: Annotated[int, typer.Option(help="Inputs that share a scale, for int4 and int8.")] = 32,
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")] = False,
-    search: Annotated[bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")] = False,
-    head: Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")] = "int8",
-    embedding: Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")] = "int8",
+    precision: Annotated[
+        str, typer.Option(help="Of the weights: fp32, fp16, bf16 (TensorRT only), int8, int4, w8a8 (8-bit activations too), or auto.")
+    ] = "fp32",
+    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")] = "fp32",
+    quant_block: QuantBlock = 32,
+    asymmetric: Asymmetric = False,
+    search: Search = False,
+    head: Head = "int8",
+    embedding: Embedding = "int8",
     metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
     logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights.")] = False,
@@ -81,6 +89,7 @@ def onnx(
     mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
     revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
     base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
+    kv_layout: Annotated[str, typer.Option("--kv-layout", help="static, or delta: plain operators for TensorRT before 10.15.")] = "static",
     allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Json = False,
@@ -96,7 +105,7 @@ def onnx(
     options = ExportOptions(
         block=block, precision=precision, activations=activations, quant_block=quant_block, asymmetric=asymmetric, search=search, head=head,
         embedding=embedding, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
-        allow_drift=allow_drift,
+        allow_drift=allow_drift, kv_layout=kv_layout,
     )  # fmt: skip
     with _progress() as bars:
         opened = open_checkpoint(checkpoint, revision=revision, base=base, mask_token=mask_token)
@@ -107,11 +116,106 @@ def onnx(
     drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
     out.print(f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)} graph(s)")
     if drift is not None:
-        out.print(
-            f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error {drift.max_logit_error:.1e},"
-            f" confidence error {drift.max_confidence_error:.1e}"
-        )
+        out.print(_drift_line(drift))
     out.print(f"try: mars-export chat {output}")
+
+
+@app.command()
+def trt(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT|BUNDLE]", help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default checkpoint."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle to write: mars.bundle by default, a given bundle itself.")
+    ] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Slots a decode step is built for: 8, or the given bundle's.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the weights: fp16 (default), bf16, fp32, int8 or int4; a given bundle has its own.")
+    ] = None,
+    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")] = "fp16",
+    quant_block: QuantBlock = 32,
+    search: Search = False,
+    head: Head = "float",
+    batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
+    capacity: Annotated[int | None, typer.Option(min=1, help="KV entries a row holds: 1024, or the model's context if that is less.")] = None,
+    prefill: Annotated[int | None, typer.Option(min=1, help="Most slots of a prefill step: 128 by default.")] = None,
+    target: Annotated[str, typer.Option(help="rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")] = "rtx",
+    flavor: Annotated[str, typer.Option(help="auto, tensorrt (Jetson, data centre) or rtx (desktop, builds without a GPU).")] = "auto",
+    jetpack: Annotated[str | None, typer.Option(help="JetPack version of a Jetson target: it decides the KV layout.")] = None,
+    kv_layout: Annotated[str | None, typer.Option("--kv-layout", help="static or delta, instead of what the target's TensorRT takes.")] = None,
+    static: Annotated[bool, typer.Option("--static", help="An engine for exactly --batch rows of --block slots.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
+    mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
+    allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle or engine; build even if memory looks too small.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own into the bundle."""
+    from mars_export.exporter import ExportOptions, open_checkpoint
+    from mars_export.exporter.engines import add_engine, export_engine, is_bundle
+    from mars_export.exporter.plan import EngineOptions
+    from mars_export.runtime.bundle import open_bundle
+
+    engine = EngineOptions(
+        target=target, flavor=flavor, jetpack=jetpack, kv_layout=kv_layout, batch=batch, capacity=capacity, prefill=prefill, static=static
+    )
+    if source is None:
+        err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+    with _progress() as bars:
+        if source is not None and is_bundle(source):
+            written = output or Path(source)
+            outcome = add_engine(
+                open_bundle(source), written, engine, precision=precision, block=block, force=force, dry_run=dry_run, progress=_advance(bars)
+            )
+        else:
+            written = output or Path("mars.bundle")
+            graph = ExportOptions(
+                block=block or 8, precision=precision or "fp16", activations=activations, quant_block=quant_block, search=search, head=head,
+                embedding="float", metrics=metrics, logits=logits, allow_drift=allow_drift,
+            )  # fmt: skip
+            opened = open_checkpoint(source, revision=revision, base=base, mask_token=mask_token)
+            outcome = export_engine(opened, written, graph, engine, force=force, dry_run=dry_run, progress=_advance(bars))
+    if as_json:
+        _print_json({"bundle": str(written)} | outcome.to_dict())
+    else:
+        _print_engine(written, outcome)
+
+
+def _print_engine(bundle: Path, outcome: Any) -> None:
+    plan, variant = outcome.plan, outcome.variant
+    out.print(f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)}, {plan.backend}, KV layout {plan.kv_layout}")
+    for r in plan.ranges:
+        out.print(f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}")
+    if variant is not None:
+        info, size = variant.engine, next(f.size for f in outcome.manifest.files if f.path == variant.file)
+        cost = f"in {info.seconds:.1f} s, {info.peak_memory / 1e9:.1f} GB of memory at most"
+        out.print(f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} {cost}")
+        if variant.drift is not None:
+            out.print(_drift_line(variant.drift))
+        out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")
+        return
+    if plan.obstacle is None:
+        out.print(f"dry run: nothing was built; about {outcome.memory / 1e9:.1f} GB of memory would be needed")
+        return
+    err.print(f"No engine {'would be' if outcome.manifest is None else 'was'} built: {plan.obstacle}.", style="yellow")
+    if outcome.manifest is not None:
+        out.print(f"The bundle holds a recipe instead; on the device: sh {bundle}/{outcome.recipe}", markup=False)
+
+
+def _drift_line(drift: Any) -> str:
+    line = (
+        f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error {drift.max_logit_error:.1e},"
+        f" confidence error {drift.max_confidence_error:.1e}"
+    )
+    flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
+    return line + (f", acceptance flips {flips}" if flips else "")
 
 
 @app.command()
@@ -135,6 +239,7 @@ def generate(
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
     cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")] = 32,
     device: Device = "cpu",
+    variant: VariantName = None,
     threads: Threads = None,
     accuracy_level: Level = None,
     runs: Runs = False,
@@ -149,7 +254,7 @@ def generate(
     )  # fmt: skip
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
-    session = Session.open(bundle, device, threads=threads, accuracy_level=accuracy_level)
+    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
     config = _profiled(session, profile, config)
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
@@ -177,6 +282,7 @@ def chat(
     seed: Seed = 0,
     repetition_penalty: Penalty = 1.0,
     device: Device = "cpu",
+    variant: VariantName = None,
     threads: Threads = None,
     accuracy_level: Level = None,
     runs: Runs = False,
@@ -189,7 +295,7 @@ def chat(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
         **_knob(profile, tau, metric),
     )  # fmt: skip
-    session = Session.open(bundle, device, threads=threads, accuracy_level=accuracy_level)
+    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
     config = _profiled(session, profile, config)
     history: list[dict[str, str]] = _messages(system, None)
     start = len(history)
@@ -246,7 +352,8 @@ def inspect(
     out.print(f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}")
     table = Table("variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None)
     for v in manifest.variants:
-        shape = f"{v.batch}x{v.slots}, capacity {v.capacity}" if v.is_static else "dynamic"
+        shape = f"{v.batch}x{v.slots}" if v.is_static else "dynamic"
+        shape += f", capacity {v.capacity}" if v.capacity else ""
         drift = (f"{v.drift.max_logit_error:.1e}", f"{v.drift.argmax_matches}/{v.drift.positions}") if v.drift else ("", "")
         table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
     out.print(table)
@@ -255,12 +362,21 @@ def inspect(
             q = v.quantization
             grain = f"blocks of {q.block_size}" if q.block_size else "one scale a channel"
             out.print(f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}")
+        if v.engine is not None:
+            _print_engine_info(v.name, v.backend, v.engine)
     files = Table("file", "MB", "sha256", box=None)
     for entry in manifest.files:
         files.add_row(entry.path, f"{entry.size / 1e6:.1f}", entry.sha256[:16])
     out.print(files)
     for profile in manifest.profiles:
         out.print(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+
+
+def _print_engine_info(name: str, backend: str, info: Any) -> None:
+    out.print(f"engine    {name}: {backend} {info.version}, CUDA {info.cuda}, for {', '.join(info.compute_capabilities)} on {info.platform}")
+    out.print(f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory, from {info.graph} {info.graph_sha256[:16]}")
+    for r in info.ranges:
+        out.print(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
 
 
 @app.command()

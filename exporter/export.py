@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnx
 
-from mars_export.exporter import graph, selfcheck
+from mars_export.exporter import graph
 from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.family import Dims
 from mars_export.exporter.graph import StepGraph, StepShape
+from mars_export.exporter.output import replacing
 from mars_export.exporter.quantize import SCHEMES, Quantization
 from mars_export.exporter.weights import Placed, total_bytes, write_weights
-from mars_export.runtime.bundle import MANIFEST_FILE, Drift, Manifest, ModelInfo, QuantizationInfo, TextInfo, TokenInfo, Variant, write_manifest
+from mars_export.runtime.bundle import KV_LAYOUTS, Drift, Manifest, ModelInfo, QuantizationInfo, TextInfo, TokenInfo, Variant, write_manifest
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.files import describe
 from mars_export.runtime.ort import FASTEST_LEVEL, LEVELED
 
-FLOATS = {"fp32": "float32", "fp16": "float16"}
+FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 PRECISIONS = (*FLOATS, *SCHEMES)
 WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
 MAX_BLOCK = 64
@@ -56,6 +53,7 @@ class ExportOptions:
     capacity: int = 1024
     prefill: int = 128
     allow_drift: bool = False
+    kv_layout: str = "static"
 
     @property
     def dtype(self) -> str:
@@ -73,6 +71,8 @@ class ExportOptions:
         problems, context_length = [], dims.context_length
         if self.precision not in PRECISIONS:
             problems.append(f"--precision must be one of {', '.join(PRECISIONS)}, not {self.precision}")
+        if self.kv_layout not in KV_LAYOUTS:
+            problems.append(f"--kv-layout must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout}")
         if self.quantization is not None:
             inputs = {"q, k, v": dims.hidden_size, "the attention output": dims.num_heads * dims.head_dim, "down": dims.intermediate_size}
             problems += self.quantization.problems(inputs)
@@ -101,16 +101,25 @@ def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *,
     """
     options.check(checkpoint.dims)
     report = progress or (lambda phase, done, total: None)
-    size = total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
-    with _replacing(target, size, force) as directory:
-        placed = _write_weights(directory, checkpoint, options, size, report)
-        model = _model_info(checkpoint)
-        variants = _write_graphs(directory, checkpoint, options, placed)
-        (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-        drift = _self_check(directory, checkpoint, options, placed, model, report)
-        manifest = _manifest(directory, checkpoint, options, model, variants, drift)
-        write_manifest(directory, manifest)
+    with replacing(target, weight_bytes(checkpoint, options), force) as directory:
+        return write_bundle(directory, checkpoint, options, report)
+
+
+def write_bundle(directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress) -> Manifest:
+    """Fill an empty directory with a bundle whose options were checked; nothing is put right when it fails."""
+    placed = _write_weights(directory, checkpoint, options, weight_bytes(checkpoint, options), report)
+    model = _model_info(checkpoint)
+    variants = _write_graphs(directory, checkpoint, options, placed)
+    (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
+    drift = _self_check(directory, checkpoint, options, placed, model, report)
+    manifest = _manifest(directory, checkpoint, options, model, variants, drift)
+    write_manifest(directory, manifest)
     return manifest
+
+
+def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
+    """Size of the weights that `options` will write."""
+    return total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
 
 
 def producer() -> str:
@@ -123,32 +132,6 @@ def _version() -> str:
         return version("mars-export")
     except PackageNotFoundError:
         return "0"
-
-
-@contextmanager
-def _replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
-    """A scratch directory beside `target`, renamed to it on success and removed on anything else."""
-    if target.exists() and not force:
-        raise ExportError(f"{target} exists; give --force to replace it")
-    if target.exists() and not (target / MANIFEST_FILE).is_file():
-        raise ExportError(f"{target} exists and is not a bundle; --force only replaces bundles")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < size + (64 << 20):
-        raise ExportError(f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        scratch.chmod(0o755)
-        yield scratch
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            os.rename(target, old / "bundle")
-            os.rename(scratch, target)
-            shutil.rmtree(old)
-        else:
-            os.rename(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _write_weights(directory: Path, checkpoint: Checkpoint, options: ExportOptions, size: int, report: Progress) -> dict[str, Placed]:
@@ -172,7 +155,7 @@ def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOption
         onnx.checker.check_model(str(directory / file))
         outputs = ["token_ids", "confidence", *(["margin", "entropy"] if spec.metrics else []), *(["logits"] if spec.logits else [])]
         fixed = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
-        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.weight_precision, spec.precision, "static", tuple(outputs), *fixed))
+        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.weight_precision, spec.precision, spec.kv_layout, tuple(outputs), *fixed))
     return variants
 
 
@@ -195,12 +178,15 @@ def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | Non
         options.logits,
         shape,
         options.quantization,
+        options.kv_layout,
     )
 
 
 def _self_check(
     directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed], model: ModelInfo, report: Progress
 ) -> Drift:
+    from mars_export.exporter import selfcheck  # torch: a Jetson that adds an engine to a bundle has none
+
     layers, done = checkpoint.dims.num_layers, 0
 
     def layer_done() -> None:
@@ -212,7 +198,7 @@ def _self_check(
     with_logits = replace(spec, logits=True)
     judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
     outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
-    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec.precision, spec.block, layer_done)
+    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec, layer_done)
     if not options.allow_drift:
         selfcheck.require(drift, spec.weight_precision)
     return drift

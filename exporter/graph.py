@@ -9,14 +9,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from mars_export.exporter import integer
+from mars_export.exporter import integer, plain
 from mars_export.exporter.family import Dims
 from mars_export.exporter.nodes import Nodes
 from mars_export.exporter.quantize import Codec, Quantization
 from mars_export.exporter.weights import ONNX_DTYPES, Placed, shares_table
 from mars_export.runtime.bundle import FORMAT_VERSION
 
-OPSET, IR_VERSION = 24, 11
+# (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8 came with 21.
+STATIC, DELTA, DELTA_QUANTIZED = (24, 11), (18, 8), (21, 10)
 # Added to the mask token's logit. Finite: in the entropy, exp(-inf) * -inf would be NaN.
 NEVER = -1e9
 
@@ -36,7 +37,10 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """What to write. `precision` is that of activations and KV; `shape` None keeps batch, slots, outputs and capacity symbolic."""
+    """What to write. `precision` is that of activations and KV; `shape` None keeps batch, slots, outputs and capacity symbolic.
+
+    `kv_layout`: see docs/format.md.
+    """
 
     dims: Dims
     block: int
@@ -46,10 +50,17 @@ class StepGraph:
     logits: bool = False
     shape: StepShape | None = None
     quantization: Quantization | None = None
+    kv_layout: str = "static"
 
     @property
     def weight_precision(self) -> str:
         return self.quantization.scheme if self.quantization else self.precision
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        if self.kv_layout == "static":
+            return STATIC
+        return DELTA_QUANTIZED if self.quantization else DELTA
 
 
 def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
@@ -65,14 +76,19 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
     )
     model = helper.make_model(
         graph,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", spec.versions[0])],
+        ir_version=spec.versions[1],
         producer_name="mars-export",
         producer_version=version,
     )
     helper.set_model_props(
         model,
-        {"mars.format_version": FORMAT_VERSION, "mars.block": str(spec.block), "mars.kv_layout": "static", "mars.precision": spec.weight_precision},
+        {
+            "mars.format_version": FORMAT_VERSION,
+            "mars.block": str(spec.block),
+            "mars.kv_layout": spec.kv_layout,
+            "mars.precision": spec.weight_precision,
+        },
     )
     return model
 
@@ -83,6 +99,7 @@ class _Writer:
     def __init__(self, spec: StepGraph) -> None:
         self.spec, self.dims, self.nodes = spec, spec.dims, Nodes()
         self.half = spec.precision != "float32"
+        self.delta = spec.kv_layout == "delta"
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
@@ -117,12 +134,13 @@ class _Writer:
         start = nodes.add("Unsqueeze", "kv_length", nodes.constant("axis_1", [1]), name="kv_length_column")
         positions = nodes.add("Add", start, slots, name="positions")  # [b, s]
         column = nodes.add("Unsqueeze", positions, nodes.constant("axes_1_3", [1, 3]), name="positions_column")  # [b, 1, s, 1]
-        causal = nodes.add("LessOrEqual", capacity, column, name="causal_mask")  # [b, 1, s, c]
+        keys = plain.key_positions(nodes, capacity, start, positions) if self.delta else capacity
+        causal = nodes.add("LessOrEqual", keys, column, name="causal_mask")  # [b, 1, s, c], delta [b, 1, s, c + s]
         for window in dict.fromkeys(self.dims.windows):
             self.masks[window] = causal
             if window is not None:
                 first = nodes.add("Sub", column, nodes.constant(f"window_{window}", window), name=f"window_{window}_start")
-                inside = nodes.add("Greater", capacity, first, name=f"window_{window}_inside")
+                inside = nodes.add("Greater", keys, first, name=f"window_{window}_inside")
                 self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
         seconds = nodes.add(
             "Unsqueeze",
@@ -136,6 +154,9 @@ class _Writer:
             if self.dims.rope.scale != 1.0:
                 value = nodes.add("Mul", value, nodes.constant("rope_scale", self.dims.rope.scale, np.float32), name=f"{name}_scaled")
             nodes.add("Cast", value, name=name, to=ONNX_DTYPES[self.spec.precision])
+        if self.delta:
+            plain.rotary_rows(nodes, self.dims.head_dim)
+            plain.attention_scale(nodes, self.dims.head_dim, ONNX_DTYPES[self.spec.precision])
 
     # --- one decoder layer ---
 
@@ -150,6 +171,16 @@ class _Writer:
     def attention(self, i: int, x: str) -> str:
         nodes, dims = self.nodes, self.dims
         q, k, v = self.heads(i, self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias))
+        mask = self.masks[dims.windows[i]]
+        kind = ONNX_DTYPES[self.spec.precision]
+        mixed = plain.attention(nodes, dims, i, q, k, v, mask, kind) if self.delta else self.scattered(i, q, k, v, mask)
+        rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
+        flat = nodes.add("Reshape", rows, nodes.constant("flat_heads", [0, 0, dims.num_heads * dims.head_dim]), name="attention_flat")
+        return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+
+    def scattered(self, i: int, q: str, k: str, v: str, mask: str) -> str:
+        """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
+        nodes = self.nodes
         for kind, update in (("key", k), ("value", v)):
             # Entries from kv_length on are overwritten in place: a rejected mask's entry never outlives the next step.
             nodes.add(
@@ -162,11 +193,7 @@ class _Writer:
                 axis=2,
                 mode="linear",
             )
-        mask = self.masks[dims.windows[i]]
-        mixed = nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")  # [b, heads, s, d]
-        rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
-        flat = nodes.add("Reshape", rows, nodes.constant("flat_heads", [0, 0, dims.num_heads * dims.head_dim]), name="attention_flat")
-        return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+        return nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")
 
     def heads(self, i: int, packed: str) -> tuple[str, str, str]:
         """Packed [b, s, (heads + 2 kv_heads) d] -> rotated q [b, heads, s, d] and k, plain v [b, kv_heads, s, d]."""
@@ -187,7 +214,7 @@ class _Writer:
         return q, k, v
 
     def rotate(self, x: str, name: str) -> str:
-        return self.nodes.add("RotaryEmbedding", x, "cos", "sin", name=name)
+        return plain.rotate(self.nodes, x, name) if self.delta else self.nodes.add("RotaryEmbedding", x, "cos", "sin", name=name)
 
     def mlp(self, i: int, x: str) -> str:
         nodes, dims = self.nodes, self.dims
@@ -210,12 +237,17 @@ class _Writer:
 
     def norm(self, x: str, module: str, name: str) -> str:
         """RMS norm over the last axis, always computed in fp32."""
-        nodes, scale = self.nodes, f"{module}.weight"
         if not self.half:
-            return nodes.add("RMSNormalization", x, scale, name=name, epsilon=self.dims.rms_norm_eps)
-        wide = nodes.add("Cast", x, name=f"{name}_in", to=TensorProto.FLOAT)
-        normed = nodes.add("RMSNormalization", wide, scale, name=f"{name}_f32", epsilon=self.dims.rms_norm_eps)
-        return nodes.add("Cast", normed, name=name, to=ONNX_DTYPES[self.spec.precision])
+            return self.norm_f32(x, f"{module}.weight", name)
+        wide = self.nodes.add("Cast", x, name=f"{name}_in", to=TensorProto.FLOAT)
+        normed = self.norm_f32(wide, f"{module}.weight", f"{name}_f32")
+        return self.nodes.add("Cast", normed, name=name, to=ONNX_DTYPES[self.spec.precision])
+
+    def norm_f32(self, x: str, scale: str, name: str) -> str:
+        epsilon = self.dims.rms_norm_eps
+        if self.delta:
+            return plain.rms_norm(self.nodes, x, scale, name, epsilon)
+        return self.nodes.add("RMSNormalization", x, scale, name=name, epsilon=epsilon)
 
     # --- the head: wanted rows only, confidences in fp32 ---
 
@@ -264,9 +296,9 @@ class _Writer:
     # --- the contract ---
 
     def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        shape = self.spec.shape
-        batch, capacity = (shape.batch, shape.capacity) if shape else ("batch", "capacity")
-        cache = [batch, self.dims.num_kv_heads, capacity, self.dims.head_dim]
+        shape, is_new = self.spec.shape, self.delta and prefix == "present"
+        batch, entries = (shape.batch, shape.slots if is_new else shape.capacity) if shape else ("batch", "slots" if is_new else "capacity")
+        cache = [batch, self.dims.num_kv_heads, entries, self.dims.head_dim]
         dtype = ONNX_DTYPES[self.spec.precision]
         names = [f"{prefix}.{i}.{kind}" for i in range(self.dims.num_layers) for kind in ("key", "value")]
         return [helper.make_tensor_value_info(name, dtype, cache) for name in names]

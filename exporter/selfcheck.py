@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from mars_export.exporter import reference
+from mars_export.exporter import emulate, reference
 from mars_export.exporter.checkpoint import Checkpoint
-from mars_export.exporter.graph import NEVER
+from mars_export.exporter.graph import NEVER, StepGraph
 from mars_export.runtime.bundle import Drift, ModelInfo
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.ort import OrtBackend
@@ -27,6 +27,7 @@ FLIP_TAUS = (0.9, 0.95, 0.99)
 BOUNDS = {
     "float32": (1e-2, 1e-3, 0.99),
     "float16": (0.5, 0.05, 0.9),
+    "bfloat16": (4.0, 0.4, 0.8),
     "w8a8": (8.0, 0.8, 0.75),
     "int8": (8.0, 0.8, 0.75),
     "int4": (16.0, 1.0, 0.5),
@@ -39,22 +40,21 @@ def check(
     outputs: tuple[str, ...],
     checkpoint: Checkpoint,
     model: ModelInfo,
-    kv_dtype: str,
-    block: int,
+    spec: StepGraph,
     progress: Callable[[], None] | None = None,
 ) -> Drift:
-    """Run `graph` (written with logits, its weights in `directory`) on a few prompts followed by masks; measure the drift.
+    """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks; measure the drift.
 
     Each prompt goes in as two steps, so that KV entries written by the first are read by the second.
     """
     vocabulary, dims = checkpoint.vocabulary, checkpoint.dims
-    masks = [vocabulary.mask_token_id] * (block - 1)
-    sequences = [ids + masks for ids in _prompts(checkpoint, block)]
+    masks = [vocabulary.mask_token_id] * (spec.block - 1)
+    sequences = [ids + masks for ids in _prompts(checkpoint, spec.block)]
     expected = reference.logits(dims, checkpoint.tensors, sequences, progress)
     worst_logit = worst_confidence = 0.0
     positions = matches = 0
     flips = dict.fromkeys(FLIP_TAUS, 0)
-    for got, want in zip(_run(directory, graph, outputs, model, kv_dtype, sequences), expected, strict=True):
+    for got, want in zip(_run(directory, graph, outputs, model, spec, sequences), expected, strict=True):
         want[:, vocabulary.mask_token_id] += np.float32(NEVER)
         keep = np.arange(dims.vocab_size) != vocabulary.mask_token_id
         token_ids, confidence, logits = got
@@ -93,12 +93,14 @@ def _prompts(checkpoint: Checkpoint, block: int) -> list[list[int]]:
 
 
 def _run(
-    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], model: ModelInfo, kv_dtype: str, sequences: Sequence[Sequence[int]]
+    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], model: ModelInfo, spec: StepGraph, sequences: Sequence[Sequence[int]]
 ) -> list[tuple[np.ndarray, ...]]:
     scratch = directory / "check.onnx"
-    onnx.save(graph, scratch)
+    is_emulated = spec.precision == "bfloat16"
+    onnx.save(emulate.widened(graph) if is_emulated else graph, scratch)
     try:
-        backend = OrtBackend(scratch, outputs, model, kv_dtype)
+        kv_dtype = "float32" if is_emulated else spec.precision
+        backend = OrtBackend(scratch, outputs, model, kv_dtype, kv_layout=spec.kv_layout)
         results = []
         for sequence in sequences:
             cache, parts = backend.new_cache(1), []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import ml_dtypes
 import numpy as np
 import onnx
 
@@ -19,13 +20,19 @@ ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its 
 ONNX_DTYPES = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
     "int8": onnx.TensorProto.INT8,
     "uint8": onnx.TensorProto.UINT8,
     "int4": onnx.TensorProto.INT4,
     "uint4": onnx.TensorProto.UINT4,
 }
 ENCODED_AT_ONCE = 1 << 21  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
-NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+LONGEST_LIST = 12  # tensors named in one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +113,16 @@ def write_weights(
     """Stream every weight to `path`; `progress` is called with the bytes just written.
 
     Memory stays at about two copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and
-    ExportError, naming the tensor, for a weight beyond the range of `precision`.
+    ExportError, naming every such tensor, for weights beyond the range of `precision`.
     """
     placed = {}
     with path.open("wb") as file:
         for recipe in recipes(dims, precision, quantization):
-            for entry in _write(file, recipe, tensors) if recipe.codec is None else _write_coded(file, recipe, recipe.codec, tensors):
+            try:
+                entries = _write(file, recipe, tensors) if recipe.codec is None else _write_coded(file, recipe, recipe.codec, tensors)
+            except OverflowError:
+                raise ExportError(_beyond_range(tensors, recipes(dims, precision, quantization), precision)) from None
+            for entry in entries:
                 placed[entry.name] = entry
                 if progress is not None:
                     progress(entry.length)
@@ -141,7 +152,8 @@ def _read(recipe: Recipe, tensors: Tensors) -> Iterator[np.ndarray]:
     for source in recipe.sources:
         part = tensors.read(source)
         check_finite(source, part)
-        _check_range(source, part, NUMPY_DTYPES[recipe.dtype])
+        if _largest(part) > _limit(NUMPY_DTYPES[recipe.dtype]):
+            raise OverflowError(source)
         yield part
 
 
@@ -156,12 +168,12 @@ def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
         for part in parts:
             packed[:, start : start + part.shape[0]] = part.T
             start += part.shape[0]
-        file.write(packed.data)
+        file.write(packed.view(np.uint8).data)
     else:
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         for part in parts:
             for rows in chunks(part):
-                file.write(np.ascontiguousarray(rows, dtype).data)
+                file.write(np.ascontiguousarray(rows, dtype).view(np.uint8).data)
     return [Placed(recipe.name, recipe.dtype, shape, offset, file.tell() - offset)]
 
 
@@ -192,8 +204,21 @@ def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors)
     return placed
 
 
-def _check_range(name: str, array: np.ndarray, dtype: np.dtype) -> None:
-    limit = float(np.finfo(dtype).max)
-    largest = max((float(np.abs(part).max()) for part in chunks(np.atleast_1d(array)) if part.size), default=0.0)
-    if largest > limit:
-        raise ExportError(f"tensor `{name}` reaches {largest:.3g}, beyond {dtype.name}'s {limit:.5g}; export with --precision fp32")
+def _largest(array: np.ndarray) -> float:
+    return max((float(np.abs(part).max()) for part in chunks(np.atleast_1d(array)) if part.size), default=0.0)
+
+
+def _limit(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -> str:
+    """What to say when one weight overflows: every one that does, and what to do."""
+    found: dict[str, float] = {}
+    for recipe in weights:
+        limit = _limit(NUMPY_DTYPES[recipe.dtype])
+        found |= {source: size for source in recipe.sources if (size := _largest(tensors.read(source))) > limit}
+    lines = [f"`{name}` reaches {size:.3g}" for name, size in found.items()]
+    shown = lines[:LONGEST_LIST] + ([f"... and {len(lines) - LONGEST_LIST} more"] if len(lines) > LONGEST_LIST else [])
+    limit = _limit(NUMPY_DTYPES[precision])
+    return f"{len(lines)} tensors go beyond {precision}'s {limit:.5g}; export with --precision bf16 or fp32:\n  " + "\n  ".join(shown)

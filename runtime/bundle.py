@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mars_export.runtime.accept import METRICS
+from mars_export.runtime.engine_info import EngineInfo, read_engine
 from mars_export.runtime.errors import BundleError
 from mars_export.runtime.fields import Fields
 from mars_export.runtime.files import FileEntry, is_safe_name, verify
@@ -97,7 +98,8 @@ class QuantizationInfo:
 class Variant:
     """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
 
-    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime.
+    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime. `engine` is set for
+    the TensorRT backends and for no other.
     """
 
     name: str
@@ -114,10 +116,15 @@ class Variant:
     drift: Drift | None = None
     quantization: QuantizationInfo | None = None
     accuracy_level: int | None = None
+    engine: EngineInfo | None = None
 
     @property
     def is_static(self) -> bool:
         return self.slots is not None
+
+    @property
+    def is_engine(self) -> bool:
+        return self.backend != "onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +325,7 @@ def _read_variant(fields: Fields) -> Variant:
         drift=_read_drift(fields.object("drift")) if fields.value.get("drift") is not None else None,
         quantization=_read_quantization(fields.object("quantization")) if fields.value.get("quantization") is not None else None,
         accuracy_level=fields.optional_integer("accuracy_level", 0),
+        engine=read_engine(fields.object("engine")) if fields.value.get("engine") is not None else None,
     )
 
 
@@ -359,6 +367,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     listed = {entry.path for entry in manifest.files}
     problems = [f"{where}.files: `{path[:80]}` is not a plain file name" for path in sorted(listed) if not is_safe_name(path)]
     used = {v.file: f"variant {v.name}" for v in manifest.variants} | {v.weights: f"variant {v.name}" for v in manifest.variants if v.weights}
+    used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
     problems += [f"{where}: {user} uses `{path[:80]}`, which `files` does not list" for path, user in used.items() if path not in listed]

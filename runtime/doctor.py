@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from mars_export.runtime.bundle import open_bundle
+from mars_export.runtime.bundle import Bundle, Variant, open_bundle
 from mars_export.runtime.config import GenerationConfig
 from mars_export.runtime.errors import MarsError
+from mars_export.runtime.fit import Here, choose, look_around, why_not
 from mars_export.runtime.ort import PROVIDERS, version_and_devices
 from mars_export.runtime.session import Session
 
@@ -22,8 +23,11 @@ OPTIONAL = {
     "onnx": ("export", "exporting"),
     "safetensors": ("export", "exporting"),
     "huggingface_hub": ("export", "downloading checkpoints"),
+    "cuda-bindings": ("rtx", "running TensorRT engines"),
+}
+TENSORRT = {
     "tensorrt": ("trt", "TensorRT engines on Jetson and data-centre GPUs"),
-    "tensorrt_rtx_cu12": ("rtx", "TensorRT engines on desktop RTX"),
+    "tensorrt_rtx": ("rtx", "TensorRT engines on desktop RTX"),
 }
 
 
@@ -50,15 +54,18 @@ class Report:
 
 def examine(bundle: Path | None = None, device: str = "cpu") -> Report:
     """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding step."""
+    here = look_around()
     findings = [
         Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
         _package("mars-export", None),
         _onnxruntime(),
         *(_device(name) for name in PROVIDERS),
         *(_package(name, hint) for name, hint in OPTIONAL.items()),
+        *(_tensorrt(name, hint, here) for name, hint in TENSORRT.items()),
+        _gpu(here),
     ]
     if bundle is not None:
-        findings += _bundle(bundle, device)
+        findings += _bundle(bundle, device, here)
     return Report(tuple(findings))
 
 
@@ -68,6 +75,19 @@ def _package(name: str, hint: tuple[str, str] | None) -> Finding:
     except PackageNotFoundError:
         extra, purpose = hint or ("export", "everything")
         return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
+
+
+def _tensorrt(name: str, hint: tuple[str, str], here: Here) -> Finding:
+    if name in here.tensorrt:
+        return Finding(name, "good", here.tensorrt[name])
+    extra, purpose = hint
+    return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
+
+
+def _gpu(here: Here) -> Finding:
+    if here.no_gpu:
+        return Finding("gpu", "absent", here.no_gpu)
+    return Finding("gpu", "good", f"{here.gpu_name} ({here.gpu}), driver for CUDA {here.driver}")
 
 
 def _onnxruntime() -> Finding:
@@ -84,7 +104,7 @@ def _device(name: str) -> Finding:
     return Finding(f"device {name}", "absent", f"the installed onnxruntime has no {PROVIDERS[name]}")
 
 
-def _bundle(path: Path, device: str) -> list[Finding]:
+def _bundle(path: Path, device: str, here: Here) -> list[Finding]:
     try:
         bundle = open_bundle(path, full=True)
     except MarsError as error:
@@ -95,14 +115,34 @@ def _bundle(path: Path, device: str) -> list[Finding]:
     ]
     opened = False
     for variant in bundle.manifest.variants:
-        try:
-            session = Session.open(path, device, variant=variant.name)
-            done = session.generate([bundle.manifest.tokens.pad], GenerationConfig(max_new_tokens=4, tau=0.0))
-        except MarsError as error:
-            findings.append(Finding(f"variant {variant.name}", "absent", str(error)))
-        else:
-            opened = True
-            findings.append(Finding(f"variant {variant.name}", "good", f"opens on {device} and decodes ({done.stats.forwards} step(s))"))
+        finding = _variant(bundle, variant, device, here)
+        opened = opened or finding.state == "good"
+        findings.append(finding)
+    if any(v.is_engine for v in bundle.manifest.variants):
+        findings.append(_choice(bundle, here))
     if not opened:
         findings.append(Finding(str(path), "bad", f"no variant runs on {device} here"))
     return findings
+
+
+def _variant(bundle: Bundle, variant: Variant, device: str, here: Here) -> Finding:
+    subject = f"variant {variant.name}"
+    # An engine is judged for the GPU it is made for, whatever device was asked for.
+    reason = why_not(variant, "cuda" if variant.is_engine else device, here)
+    if reason is not None:
+        return Finding(subject, "absent", reason)
+    if variant.is_engine and device != "cuda":
+        return Finding(subject, "absent", "fits this machine; it is tried with --device cuda")
+    try:
+        session = Session.open(bundle.path, device, variant=variant.name)
+        done = session.generate([bundle.manifest.tokens.pad], GenerationConfig(max_new_tokens=4, tau=0.0))
+    except MarsError as error:
+        return Finding(subject, "absent", str(error))
+    return Finding(subject, "good", f"opens on {device} and decodes ({done.stats.forwards} step(s))")
+
+
+def _choice(bundle: Bundle, here: Here) -> Finding:
+    try:
+        return Finding("engine", "good", f"--device cuda takes {choose(bundle, 'cuda', here).name}")
+    except MarsError:
+        return Finding("engine", "absent", "none of this bundle's engines runs here; the reasons stand above")

@@ -22,6 +22,7 @@ EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 FASTEST_LEVEL = 4
 LEVELED = ("int4", "int8")
+NO_KERNELS = "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with --precision fp16 or fp32"
 
 
 class OrtCache:
@@ -52,6 +53,13 @@ class OrtCache:
         for buffer in self.buffers:
             buffer[target, :, :length] = buffer[source, :, :length]
 
+    def place(self, first: int, kv_length: np.ndarray, new: list[np.ndarray]) -> None:
+        """Put a step's new entries [rows, kv_heads, slots, head_dim] at kv_length of the rows first, first + 1, ..."""
+        rows, _, slots, _ = new[0].shape
+        row, entry = np.arange(first, first + rows)[:, None], kv_length[:, None] + np.arange(slots)
+        for buffer, entries in zip(self.buffers, new, strict=True):
+            buffer[row, :, entry] = entries.transpose(0, 2, 1, 3)  # [rows, slots, kv_heads, head_dim]
+
 
 class OrtBackend:
     """A step graph in an ONNX Runtime session. `outputs` are the prediction outputs it must have; KV tensors follow `model`."""
@@ -65,6 +73,7 @@ class OrtBackend:
         device: str = "cpu",
         threads: int | None = None,
         accuracy_level: int = FASTEST_LEVEL,
+        kv_layout: str = "static",
     ) -> None:
         ort = _import(device)
         self.outputs = outputs
@@ -73,6 +82,7 @@ class OrtBackend:
         self._vocab = model.vocab_size
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[kv_dtype]
+        self._in_place = kv_layout == "static"
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -88,15 +98,14 @@ class OrtBackend:
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None = None) -> OrtBackend:
         """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured at."""
-        if variant.kv_layout != "static" or variant.kv_dtype not in KV_DTYPES:
-            raise SessionError(f"variant {variant.name}: KV layout {variant.kv_layout} in {variant.kv_dtype} does not run on ONNX Runtime")
         if accuracy_level is not None and variant.precision not in LEVELED:
             raise SessionError(f"variant {variant.name} is {variant.precision}: an accuracy level is for {' and '.join(LEVELED)} weights")
         level = accuracy_level if accuracy_level is not None else variant.accuracy_level
         level = FASTEST_LEVEL if level is None else level
         if level not in ACCURACY_LEVELS:
             raise SessionError(f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}")
-        return cls(bundle.path / variant.file, variant.outputs, bundle.manifest.model, variant.kv_dtype, device, threads, level)
+        graph, model = bundle.path / variant.file, bundle.manifest.model
+        return cls(graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout)
 
     def new_cache(self, num_rows: int) -> OrtCache:
         return OrtCache(self._suffixes, num_rows, *self._cache_shape, self._dtype)
@@ -111,12 +120,16 @@ class OrtBackend:
         for suffix, buffer in zip(self._suffixes, cache.buffers, strict=True):
             address = buffer.ctypes.data + first * buffer.strides[0]
             binding.bind_input(f"past_key_values.{suffix}", "cpu", 0, self._dtype, shape, address)
-            binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
+            if self._in_place:
+                binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
+        new = [] if self._in_place else self._bind_new_entries(binding, input_ids.shape)
         results = {name: self._bind_result(binding, name, output_index.shape) for name in self.outputs if name != "logits" or want_logits}
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(f"ONNX Runtime failed in a step of {rows} x {input_ids.shape[1]} slots: {_first_line(error)}") from error
+        if new:
+            cache.place(first, kv_length, new)
         return StepOutput(**results)
 
     def _bind_result(self, binding: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -124,6 +137,15 @@ class OrtBackend:
         array = np.empty((*shape, self._vocab) if name == "logits" else shape, dtype)
         binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
         return array
+
+    def _bind_new_entries(self, binding: Any, window: tuple[int, ...]) -> list[np.ndarray]:
+        """Memory for a `delta` graph's new entries, [rows, kv_heads, slots, head_dim] for each KV tensor."""
+        rows, slots = window
+        kv_heads, head_dim = self._cache_shape
+        new = [np.empty((rows, kv_heads, slots, head_dim), self._dtype) for _ in self._suffixes]
+        for suffix, array in zip(self._suffixes, new, strict=True):
+            binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, array.shape, array.ctypes.data)
+        return new
 
     def _check_signature(self, graph: Path, cache_type: str) -> None:
         wanted_in = {"input_ids", "kv_length", "output_index", *(f"past_key_values.{s}" for s in self._suffixes)}
@@ -135,6 +157,11 @@ class OrtBackend:
             is_cache = name.startswith(("past_key_values.", "present."))
             if is_cache and ((info.shape[1], info.shape[3]) != self._cache_shape or info.type != cache_type):
                 odd.add(name)
+        for suffix in self._suffixes:
+            past, present = inputs.get(f"past_key_values.{suffix}"), outputs.get(f"present.{suffix}")
+            # In place the two are one buffer; a `delta` graph's output has the slots' entries only.
+            if past and present and (past.shape[2] == present.shape[2]) != self._in_place:
+                odd.add(f"present.{suffix} (KV layout)")
         if "logits" in outputs and outputs["logits"].shape[2] != self._vocab:
             odd.add("logits")
         if odd:

@@ -83,17 +83,19 @@ class Session:
     ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
 
-        `accuracy_level`, for int4 and int8 weights: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast;
-        None is the level the export measured. `verify` hashes all files even if they were found good before. Raises BundleError
-        for a bad bundle, SessionError when no variant runs here; never falls back to another device.
+        `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `accuracy_level`, for
+        int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast; None is the
+        level the export measured. `verify` hashes all files even if they were found good before. Raises BundleError for a bad
+        bundle, SessionError when no variant runs here; never falls back to another device.
         """
-        from mars_export.runtime.ort import OrtBackend
+        from mars_export.runtime.fit import choose, look_around, why_not
 
         bundle = open_bundle(path, full=verify)
-        chosen = bundle.variant(variant) if variant is not None else _pick(bundle)
-        if chosen.backend != "onnx" or chosen.is_static:
-            raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {_why_not(chosen)}")
-        backend = OrtBackend.of(bundle, chosen, device, threads, accuracy_level)
+        chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
+        reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
+        if reason is not None:
+            raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
+        backend = _backend(bundle, chosen, device, threads, accuracy_level)
         # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
         return cls(bundle, chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level), backend)
 
@@ -235,15 +237,13 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     return Completion(text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats)
 
 
-def _pick(bundle: Bundle) -> Variant:
-    fitting = [v for v in bundle.manifest.variants if v.backend == "onnx" and not v.is_static]
-    if fitting:
-        return fitting[0]
-    reasons = "\n  ".join(f"{v.name}: {_why_not(v)}" for v in bundle.manifest.variants)
-    raise SessionError(f"{bundle.path}: no variant runs here:\n  {reasons}")
+def _backend(bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None) -> Backend:
+    if variant.is_engine:
+        if accuracy_level is not None:
+            raise SessionError(f"variant {variant.name} is an engine: an accuracy level is for ONNX Runtime")
+        from mars_export.runtime.trt import TrtBackend
 
+        return TrtBackend.of(bundle, variant)
+    from mars_export.runtime.ort import OrtBackend
 
-def _why_not(variant: Variant) -> str:
-    if variant.backend != "onnx":
-        return f"made for {variant.backend}"
-    return "its fixed shapes are for compilers; the session runs the dynamic graph"
+    return OrtBackend.of(bundle, variant, device, threads, accuracy_level)

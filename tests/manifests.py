@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 from mars_export.runtime.bundle import Drift, Manifest, ModelInfo, Profile, TextInfo, TokenInfo, Variant
+from mars_export.runtime.engine_info import EngineInfo, Extent, Range
 from mars_export.runtime.files import FileEntry
 
 HASH = "0123456789abcdef" * 4
+DECODE = Range("decode", Extent(1, 2, 4), Extent(1, 8, 15), Extent(1, 8, 8))
+ENGINE = EngineInfo("1.7.1.116", "12", "linux-x86_64", ("sm86",), (DECODE,), "rtx.onnx", HASH, 3.5, 10**9)
 GOOD = Manifest(
     producer="mars-export 0.1.0",
     source="here",
@@ -28,9 +31,9 @@ GOOD = Manifest(
 )
 
 
-def changed(path: str, value: Any) -> str:
-    """The good manifest with one field set; `...` removes it. `path` is dotted, list positions are numbers."""
-    whole = json.loads(GOOD.to_json())
+def changed(path: str, value: Any, manifest: Manifest = GOOD) -> str:
+    """The good manifest (or another) with one field set; `...` removes it. `path` is dotted, list positions are numbers."""
+    whole = json.loads(manifest.to_json())
     *parents, last = [int(p) if p.isdecimal() else p for p in path.split(".")]
     target = whole
     for parent in parents:

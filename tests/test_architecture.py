@@ -62,7 +62,7 @@ def foreign(path: Path) -> set[str]:
 
 def test_there_is_something_to_look_at() -> None:
     assert {"runtime.accept", "exporter.graph", "cli"} <= {name_of(p) for p in FILES}
-    assert ours(ROOT / "runtime" / "session.py") >= {"runtime.decode", "runtime.text", "runtime.ort"}
+    assert ours(ROOT / "runtime" / "session.py") >= {"runtime.decode", "runtime.text", "runtime.ort", "runtime.trt"}
     assert "onnxruntime" in foreign(ROOT / "runtime" / "ort.py")
 
 
@@ -77,7 +77,7 @@ def test_each_part_imports_what_it_may(path: Path) -> None:
 
 
 def test_the_rule_and_the_format_stand_alone() -> None:
-    alone = {"runtime.accept", "runtime.bundle", "runtime.errors", "runtime.fields", "runtime.files"}
+    alone = {"runtime.accept", "runtime.bundle", "runtime.engine_info", "runtime.errors", "runtime.fields", "runtime.files"}
     for name in sorted(alone):
         path = ROOT / f"{name.replace('.', '/')}.py"
         assert ours(path) <= alone
@@ -88,8 +88,9 @@ def test_the_rule_and_the_format_stand_alone() -> None:
     ("module", "home"),
     [
         ("onnxruntime", {"runtime.ort"}),
-        ("tensorrt", {"runtime.trt", "exporter.tensorrt"}),
-        ("tensorrt_rtx", {"runtime.trt", "exporter.tensorrt"}),
+        ("tensorrt", {"runtime.trt_engine", "exporter.tensorrt"}),
+        ("tensorrt_rtx", {"runtime.trt_engine", "exporter.tensorrt"}),
+        ("cuda", {"runtime.cuda"}),
         ("jinja2", {"runtime.text"}),
         ("peft", set()),
         ("typer", {"cli"}),
@@ -131,6 +132,8 @@ def test_nothing_prints_but_the_command_line() -> None:
     [
         ("mars_export.runtime", {*TORCH, "onnxruntime", "typer", "rich"}),
         ("mars_export.runtime.bundle", {*TORCH, "onnxruntime", "numpy", "tokenizers", "jinja2"}),
+        ("mars_export.exporter.engines", {"torch", "transformers", "safetensors", "gguf", "peft", "onnxruntime", "tensorrt", "tensorrt_rtx"}),
+        ("mars_export.runtime.trt", {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}),
         ("mars_export.cli", {*TORCH, "onnxruntime", "numpy", "tokenizers", "jinja2"}),
     ],
 )

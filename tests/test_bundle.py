@@ -131,6 +131,7 @@ def change(directory: Path, part: str, changes: dict[str, Any]) -> None:
         ("model", {"vocab_size": 300}, "logits"),
         ("variant", {"outputs": ["token_ids", "confidence"]}, "entropy, logits, margin"),
         ("variant", {"kv_dtype": "float16"}, "past_key_values.0.key"),
+        ("variant", {"kv_layout": "delta"}, r"present.0.key \(KV layout\)"),
     ],
 )
 def test_a_manifest_that_is_not_of_this_graph(part: str, changes: dict[str, Any], odd: str, directory: Path) -> None:
@@ -144,8 +145,7 @@ def test_a_manifest_that_is_not_of_this_graph(part: str, changes: dict[str, Any]
     [
         ({"backend": "tensorrt"}, "model: made for tensorrt"),
         ({"slots": 8, "batch": 1, "capacity": 64}, "model: its fixed shapes are for compilers"),
-        ({"kv_layout": "delta"}, "KV layout delta in float32 does not run on ONNX Runtime"),
-        ({"kv_dtype": "bfloat16"}, "KV layout static in bfloat16 does not run on ONNX Runtime"),
+        ({"kv_dtype": "bfloat16"}, "model: ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT"),
     ],
 )
 def test_a_good_bundle_that_does_not_run_here_says_why(changes: dict[str, Any], why: str, directory: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from manifests import GOOD, changed
+from manifests import ENGINE, GOOD, changed
 
 from mars_export.runtime import BundleError
 from mars_export.runtime.bundle import FORMAT_VERSION, parse_manifest
-from mars_export.runtime.files import is_safe_name
+from mars_export.runtime.files import FileEntry, is_safe_name
 
 
 def test_the_good_one_is_read_as_it_was() -> None:
@@ -117,6 +118,42 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_a_wrong_field_is_named(path: str, value: Any, message: str) -> None:
     with pytest.raises(BundleError, match=message):
         parse_manifest(changed(path, value))
+
+
+WITH_ENGINE = replace(
+    GOOD,
+    variants=(*GOOD.variants, replace(GOOD.variants[0], name="rtx", backend="tensorrt_rtx", file="rtx.engine", capacity=64, engine=ENGINE)),
+    files=(*GOOD.files, *(FileEntry(name, 3, GOOD.files[0].sha256) for name in ("rtx.engine", "rtx.onnx"))),
+)
+WRONG_ENGINES: list[tuple[str, Any, str]] = [
+    ("engine", 3, r"variants\[2\].engine: an object is expected"),
+    ("engine.version", None, r"engine.version: a non-empty string"),
+    ("engine.cuda", 12, r"engine.cuda: a non-empty string"),
+    ("engine.platform", "", r"engine.platform: a non-empty string"),
+    ("engine.compute_capabilities", "sm86", r"engine.compute_capabilities: a list is expected"),
+    ("engine.compute_capabilities", [86], r"engine.compute_capabilities: strings are expected"),
+    ("engine.ranges", [], r"engine.ranges: at least one is expected"),
+    ("engine.ranges", [7], r"engine.ranges\[0\]: an object is expected"),
+    ("engine.ranges.0.name", "warmup", r"ranges\[0\].name: `warmup` is not one of decode, prefill"),
+    ("engine.ranges.0.slots", None, r"ranges\[0\].slots: an object is expected"),
+    ("engine.ranges.0.slots.opt", 16, r"ranges\[0\].slots: min 1, opt 16, max 15 are not in order"),
+    ("engine.ranges.0.batch.min", 0, r"ranges\[0\].batch.min: an integer of 1 to"),
+    ("engine.ranges.0.batch.max", 2**40, r"ranges\[0\].batch.max: an integer of 1 to"),
+    ("engine.graph", "../x.onnx", r"variant rtx uses `../x.onnx`, which `files` does not list"),
+    ("engine.graph_sha256", ..., r"engine.graph_sha256: a non-empty string"),
+    ("engine.seconds", "long", r"engine.seconds: a finite number"),
+    ("engine.peak_memory", -1, r"engine.peak_memory: an integer"),
+]
+
+
+def test_an_engine_is_read_as_it_was_written() -> None:
+    assert parse_manifest(WITH_ENGINE.to_json()) == WITH_ENGINE
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG_ENGINES, ids=lambda value: str(value)[:40])
+def test_a_wrong_engine_field_is_named(path: str, value: Any, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        parse_manifest(changed(f"variants.2.{path}", value, WITH_ENGINE))
 
 
 UNSAFE = [

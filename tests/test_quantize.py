@@ -219,7 +219,7 @@ def test_int4_in_half_precision_keeps_half_precision_kv(checkpoints: Named, tmp_
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"precision": "int3"}, "--precision must be one of fp32, fp16, int4, int8, w8a8, not int3"),
+        ({"precision": "int3"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not int3"),
         ({"precision": "int4", "quant_block": 32}, r"--quant-block 32 does not divide the 48 inputs of q, k, v; .*the 80 inputs of down"),
         ({"precision": "int4", "quant_block": 20}, "--quant-block must be one of 16, 32, 64, 128, 256, not 20"),
         ({"precision": "int4", "quant_block": 16, "head": "int2"}, "--head must be one of float, int8, int4, not int2"),
