@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +17,13 @@ from mars_export.runtime.errors import MarsError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from mars_export.runtime import Completion, GenerationConfig, Stream
+    from mars_export.calibration.run import Estimate
+    from mars_export.runtime import Completion, GenerationConfig, Session, Stream
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 out = Console(highlight=False, soft_wrap=True)
+profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
+app.add_typer(profiles_app, name="profiles")
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")]
@@ -32,8 +36,13 @@ Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: 
 Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
 VariantName = Annotated[str | None, typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
-Tau = Annotated[float, typer.Option(min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward, lower is faster.")]
-Metric = Annotated[str, typer.Option(help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export.")]
+Tau = Annotated[
+    float | None, typer.Option("--tau", min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward; 0.95 by default.")
+]
+ProfileName = Annotated[str | None, typer.Option("--profile", help="Take tau, metric and window from this calibrated profile of the bundle.")]
+Metric = Annotated[
+    str | None, typer.Option(help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export.")
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits.")]
 TopK = Annotated[int, typer.Option(min=0, help="Draw from the k likeliest tokens; 0 is off.")]
@@ -216,8 +225,9 @@ def generate(
     file: Annotated[Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")] = False,
     system: System = None,
-    tau: Tau = 0.95,
-    metric: Metric = "probability",
+    tau: Tau = None,
+    metric: Metric = None,
+    profile: ProfileName = None,
     max_new_tokens: MaxNewTokens = 256,
     window: Window = None,
     temperature: Temperature = 0.0,
@@ -239,12 +249,13 @@ def generate(
     from mars_export.runtime import Commit, GenerationConfig, Session
 
     config = GenerationConfig(
-        tau=tau, metric=metric, max_new_tokens=max_new_tokens, window=window, stop=tuple(stop or ()), temperature=temperature, top_k=top_k,
-        top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
+        max_new_tokens=max_new_tokens, window=window, stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        repetition_penalty=repetition_penalty, **_knob(profile, tau, metric, window),
     )  # fmt: skip
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
     session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
+    config = _profiled(session, profile, config)
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
     if as_json:
@@ -261,8 +272,9 @@ def generate(
 def chat(
     bundle: BundleArgument,
     system: System = None,
-    tau: Tau = 0.95,
-    metric: Metric = "probability",
+    tau: Tau = None,
+    metric: Metric = None,
+    profile: ProfileName = None,
     max_new_tokens: MaxNewTokens = 512,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -280,10 +292,11 @@ def chat(
     from mars_export.runtime import GenerationConfig, Session
 
     config = GenerationConfig(
-        tau=tau, metric=metric, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        repetition_penalty=repetition_penalty,
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
+        **_knob(profile, tau, metric),
     )  # fmt: skip
     session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
+    config = _profiled(session, profile, config)
     history: list[dict[str, str]] = _messages(system, None)
     start = len(history)
     while (line := _ask(quiet=as_json)) is not None:
@@ -388,6 +401,94 @@ def doctor(
 
 
 @app.command()
+def calibrate(
+    bundle: BundleArgument,
+    task: Annotated[str, typer.Option("--task", "-t", help="A JSONL file of rows, or a built-in task: assistant, arithmetic.")],
+    max_drop: Annotated[float, typer.Option(help="Largest mean quality loss against tau 1 that is bearable; 0.02 is two points.")] = 0.02,
+    confidence: Annotated[float, typer.Option(help="How sure the bound has to be.")] = 0.95,
+    compare: Annotated[str, typer.Option(help="Confidence metrics to try, with commas between; they share the error.")] = "probability",
+    taus: Annotated[str | None, typer.Option(help="Candidates of the one metric, from safe to fast, with commas between.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; the task's by default.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the report and the state; calibration-NAME by default.")] = None,
+    confirm: Annotated[Path | None, typer.Option(help="Rows that the choice never sees, to check it on.")] = None,
+    score: Annotated[str | None, typer.Option(help="Metric of rows that name none: a known one, or your own as module:function.")] = None,
+    allow_exec: Annotated[bool, typer.Option("--allow-exec", help="Allow metrics that run what the model writes. There is no sandbox.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many rows.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what an earlier run left in the output folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Throw away what an earlier run left there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decode a few rows and say what all of them would cost.")] = False,
+    store: Annotated[bool, typer.Option("--store/--no-store", help="Whether the bundle gets the profile.")] = True,
+    device: Device = "cpu",
+    threads: Threads = None,
+    accuracy_level: Level = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest tau that keeps the quality of a task, with a guarantee, and store it in the bundle as a profile."""
+    from mars_export.calibration.plan import CalibrationOptions
+    from mars_export.calibration.report import COLUMNS
+    from mars_export.calibration.run import Request, estimate, run
+
+    options = CalibrationOptions(max_drop, confidence, _listed(compare), _numbers(taus), limit, batch)
+    request = Request(bundle, task, output, name, confirm, score, allow_exec, device, threads, accuracy_level, resume, force, store, options)
+    if dry_run:
+        _show_estimate(estimate(request), as_json)
+        return
+    try:
+        with _progress() as bars:
+            report = run(request, _advance(bars))
+    except KeyboardInterrupt:
+        err.print(f"stopped; what was decoded is kept in {request.folder}: the same command with --resume goes on", markup=False)
+        raise typer.Exit(130) from None
+    if as_json:
+        _print_json(report.to_dict())
+        return
+    out.print(report.headline, style="bold", markup=False)
+    _print_table(COLUMNS, report.table)
+    for text in (report.confirmed, *(f"{name}: {value}" for name, value in report.facts)):
+        if text is not None:
+            out.print(text, markup=False)
+    out.print(f"report    {request.folder / 'report.html'}", markup=False)
+    if store:
+        out.print(f"try: mars-export generate {bundle} --profile {request.profile_name} -p ...", markup=False)
+
+
+@profiles_app.command("list")
+def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
+    """List a bundle's profiles and say which are stale."""
+    from mars_export.runtime.profiles import described
+
+    rows = described(bundle)
+    if as_json:
+        _print_json([row.to_dict() for row in rows])
+    elif not rows:
+        out.print("no profiles; `mars-export calibrate` makes one", markup=False)
+    else:
+        _print_table(("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state"), [row.cells for row in rows])
+
+
+@profiles_app.command("show")
+def show_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(metavar="NAME")], as_json: Json = False) -> None:
+    """Show a profile and what it rests on."""
+    from mars_export.runtime.profiles import described
+
+    for row in described(bundle, name):
+        if as_json:
+            _print_json(row.to_dict())
+        else:
+            for key, value in row.to_dict().items():
+                out.print(f"{key:18} {value}", markup=False)
+
+
+@profiles_app.command("remove")
+def remove_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Take a profile out of a bundle."""
+    from mars_export.runtime.profiles import remove
+
+    out.print(f"removed {remove(bundle, name)} profile(s) named {name}", markup=False)
+
+
+@app.command()
 def demo(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Where to keep the bundle; the user's cache by default.")
@@ -461,6 +562,21 @@ def _ask(*, quiet: bool) -> str | None:
         return None
 
 
+def _knob(profile: str | None, tau: float | None, metric: str | None, window: int | None = None) -> dict[str, Any]:
+    """The settings of tau that were given; they and a profile exclude each other."""
+    given: dict[str, Any] = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
+    if profile is not None and (given or window is not None):
+        raise MarsError("a profile sets tau, metric and window; give --profile, or them, not both")
+    return given
+
+
+def _profiled(session: Session, profile: str | None, config: GenerationConfig) -> GenerationConfig:
+    if profile is None:
+        return config
+    found = session.profile(profile)
+    return config.with_values(tau=found.tau, metric=found.metric, window=found.window)
+
+
 def _with_tau(config: GenerationConfig, value: str) -> GenerationConfig:
     try:
         changed = config.with_values(tau=float(value))
@@ -513,6 +629,37 @@ def _completion_json(done: Completion, config: GenerationConfig) -> dict[str, An
         "tau": config.tau,
         "stats": done.stats.to_dict(),
     }
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _numbers(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in _listed(text or ""))
+    except ValueError as error:
+        raise MarsError(f"--taus must be numbers with commas between, not {text!r}") from error
+
+
+def _show_estimate(found: Estimate, as_json: bool) -> None:
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    out.print(f"{found.num_rows} rows, {found.too_long} left out as too long; the bound needs {found.items_needed} rows at least")
+    out.print(f"record pass {found.record_seconds / 60:.1f} min, everything at most {found.seconds / 60:.1f} min; testing ends at the first failure")
+    _print_table(("metric", "tau", "minutes"), [(metric, f"{tau:g}", f"{seconds / 60:.1f}") for metric, tau, seconds in found.candidates])
+    _print_table(("bound", "rows needed"), [(f"{drop:g}", str(rows)) for drop, rows in found.needed])
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    out.print(table, width=max(out.width, 160))  # a long line is better than cells broken apart
 
 
 def _print_json(value: Any) -> None:

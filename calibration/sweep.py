@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
+from mars_export.calibration.decoding import Generator, Outcome, decode_rows
+from mars_export.calibration.metrics import Output
 from mars_export.calibration.tasks import Task
-from mars_export.runtime import Completion, GenerationConfig
+from mars_export.runtime import GenerationConfig
 from mars_export.runtime.errors import CalibrationError
-from mars_export.runtime.session import Prompt
 
 TAUS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 Progress = Callable[[int, int], None]
 """(rows done, rows in all)."""
 
 
-class Generator(Protocol):
-    """What a sweep needs of a session."""
-
-    def generate_batch(self, prompts: Sequence[Prompt], config: Sequence[GenerationConfig]) -> list[Completion]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A task at one tau.
-
-    With one row at a time, `seconds` and `tokens_timed` leave out the prompt and its first step, so that tokens_per_second is
-    the speed of decoding alone. In a batch rows start at different times: there they count everything.
-    """
+    """A task at one tau. What `seconds` and `tokens_timed` leave out is said at `Outcome`; `num_right` adds up scores of 0 to 1."""
 
     tau: float
     num_rows: int
-    num_right: int
+    num_right: float
     num_agreeing: int | None  # rows whose output is the one-token output; None when that is not known
     tokens: int
     forwards: int
@@ -94,25 +83,17 @@ def run(
         raise CalibrationError(f"{len(tasks)} tasks but {len(references)} references")
     if references is None and not config.one_token and any(task.needs_reference for task in tasks):
         raise CalibrationError("tasks judged by agreement need the one-token outputs: decode them at tau 1 first")
-    done: list[Completion] = []
-    began = time.perf_counter()
-    for start in range(0, len(tasks), batch):
-        some = tasks[start : start + batch]
-        configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in some]
-        done += session.generate_batch([task.prompt for task in some], configs)
+    done: list[Outcome] = []
+    for made in decode_rows(session, tasks, config, batch):
+        done += made
         if progress is not None:
             progress(len(done), len(tasks))
-    seconds = time.perf_counter() - began
-    outputs = tuple(completion.text for completion in done)
-    expected = outputs if config.one_token and references is None else references
-    right = sum(task.is_right(text, None if expected is None else expected[i]) for i, (task, text) in enumerate(zip(tasks, outputs, strict=True)))
-    agreeing = None if expected is None else sum(text == other for text, other in zip(outputs, expected, strict=True))
-    tokens, forwards, tokens_timed = (sum(getattr(c.stats, name) for c in done) for name in ("tokens", "forwards", "tokens_after_first"))
-    if batch == 1:
-        seconds = sum(c.stats.decode_time for c in done)
-    else:
-        tokens_timed = tokens
-    return Run(Point(tau, len(tasks), right, agreeing, tokens, forwards, tokens_timed, seconds), outputs)
+    expected = [o.output for o in done] if config.one_token and references is None else [Output(text) for text in references or ()]
+    right = sum(task.score(o.output, expected[i] if expected else None) for i, (task, o) in enumerate(zip(tasks, done, strict=True)))
+    agreeing = sum(o.text == other.text for o, other in zip(done, expected, strict=True)) if expected else None
+    tokens, forwards = sum(len(o.token_ids) for o in done), sum(o.forwards for o in done)
+    seconds, tokens_timed = sum(o.seconds for o in done), sum(o.tokens_timed for o in done)
+    return Run(Point(tau, len(tasks), right, agreeing, tokens, forwards, tokens_timed, seconds), tuple(o.text for o in done))
 
 
 def sweep(session: Generator, tasks: Sequence[Task], taus: Sequence[float] = TAUS, *, metric: str = "probability", batch: int = 1) -> Iterator[Point]:

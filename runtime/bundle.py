@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -128,7 +129,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A calibrated tau for a task; `variant_sha256` names the exact graph file it was measured on."""
+    """A calibrated tau for a task, valid for the one graph and weights it was measured on (`*_sha256`; None: not known).
+
+    `window` is the most predictions of a step, None for the bundle's block. `evidence` says what the choice rests on.
+    """
 
     name: str
     tau: float
@@ -136,6 +140,10 @@ class Profile:
     variant: str
     variant_sha256: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    weights_sha256: str | None = None
+    precision: str | None = None
+    window: int | None = None
+    accuracy_level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +199,42 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
         manifest = parse_manifest(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{file}: not readable ({error})") from error
-    if _read_checksum(directory) != _checksum_line(file.read_bytes()):
+    if _checksum_line(file.read_bytes()) not in _read_checksums(directory):
         raise BundleError(f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again")
     verify(directory, manifest.files, full=full)
     return Bundle(directory, manifest)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `manifest.json` and its checksum, each by renaming a finished file."""
+    """Write `manifest.json` and its checksum, each by renaming a finished file.
+
+    Two renames cannot be one, so the checksum file vouches for the old and the new manifest while they change places: a
+    crash at any point leaves a bundle that opens.
+    """
     data = manifest.to_json().encode("utf-8")
-    for name, content in ((MANIFEST_FILE, data), (CHECKSUM_FILE, _checksum_line(data).encode("ascii"))):
-        scratch = directory / f".{name}"
-        scratch.write_bytes(content)
-        scratch.replace(directory / name)
+    if len(data) > MANIFEST_LIMIT:
+        raise BundleError(f"{directory}: the manifest would be larger than {MANIFEST_LIMIT} bytes; remove profiles that are no longer needed")
+    fresh = _checksum_line(data)
+    present = _checksum_line((directory / MANIFEST_FILE).read_bytes()) if (directory / MANIFEST_FILE).is_file() else ""
+    try:
+        _replace(directory / CHECKSUM_FILE, (present + fresh).encode("ascii"))
+        _replace(directory / MANIFEST_FILE, data)
+        _replace(directory / CHECKSUM_FILE, fresh.encode("ascii"))
+    except OSError as error:
+        raise BundleError(f"{directory}: the manifest cannot be written ({error.strerror}); nothing is damaged") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put `content` in place of a file, whole or not at all, and on the disk before anything that follows."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _checksum_line(data: bytes) -> str:
@@ -211,11 +242,12 @@ def _checksum_line(data: bytes) -> str:
     return f"{hashlib.sha256(data).hexdigest()}  {MANIFEST_FILE}\n"
 
 
-def _read_checksum(directory: Path) -> str:
+def _read_checksums(directory: Path) -> list[str]:
+    """The lines of the checksum file: one, or two where a rewrite was interrupted."""
     try:
-        return (directory / CHECKSUM_FILE).read_bytes()[:1000].decode("ascii", "replace")
+        return (directory / CHECKSUM_FILE).read_bytes()[:1000].decode("ascii", "replace").splitlines(keepends=True)
     except OSError:
-        return ""
+        return []
 
 
 def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
@@ -324,6 +356,10 @@ def _read_profile(fields: Fields) -> Profile:
         fields.text("variant"),
         fields.text("variant_sha256"),
         evidence.value,
+        fields.optional_text("weights_sha256"),
+        fields.optional_text("precision"),
+        fields.optional_integer("window", 1),
+        fields.optional_integer("accuracy_level", 0),
     )
 
 

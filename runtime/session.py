@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mars_export.runtime import profiles
 from mars_export.runtime.backend import Backend
 from mars_export.runtime.block_commit import decode_blocks
 from mars_export.runtime.bundle import Bundle, Variant, open_bundle
@@ -94,7 +95,9 @@ class Session:
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
         if reason is not None:
             raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
-        return cls(bundle, chosen, _backend(bundle, chosen, device, threads, accuracy_level))
+        backend = _backend(bundle, chosen, device, threads, accuracy_level)
+        # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
+        return cls(bundle, chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level), backend)
 
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Completion:
         """Answer one prompt: a text as it stands, chat messages, or token ids."""
@@ -142,6 +145,16 @@ class Session:
         self.check(config)
         text = TextStream(self.text, config.stop) if self.text is not None else None
         return Row(index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None), text
+
+    def profile(self, name: str) -> GenerationConfig:
+        """The settings that a calibrated profile of the bundle names: tau, its metric and the window.
+
+        Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights or another precision.
+        """
+        found = profiles.find(self.bundle, self.variant, name)
+        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window)
+        self.check(config)
+        return config
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when this variant's graph lacks what `config` needs."""

@@ -95,6 +95,8 @@ def test_the_rule_and_the_format_stand_alone() -> None:
         ("peft", set()),
         ("typer", {"cli"}),
         ("rich", {"cli"}),
+        ("matplotlib", {"calibration.figure", "calibration.report"}),  # the report only asks whether it is there
+        ("lm_eval", {"calibration.lm_eval_model"}),
     ],
 )
 def test_a_library_has_one_home(module: str, home: set[str]) -> None:

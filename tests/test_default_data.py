@@ -27,16 +27,20 @@ def dataset(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def prompts(task: str, split: str) -> set[str]:
-    lines = (EXAMPLE / "data" / f"{task}.{split}.jsonl").read_text().splitlines()
+    folder = EXAMPLE.parents[1] / "calibration" / "data" if split == "calibration" else EXAMPLE / "data"
+    lines = (folder / f"{task}.{split}.jsonl").read_text().splitlines()
     return {json.loads(line)["messages"][-1]["content"] for line in lines}
 
 
 def test_committed_rows_are_what_the_generators_write(dataset: ModuleType, tmp_path: Path) -> None:
-    dataset.write_held_out(tmp_path)
-    written = sorted(tmp_path.iterdir())
+    built_in = tmp_path / "built-in"
+    built_in.mkdir()
+    dataset.write_held_out(tmp_path, built_in)
+    written = sorted(path for path in tmp_path.glob("**/*") if path.is_file())
     assert len(written) == 6
     for path in written:
-        assert path.read_bytes() == (EXAMPLE / "data" / path.name).read_bytes(), path.name
+        committed = dataset.BUILT_IN if path.parent == built_in else EXAMPLE / "data"
+        assert path.read_bytes() == (committed / path.name).read_bytes(), path.name
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 EOS = 2
 DATA = Path(__file__).parent / "data"
+BUILT_IN = Path(__file__).parents[2] / "calibration" / "data"  # calibration rows that the package ships as its built-in tasks
 SHARES = {"assistant": 0.72, "arithmetic": 0.23, "chat": 0.05}  # of response tokens
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
 LIMITS = {"assistant": 128, "arithmetic": 112, "chat": 64}
@@ -101,8 +102,8 @@ def mixture(tokenizer: Tokenizer, seed: str, shares: dict[str, float]) -> Iterat
         yield task, tokens, prompt
 
 
-def write_held_out(folder: Path) -> None:
-    """Writes {task}.{split}.jsonl."""
+def write_held_out(folder: Path, built_in: Path) -> None:
+    """Writes {task}.{split}.jsonl, the calibration rows of the generated tasks to `built_in`."""
     for task, metric in METRICS.items():
         for split, rows in held_out_rows(task).items():
             lines = [
@@ -116,8 +117,9 @@ def write_held_out(folder: Path) -> None:
                 )
                 for row in rows
             ]
-            (folder / f"{task}.{split}.jsonl").write_text("\n".join(lines) + "\n")
+            place = built_in if split == "calibration" and task != "chat" else folder
+            (place / f"{task}.{split}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    write_held_out(DATA)
+    write_held_out(DATA, BUILT_IN)

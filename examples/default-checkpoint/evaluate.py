@@ -57,7 +57,7 @@ def main() -> None:
     session = Session.open(args.bundle, device="cpu", threads=args.threads)
     state: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in args.tasks:
-        path = DATA / f"{name}.{args.split}.jsonl"
+        path = tasks.find(name) if args.split == "calibration" and name != "chat" else DATA / f"{name}.{args.split}.jsonl"
         rows = tasks.load(path)[: args.rows]
         mark = fingerprint(args.bundle, path.read_text(), len(rows)) + f"/{args.split}/batch {args.batch}"
         if state.get(name, {}).get("mark") != mark:

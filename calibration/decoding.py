@@ -1,0 +1,63 @@
+"""Decodes task rows at one setting and keeps what each of them gave and cost. Judges and compares nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from mars_export.calibration.metrics import Output
+from mars_export.calibration.tasks import Task
+from mars_export.runtime import Completion, GenerationConfig
+from mars_export.runtime.session import Prompt
+
+
+class Generator(Protocol):
+    """What decoding needs of a session."""
+
+    def generate_batch(self, prompts: Sequence[Prompt], config: Sequence[GenerationConfig]) -> list[Completion]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One row decoded.
+
+    With one row at a time `seconds` and `tokens_timed` leave out the prompt and its first step: the speed of decoding alone.
+    In a batch rows start at different times: there they are the row's share of everything.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    forwards: int
+    tokens_timed: int
+    seconds: float
+    finish_reason: str
+
+    @property
+    def output(self) -> Output:
+        return Output(self.text, self.token_ids)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Outcome:
+        return cls(**values | {"token_ids": tuple(values["token_ids"])})
+
+
+def decode_rows(session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int) -> Iterator[list[Outcome]]:
+    """Decode the tasks in their order, `batch` rows at a time; yields the outcomes of each batch as it ends."""
+    for start in range(0, len(tasks), batch):
+        some = tasks[start : start + batch]
+        configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in some]
+        began = time.perf_counter()
+        done = session.generate_batch([task.prompt for task in some], configs)
+        seconds = time.perf_counter() - began
+        yield [_outcome(completion, None if batch == 1 else seconds / len(some)) for completion in done]
+
+
+def _outcome(done: Completion, share: float | None) -> Outcome:
+    stats = done.stats
+    timed = (stats.tokens_after_first, stats.decode_time) if share is None else (stats.tokens, share)
+    return Outcome(done.text, done.token_ids, stats.forwards, *timed, done.finish_reason)

@@ -1,0 +1,68 @@
+"""Runs code that a model wrote, in another process with limits of time, memory and file size. It is no sandbox: opt in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SECONDS = 10  # of wall clock and of processor time
+MEMORY = 1 << 30  # bytes of address space
+FILE_SIZE = 1 << 20  # bytes
+
+# The program lowers its own limits before it runs anything else; hard limits cannot be raised again.
+_PRELUDE = f"""\
+import resource as _r
+for _kind, _most in ((_r.RLIMIT_CPU, {SECONDS}), (_r.RLIMIT_AS, {MEMORY}), (_r.RLIMIT_FSIZE, {FILE_SIZE}), (_r.RLIMIT_CORE, 0)):
+    _r.setrlimit(_kind, (_most, _most))
+del _r, _kind, _most
+"""
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.S)
+
+
+def is_supported() -> bool:
+    """Whether this system can limit a process."""
+    return os.name == "posix"
+
+
+def passes_tests(code: str, tests: str, seconds: float = SECONDS) -> bool:
+    """Whether `code` (in a Markdown fence or not) followed by `tests` runs to its end without an error, within the limits.
+
+    A program that ends itself early passes nothing: the last line, which only the end of the tests reaches, must be printed.
+    """
+    fenced = _FENCE.search(code)
+    proof = os.urandom(16).hex()
+    program = f"{_PRELUDE}{fenced.group(1) if fenced else code}\n{tests}\nprint({proof!r})\n"
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "program.py").write_text(program, encoding="utf-8", errors="replace")
+        return _last_line(directory, seconds) == proof
+
+
+def _last_line(directory: str, seconds: float) -> str:
+    """The last line that the program prints if it ends well and in time, else "". Whatever it started is ended with it."""
+    output = Path(directory, "output")
+    with output.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "program.py"],
+            cwd=directory, env={"PATH": os.defpath, "HOME": directory}, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            good = process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            good = False
+        finally:
+            _end(process)
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if good else []
+    return lines[-1] if lines else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

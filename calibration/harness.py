@@ -1,0 +1,82 @@
+"""What lm-evaluation-harness asks of a model, answered by a session. Does not import the harness: lm_eval_model.py does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mars_export.runtime import GenerationConfig, Session
+from mars_export.runtime.errors import CalibrationError
+
+LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # the harness's names of the same thing
+KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "seed", *LIMITS}
+NO_LIKELIHOOD = (
+    "this task asks for log-likelihoods of given text (multiple choice, perplexity). tau changes nothing there, because nothing is"
+    " generated; evaluate the checkpoint itself with --model hf. mars_export answers generate_until tasks only"
+)
+
+
+@dataclass(slots=True)
+class Answers:
+    """A session and the settings of a whole evaluation. `templated`: prompts come from the chat template, with its special tokens."""
+
+    session: Session
+    config: GenerationConfig
+    batch: int = 1
+    templated: bool = False
+
+    @classmethod
+    def open(
+        cls, bundle: str, tau: float | None, metric: str | None, profile: str | None, limit: int, device: str, threads: int | None, batch: int
+    ) -> Answers:
+        """Open the bundle; tau 0.95 unless it, or a profile instead of it, is given. Raises MarsError."""
+        if profile is not None and (tau is not None or metric is not None):
+            raise CalibrationError("a profile sets tau and metric; give profile=, or them, not both")
+        session = Session.open(bundle, device, threads=threads)
+        if session.text is None:
+            raise CalibrationError(f"{bundle}: this bundle has no tokenizer, and the harness speaks text")
+        given = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
+        config = session.profile(profile) if profile else GenerationConfig().with_values(**given)
+        return cls(session, config.with_values(max_new_tokens=limit), batch)
+
+    def answer(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Texts for (context, generation settings). A context that does not fit is an error, never cut."""
+        configs = [self.settings(kwargs) for _, kwargs in requests]
+        texts: list[str] = []
+        for start in range(0, len(requests), self.batch):
+            prompts = [self.encode(context) for context, _ in requests[start : start + self.batch]]
+            texts += [done.text for done in self.session.generate_batch(prompts, configs[start : start + self.batch])]
+        return texts
+
+    def encode(self, context: str) -> list[int]:
+        assert self.session.text is not None
+        return list(self.session.text.tokenizer.encode(context, add_special_tokens=not self.templated).ids)
+
+    def settings(self, kwargs: Mapping[str, Any]) -> GenerationConfig:
+        """The harness's generation settings as a config. Raises CalibrationError for one that is not known here."""
+        if unknown := sorted(set(kwargs) - KNOWN):
+            raise CalibrationError(f"generation settings that mars_export does not know: {', '.join(unknown)} (known: {', '.join(sorted(KNOWN))})")
+        until = kwargs.get("until") or ()
+        stop = (until,) if isinstance(until, str) else tuple(s for s in until if s)
+        changes: dict[str, Any] = {"stop": stop}
+        for name in LIMITS:
+            if name in kwargs:
+                changes["max_new_tokens"] = kwargs[name]
+        if kwargs.get("do_sample", kwargs.get("temperature", 0) > 0):
+            changes["temperature"] = kwargs.get("temperature", 1.0)
+            changes |= {name: kwargs[name] for name in ("top_p", "top_k", "seed") if name in kwargs}
+        return self.config.with_values(**changes)
+
+    def render(self, history: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        """The chat template's text; from now on contexts are taken to have its special tokens."""
+        if not add_generation_prompt:
+            raise CalibrationError("a prefilled answer (gen_prefix) in a chat template is not supported; run without --apply_chat_template")
+        assert self.session.text is not None
+        self.templated = True
+        return self.session.text.render(history)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tells the harness's request caches of two bundles apart."""
+        return f"mars_export-{self.session.bundle.manifest.files[0].sha256[:16]}-{self.session.bundle.path.name}"

@@ -1,0 +1,154 @@
+"""One calibration from a command's request to its report: opens, decodes, writes the report and stores the profile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mars_export.calibration import bounds, report
+from mars_export.calibration.calibrate import Calibrator, Progress, calibrate, identity
+from mars_export.calibration.examples import decode_examples
+from mars_export.calibration.journal import Journal
+from mars_export.calibration.plan import CalibrationOptions, Plan, make_plan
+from mars_export.calibration.profile import confirm, make_profile
+from mars_export.calibration.record import record
+from mars_export.calibration.replay import predict
+from mars_export.calibration.report import Report
+from mars_export.calibration.tasks import DATA, SUFFIX, Task, find, load
+from mars_export.runtime import GenerationConfig, Session, profiles
+from mars_export.runtime.errors import CalibrationError
+
+EXAMPLES = 3
+TRIAL_ROWS = 4  # decoded for an estimate
+STATE_FILE = "state.jsonl"
+BOUNDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of rows needed
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `mars-export calibrate` is asked for. `score` is the metric of rows that name none; `confirm` a file of other rows."""
+
+    bundle: Path
+    task: str
+    output: Path | None = None
+    name: str | None = None
+    confirm: Path | None = None
+    score: str | None = None
+    allow_exec: bool = False
+    device: str = "cpu"
+    threads: int | None = None
+    accuracy_level: int | None = None
+    resume: bool = False
+    force: bool = False
+    store: bool = True
+    options: CalibrationOptions = field(default_factory=CalibrationOptions)
+
+    @property
+    def file(self) -> Path:
+        return find(self.task)
+
+    @property
+    def task_name(self) -> str:
+        """The built-in task's name, or the file's without its folder."""
+        return self.file.name.removesuffix(SUFFIX) if self.file.parent == DATA else self.file.name
+
+    @property
+    def profile_name(self) -> str:
+        return self.name or self.file.name.removesuffix(SUFFIX).removesuffix(".jsonl")
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path(f"calibration-{self.profile_name}")
+
+    def rows(self) -> list[Task]:
+        return load(self.file, score=self.score, allow_exec=self.allow_exec)
+
+    def open(self) -> Session:
+        return Session.open(self.bundle, self.device, threads=self.threads, accuracy_level=self.accuracy_level)
+
+
+def run(request: Request, progress: Progress | None = None) -> Report:
+    """Calibrate, write the report folder and store the profile. What was decoded before an interruption is kept.
+
+    Raises CalibrationError for a task, options or a state that do not allow it, before anything is decoded.
+    """
+    report.require_matplotlib()
+    tasks = request.rows()
+    others = load(request.confirm, score=request.score, allow_exec=request.allow_exec) if request.confirm else []
+    _check_apart(tasks, others, request.confirm)
+    session = request.open()
+    plan = make_plan(session, tasks, request.options)
+    if request.store and not os.access(request.bundle, os.W_OK):
+        raise CalibrationError(f"{request.bundle}: the profile cannot be stored, the bundle is read-only; --no-store leaves it as it is")
+    journal = Journal.open(
+        request.folder / STATE_FILE, identity(session, request.options.batch), resume=request.resume, force=request.force
+    )  # fmt: skip
+    try:
+        made = _calibrated(request, session, Calibrator(session, journal, request.options.batch, progress), plan, tasks, others)
+    finally:
+        journal.close()
+    report.write(made, request.folder)
+    if request.store:
+        profiles.store(request.bundle, made.profile)
+    return made
+
+
+def _calibrated(request: Request, session: Session, calibrator: Calibrator, plan: Plan, tasks: Sequence[Task], others: Sequence[Task]) -> Report:
+    calibration = calibrate(calibrator, tasks, request.options)
+    profile = make_profile(session, calibration, request.profile_name, request.task_name, plan.tasks, request.device)
+    config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window)
+    confirmation = confirm(calibrator, others, config, request.options) if others else None
+    shown = decode_examples(session, plan.tasks[:EXAMPLES], config)
+    threads = f"{request.threads} thread{'s' if request.threads > 1 else ''}" if request.threads else "default threads"
+    machine = f"{platform.machine()}, {os.cpu_count()} logical cores, {request.device}, {threads}"
+    return Report(request.task_name, request.bundle.name, machine, calibration, profile, confirmation, shown)
+
+
+def _check_apart(tasks: Sequence[Task], others: Sequence[Task], file: Path | None) -> None:
+    shared = {repr(t.prompt) for t in tasks} & {repr(t.prompt) for t in others}
+    if shared:
+        raise CalibrationError(f"{file}: {len(shared)} prompts are also in the calibration rows; a confirmation needs rows that the choice never saw")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a calibration would cost at most: seconds for the record pass and for each candidate, if all of them are tested."""
+
+    num_rows: int
+    too_long: int
+    items_needed: int
+    record_seconds: float
+    candidates: tuple[tuple[str, float, float], ...]  # metric, tau, seconds
+    needed: tuple[tuple[float, int], ...]  # bound, rows
+
+    @property
+    def seconds(self) -> float:
+        return self.record_seconds + sum(seconds for *_, seconds in self.candidates)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"seconds": self.seconds}
+
+
+def estimate(request: Request) -> Estimate:
+    """Decode a handful of rows and say what all of them would cost. Writes nothing."""
+    options = request.options
+    session = request.open()
+    plan = make_plan(session, request.rows(), options)
+    some = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
+    session.generate(some[0].prompt, GenerationConfig(max_new_tokens=1))  # warm up
+    began = time.perf_counter()
+    traces = [trace for batch in record(session, some, options.batch) for trace in batch]
+    per_row = (time.perf_counter() - began) / len(some)
+    rows, eos = len(plan.tasks), session.bundle.manifest.tokens.eos
+    candidates = []
+    for metric in options.metrics:
+        for tau in options.candidates(metric):
+            faster = predict(traces, plan.limits[: len(some)], metric, tau, eos).tokens_per_forward
+            candidates.append((metric, tau, rows * per_row / max(faster, 1.0)))
+    table = tuple((drop, bounds.items_needed(drop, options.level)) for drop in sorted({*BOUNDS, options.max_drop}))
+    return Estimate(rows, len(plan.too_long), options.items_needed, rows * per_row, tuple(candidates), table)
