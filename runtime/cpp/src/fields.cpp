@@ -61,6 +61,13 @@ double Fields::number(const std::string& name) {
     return 0.0;
 }
 
+bool Fields::flag(const std::string& name) {
+    const Json* value = find(name);
+    if (value != nullptr && value->is_boolean()) return value->get<bool>();
+    wrong(name, "true or false is expected, not " + kind(value));
+    return false;
+}
+
 std::string Fields::text(const std::string& name, const std::vector<std::string>& choices) {
     const Json* value = find(name);
     if (value == nullptr || !value->is_string() || value->get_ref<const std::string&>().empty()) {
@@ -74,6 +81,13 @@ std::string Fields::text(const std::string& name, const std::vector<std::string>
 }
 
 std::optional<std::string> Fields::optional_text(const std::string& name) { return has(name) ? std::optional(text(name)) : std::nullopt; }
+
+std::string Fields::any_text(const std::string& name) {
+    const Json* value = find(name);
+    if (value != nullptr && value->is_string()) return value->get<std::string>();
+    wrong(name, "a string is expected, not " + kind(value));
+    return "";
+}
 
 std::vector<std::int64_t> Fields::integers(const std::string& name, std::int64_t high) {
     std::vector<std::int64_t> good;
@@ -102,6 +116,12 @@ std::vector<Fields> Fields::objects(const std::string& name) {
     const Json* values = list(name);
     if (values == nullptr) return found;
     for (const Json& value : *values) found.emplace_back(&value, where + "." + name + "[" + std::to_string(found.size()) + "]", *problems_);
+    return found;
+}
+
+std::vector<std::string> Fields::names() const {
+    std::vector<std::string> found;
+    for (auto at = value_ == nullptr ? Json::const_iterator() : value_->begin(); value_ != nullptr && at != value_->end(); ++at) found.push_back(at.key());
     return found;
 }
 
