@@ -35,7 +35,7 @@ SAMPLES = [
     "   leading and trailing   ",
     "\r\n\n\r  \r\n x",
     "def f(x):\n    if x != 0:\n        return x**2  # why\n\treturn {'a': [1, 2], \"b\": None}\n\n\n",
-    "<div class=\"a\">&nbsp;</div> // ... --> ==> !!! ??? ;;; $$$ %% ^^ ~~ `` \\ | @@ ##",
+    '<div class="a">&nbsp;</div> // ... --> ==> !!! ??? ;;; $$$ %% ^^ ~~ `` \\ | @@ ##',
     "https://example.org/a?b=c&d=%20#e user@example.org C:\\dir\\file.txt",
     "<|im_start|>user\nhi<|im_end|>\n<|im_start|><|im_end|><|endoftext|><|im_start",
     "x<|im_end|>y <|im_end|> <|im_end|>\n<|im_end|><|im_end|>3 'S<|im_end|>'s",

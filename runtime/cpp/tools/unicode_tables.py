@@ -86,7 +86,9 @@ def _combining() -> dict[int, int]:
 def _decompositions() -> list[tuple[int, int, int, bool]]:
     others = [c for c in CODE_POINTS[1:] if c not in HANGUL]
     full = {c: d for c, d in zip(others, _each(NFD.normalize_str, map(chr, others)), strict=True) if d != chr(c)}
+    # Of several code points with one decomposition, the one that NFC makes is the one that composes further.
     whole = {letters: chr(c) for c, letters in full.items() if len(letters) > 1}
+    whole |= {letters: made for letters in whole if len(made := NFC.normalize_str(letters)) == 1}
     rows = []
     for c, letters in full.items():
         first = letters[0] if len(letters) <= 2 else whole.get(letters[:-1], "")
@@ -121,7 +123,9 @@ def _rows(rows: Iterable[Sequence[object]]) -> str:
 
 def cpp(tables: Tables) -> str:
     """The text of unicode_tables.cpp."""
-    combining = [(low, high, k) for k in sorted(set(tables.combining.values())) for low, high in _ranges(c for c, v in tables.combining.items() if v == k)]
+    combining = [
+        (low, high, k) for k in sorted(set(tables.combining.values())) for low, high in _ranges(c for c, v in tables.combining.items() if v == k)
+    ]
     pairs = sorted((first, second, c) for c, first, second, composes in tables.decompositions if composes)
     parts = [
         ("CodePointRange", "letters", _ranges(tables.letters)),
