@@ -1,7 +1,5 @@
 // Rendering by table: the text before each content depends on the role before it and its own, nothing else.
 #include <algorithm>
-#include <array>
-#include <cstdint>
 
 #include <nlohmann/json.hpp>
 
@@ -63,12 +61,8 @@ ChatTemplate ChatTemplate::from_json(std::string_view chat_json, std::string_vie
     std::vector<std::string> problems;
     Fields fields(&value, std::string(where), problems);
     Fields between = fields.object("between");
-    for (const std::string& role : between.names()) {
-        Fields next = between.object(role);
-        for (const std::string& other : next.names()) chat.between_[role][other] = next.any_text(other);
-    }
-    Fields after = fields.object("after");
-    for (const std::string& role : after.names()) chat.after_[role] = after.any_text(role);
+    for (const std::string& role : between.names()) chat.between_[role] = between.named_texts(role);
+    chat.after_ = fields.named_texts("after");
     chat.trimmed_ = fields.texts("trimmed");
     chat.reserved_ = fields.texts("reserved");
     if (chat.between_.count(start) == 0 || chat.after_.empty()) fields.wrong("", "no conversation can begin or end");

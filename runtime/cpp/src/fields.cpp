@@ -82,13 +82,6 @@ std::string Fields::text(const std::string& name, const std::vector<std::string>
 
 std::optional<std::string> Fields::optional_text(const std::string& name) { return has(name) ? std::optional(text(name)) : std::nullopt; }
 
-std::string Fields::any_text(const std::string& name) {
-    const Json* value = find(name);
-    if (value != nullptr && value->is_string()) return value->get<std::string>();
-    wrong(name, "a string is expected, not " + kind(value));
-    return "";
-}
-
 std::vector<std::int64_t> Fields::integers(const std::string& name, std::int64_t high) {
     std::vector<std::int64_t> good;
     const Json* values = list(name);
@@ -106,6 +99,17 @@ std::vector<std::string> Fields::texts(const std::string& name) {
     for (const Json& value : *values)
         if (value.is_string()) good.push_back(value.get<std::string>());
     if (good.size() != values->size()) wrong(name, "strings are expected");
+    return good;
+}
+
+std::map<std::string, std::string> Fields::named_texts(const std::string& name) {
+    std::map<std::string, std::string> good;
+    Fields values = object(name);
+    for (const std::string& key : values.names()) {
+        const Json* value = values.find(key);
+        if (value != nullptr && value->is_string()) good[key] = value->get<std::string>();
+        if (good.count(key) == 0) values.wrong(key, "a string is expected, not " + kind(value));
+    }
     return good;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,9 +27,10 @@ class Fields {
     bool flag(const std::string& name);
     std::string text(const std::string& name, const std::vector<std::string>& choices = {});
     std::optional<std::string> optional_text(const std::string& name);
-    std::string any_text(const std::string& name);
     std::vector<std::int64_t> integers(const std::string& name, std::int64_t high);
     std::vector<std::string> texts(const std::string& name);
+    /// An object whose values are strings, empty ones included.
+    std::map<std::string, std::string> named_texts(const std::string& name);
     Fields object(const std::string& name);
     std::vector<Fields> objects(const std::string& name);
 
