@@ -61,6 +61,13 @@ double Fields::number(const std::string& name) {
     return 0.0;
 }
 
+bool Fields::flag(const std::string& name) {
+    const Json* value = find(name);
+    if (value != nullptr && value->is_boolean()) return value->get<bool>();
+    wrong(name, "true or false is expected, not " + kind(value));
+    return false;
+}
+
 std::string Fields::text(const std::string& name, const std::vector<std::string>& choices) {
     const Json* value = find(name);
     if (value == nullptr || !value->is_string() || value->get_ref<const std::string&>().empty()) {
@@ -95,6 +102,17 @@ std::vector<std::string> Fields::texts(const std::string& name) {
     return good;
 }
 
+std::map<std::string, std::string> Fields::named_texts(const std::string& name) {
+    std::map<std::string, std::string> good;
+    Fields values = object(name);
+    for (const std::string& key : values.names()) {
+        const Json* value = values.find(key);
+        if (value != nullptr && value->is_string()) good[key] = value->get<std::string>();
+        if (good.count(key) == 0) values.wrong(key, "a string is expected, not " + kind(value));
+    }
+    return good;
+}
+
 Fields Fields::object(const std::string& name) { return {find(name), where + "." + name, *problems_}; }
 
 std::vector<Fields> Fields::objects(const std::string& name) {
@@ -102,6 +120,12 @@ std::vector<Fields> Fields::objects(const std::string& name) {
     const Json* values = list(name);
     if (values == nullptr) return found;
     for (const Json& value : *values) found.emplace_back(&value, where + "." + name + "[" + std::to_string(found.size()) + "]", *problems_);
+    return found;
+}
+
+std::vector<std::string> Fields::names() const {
+    std::vector<std::string> found;
+    for (auto at = value_ == nullptr ? Json::const_iterator() : value_->begin(); value_ != nullptr && at != value_->end(); ++at) found.push_back(at.key());
     return found;
 }
 
