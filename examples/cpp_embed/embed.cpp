@@ -1,0 +1,28 @@
+// The smallest useful program on libmars: embed BUNDLE "REQUEST" streams the answer, in fewer tokens a step when the model is unsure.
+#include <exception>
+#include <iostream>
+
+#include <mars/session.hpp>
+
+int main(int argc, char** argv) {
+    if (argc != 3) {
+        std::cerr << "usage: embed BUNDLE REQUEST\n";
+        return 2;
+    }
+    try {
+        const mars::Session session = mars::Session::open(argv[1]);
+        const std::vector<mars::Message> messages{{"user", argv[2]}};
+        mars::GenerationConfig config;
+        config.tau = 0.95;
+        config.max_new_tokens = 32;
+        const auto done = session.generate(messages, config, [](const mars::Event& event) {
+            std::cout << event.text << std::flush;
+            return false; // true stops the answer
+        });
+        std::cout << "\n" << done.stats.tokens_per_forward() << " tokens/forward\n";
+        return 0;
+    } catch (const std::exception& error) {
+        std::cerr << "error: " << error.what() << "\n";
+        return 1;
+    }
+}
