@@ -1,7 +1,7 @@
 // Requests, field by field: an unknown one is a mistake of the client's, never ignored.
-#include <nlohmann/json.hpp>
-
 #include "request.hpp"
+
+#include <nlohmann/json.hpp>
 
 namespace {
 

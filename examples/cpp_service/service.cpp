@@ -1,11 +1,10 @@
 // A small HTTP service on libmars: POST /generate with a tau of its own for each request, GET /health. SIGINT and SIGTERM end it
 // gracefully: no new connections, running answers are cut short and sent. An example, not a product: no TLS, no authentication.
-#include <pthread.h>
-
 #include <atomic>
 #include <csignal>
 #include <iostream>
 #include <memory>
+#include <pthread.h>
 #include <thread>
 
 #include <httplib.h>
@@ -33,8 +32,10 @@ class Service {
         server_.set_read_timeout(10);
         server_.set_write_timeout(10);
         server_.new_task_queue = [] { return new httplib::ThreadPool(8); }; // connections served at once; the others wait
-        server_.Get("/health", [](const httplib::Request&, httplib::Response& response) { response.set_content("{}\n", "application/json"); });
-        server_.Post("/generate", [this](const httplib::Request& request, httplib::Response& response) { generate(request.body, response); });
+        server_.Get("/health",
+                    [](const httplib::Request&, httplib::Response& response) { response.set_content("{}\n", "application/json"); });
+        server_.Post("/generate",
+                     [this](const httplib::Request& request, httplib::Response& response) { generate(request.body, response); });
     }
 
     bool listen(const std::string& host, int port) {

@@ -1,12 +1,11 @@
 // mars-run: the twin of `mars-export generate`. Parses, opens a session, prints; what it knows of decoding is in libmars.
-#include <unistd.h>
-
 #include <cmath>
 #include <csignal>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <sstream>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 

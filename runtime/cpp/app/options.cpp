@@ -1,11 +1,11 @@
 // Flags of mars-run: those of `mars-export generate`.
+#include "options.hpp"
+
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <functional>
 #include <map>
-
-#include "options.hpp"
 
 const char* const usage = R"(usage: mars-run BUNDLE [OPTIONS]
 
@@ -96,10 +96,12 @@ Options parse_options(int argc, char** argv) {
         {"--commit", [&](Value, Value v) { options.commit.kind = commit_of(v); }},
         {"--cache-block", [&](Value n, Value v) { options.commit.cache_block = integer(n, v, 1); }},
         {"--device", [&](Value, Value v) { options.session.device = v; }},
-        {"--threads", [&](Value n, Value v) { options.session.threads = static_cast<int>(std::min<std::int64_t>(integer(n, v, 1), 4096)); }},
+        {"--threads",
+         [&](Value n, Value v) { options.session.threads = static_cast<int>(std::min<std::int64_t>(integer(n, v, 1), 4096)); }},
     };
-    const std::map<std::string, bool*> switches{{"--raw", &options.raw},   {"--json", &options.json},       {"--runs", &options.runs},
-                                                {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids}};
+    const std::map<std::string, bool*> switches{{"--raw", &options.raw},         {"--json", &options.json},
+                                                {"--runs", &options.runs},       {"--help", &options.help},
+                                                {"--version", &options.version}, {"--token-ids", &options.token_ids}};
     const std::map<std::string, std::string> shorts{{"-p", "--prompt"}, {"-f", "--file"}, {"-h", "--help"}};
     for (int i = 1; i < argc; ++i) {
         std::string name = argv[i];

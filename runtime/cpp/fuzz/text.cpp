@@ -27,12 +27,13 @@ mars::Text made(const char* pre_tokenizers, const char* normalizer) {
     Json vocab = Json::object();
     for (const std::string& character : mars::byte_characters()) vocab.emplace(character, vocab.size());
     Json merges = Json::array();
-    const std::pair<const char*, const char*> pairs[] = {{"a", "b"}, {"ab", "ab"}, {"Ġ", "a"}, {"Ġ", "Ġ"}, {"Ċ", "Ċ"}, {"Ã", "©"}, {"'", "s"}};
+    const std::pair<const char*, const char*> pairs[] = {{"a", "b"}, {"ab", "ab"}, {"Ġ", "a"}, {"Ġ", "Ġ"},
+                                                         {"Ċ", "Ċ"}, {"Ã", "©"},   {"'", "s"}};
     for (const auto& [left, right] : pairs) {
         vocab.emplace(std::string(left) + right, vocab.size());
         merges.push_back({left, right});
     }
-    const Json special = {{"id", vocab.size()}, {"content", "<|e|>"}, {"single_word", false}, {"lstrip", false},
+    const Json special = {{"id", vocab.size()}, {"content", "<|e|>"},  {"single_word", false}, {"lstrip", false},
                           {"rstrip", false},    {"normalized", false}, {"special", true}};
     Json splits = Json::parse(pre_tokenizers);
     splits.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", splits.empty()}});

@@ -107,7 +107,8 @@ T known(const T* given, const T& defaults, const char* name) {
     if (given->struct_size < sizeof(std::size_t)) throw ArgumentError(std::string(name) + ": set struct_size to the size of the struct");
     const auto* bytes = reinterpret_cast<const unsigned char*>(given);
     for (std::size_t i = sizeof(T); i < given->struct_size; ++i)
-        if (bytes[i] != 0) throw ArgumentError(std::string(name) + ": a setting that libmars " MARS_VERSION " does not know; update libmars");
+        if (bytes[i] != 0)
+            throw ArgumentError(std::string(name) + ": a setting that libmars " MARS_VERSION " does not know; update libmars");
     T values = defaults;
     std::memcpy(&values, given, std::min(given->struct_size, sizeof(T)));
     return values;
@@ -189,20 +190,25 @@ mars::Prompt prompt_of(const mars_prompt* given) {
 mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
     if (!reason) return MARS_NOT_FINISHED;
     switch (*reason) {
-    case mars::FinishReason::eos: return MARS_FINISH_EOS;
-    case mars::FinishReason::stop: return MARS_FINISH_STOP;
-    case mars::FinishReason::length: return MARS_FINISH_LENGTH;
-    case mars::FinishReason::capacity: return MARS_FINISH_CAPACITY;
-    case mars::FinishReason::cancelled: break;
+    case mars::FinishReason::eos:
+        return MARS_FINISH_EOS;
+    case mars::FinishReason::stop:
+        return MARS_FINISH_STOP;
+    case mars::FinishReason::length:
+        return MARS_FINISH_LENGTH;
+    case mars::FinishReason::capacity:
+        return MARS_FINISH_CAPACITY;
+    case mars::FinishReason::cancelled:
+        break;
     }
     return MARS_FINISH_CANCELLED;
 }
 
 mars_event view(const mars::Event& event) {
-    return {sizeof(mars_event),        event.row,
-            event.text.c_str(),        event.text.size(),
-            event.token_ids.data(),    event.confidences.data(),
-            event.token_ids.size(),    reason_of(event.finish_reason)};
+    return {sizeof(mars_event),     event.row,
+            event.text.c_str(),     event.text.size(),
+            event.token_ids.data(), event.confidences.data(),
+            event.token_ids.size(), reason_of(event.finish_reason)};
 }
 
 void generate(const mars_session* session, std::vector<mars::Prompt> prompts, const std::vector<const mars_config*>& configs,
@@ -264,8 +270,8 @@ mars_status mars_session_describe(const mars_session* session, mars_session_info
     return guarded(error, [&] {
         const mars::Session& opened = needed(session, "session").session;
         const mars::Manifest& manifest = opened.bundle().manifest;
-        const mars_session_info values{sizeof(values), manifest.model.vocab_size, opened.max_capacity(), manifest.block, manifest.tokens.mask,
-                                       manifest.text ? 1 : 0};
+        const mars_session_info values{sizeof(values), manifest.model.vocab_size, opened.max_capacity(),
+                                       manifest.block, manifest.tokens.mask,      manifest.text ? 1 : 0};
         fill(info, values, "info");
     });
 }
@@ -314,10 +320,18 @@ mars_status mars_completion_stats(const mars_completion* completion, mars_stats*
     return guarded(error, [&] {
         const mars::Stats& own = needed(completion, "completion").done.stats;
         const std::vector<std::int64_t>& accepted = completion->accepted;
-        const mars_stats values{sizeof(values),        own.prompt_tokens,        own.tokens,
-                                own.forwards,          own.prefill_forwards,     own.tokens_after_first,
-                                own.prefill_time,      own.decode_time,          own.time_to_first_token,
-                                own.tokens_per_forward(), own.tokens_per_second(), accepted.data(),
+        const mars_stats values{sizeof(values),
+                                own.prompt_tokens,
+                                own.tokens,
+                                own.forwards,
+                                own.prefill_forwards,
+                                own.tokens_after_first,
+                                own.prefill_time,
+                                own.decode_time,
+                                own.time_to_first_token,
+                                own.tokens_per_forward(),
+                                own.tokens_per_second(),
+                                accepted.data(),
                                 accepted.size()};
         fill(stats, values, "stats");
     });

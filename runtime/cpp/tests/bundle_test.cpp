@@ -1,7 +1,6 @@
 // The bundle reader: what a manifest may be, what it may not, and files against it.
-#include <unistd.h>
-
 #include <filesystem>
+#include <unistd.h>
 
 #include <mars/bundle.hpp>
 #include <mars/errors.hpp>
@@ -194,6 +193,7 @@ TEST_CASE("a bundle directory") {
     SUBCASE("an unknown variant") {
         const mars::Bundle opened = mars::open_bundle(bundle.path);
         CHECK(opened.variant("onnx-fp32").file == "model.onnx");
-        CHECK_THROWS_WITH_AS(opened.variant("x"), (bundle.path.string() + ": no variant `x` (there are: onnx-fp32)").c_str(), mars::BundleError);
+        CHECK_THROWS_WITH_AS(opened.variant("x"), (bundle.path.string() + ": no variant `x` (there are: onnx-fp32)").c_str(),
+                             mars::BundleError);
     }
 }

@@ -1,7 +1,5 @@
 // Many threads on one session through the C interface, with hands on their streams: mars-load BUNDLE THREADS REQUESTS.
 // Prints the resident memory after each tenth of the requests, so that growth shows; exits with 1 when an answer differs.
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -9,6 +7,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <mars/mars.h>

@@ -35,7 +35,8 @@ TEST_CASE("a draw covers the whole distribution, unlikely tokens and equal ones 
     mars::GenerationConfig config;
     config.temperature = 1;
     std::vector<int> counts(4);
-    for (config.seed = 0; config.seed < 2000; ++config.seed) ++counts[static_cast<std::size_t>(mars::choose(logits.data(), 4, config, {}, 0).token)];
+    for (config.seed = 0; config.seed < 2000; ++config.seed)
+        ++counts[static_cast<std::size_t>(mars::choose(logits.data(), 4, config, {}, 0).token)];
     CHECK(std::abs(counts[0] - 844) < 90);
     CHECK(std::abs(counts[1] - 844) < 90);
     CHECK(std::abs(counts[2] - 311) < 70);
@@ -57,7 +58,8 @@ TEST_CASE("every value out of range is named") {
         config.check();
         FAIL("accepted");
     } catch (const mars::SessionError& error) {
-        for (const char* name : {"tau", "max_new_tokens", "window", "eos_ids", "stop", "temperature", "top_k", "top_p", "repetition_penalty"})
+        for (const char* name :
+             {"tau", "max_new_tokens", "window", "eos_ids", "stop", "temperature", "top_k", "top_p", "repetition_penalty"})
             CHECK_MESSAGE(std::string(error.what()).find(std::string(name) + " must be ") != std::string::npos, name);
     }
     CHECK_NOTHROW(mars::GenerationConfig{}.check());

@@ -36,13 +36,12 @@ TEST_CASE("a completion is what its events add up to") {
     const mars::Session opened = session();
     for (const auto kind : {mars::Commit::Kind::cursor, mars::Commit::Kind::block}) {
         fake::Tokens seen;
-        const auto done = opened.generate(
-            fake::Tokens{4, 5}, config_of(0.3, 20),
-            [&](const mars::Event& event) {
-                seen.insert(seen.end(), event.token_ids.begin(), event.token_ids.end());
-                return false;
-            },
-            {kind, 8});
+        const auto done = opened.generate(fake::Tokens{4, 5}, config_of(0.3, 20),
+                                          [&](const mars::Event& event) {
+                                              seen.insert(seen.end(), event.token_ids.begin(), event.token_ids.end());
+                                              return false;
+                                          },
+                                          {kind, 8});
         CHECK(done.token_ids == seen);
         CHECK(done.confidences.size() == seen.size());
         CHECK(done.text.empty());

@@ -2,7 +2,7 @@
  *
  * Rules that hold everywhere:
  * - Every struct begins with struct_size, set it to sizeof the struct (the *_init functions do). Structs only ever grow at the
- *   end; what an older caller does not know keeps its default, and a field set by a newer caller that this library does not know is an error.
+ *   end; what an older caller does not know keeps its default, and a newer caller's field that this library does not know must be 0.
  * - A function that can fail returns a mars_status and, where `error` is not NULL, leaves a mars_error there; free it.
  * - Strings are UTF-8. Strings and arrays that the library returns belong to the handle they were asked of, and are good until the
  *   next call on it or its end. What a caller passes in is copied before the call returns.
@@ -83,21 +83,21 @@ typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_
 /* Settings of one request. */
 typedef struct mars_config {
     size_t struct_size;
-    double tau;     /* confidence bound, the speed/quality knob; >= 1 (entropy: <= 0) is one token a step. 0.95 */
-    int32_t metric; /* a mars_metric: what tau bounds */
-    int32_t commit; /* a mars_commit: which cache loop decodes */
-    int64_t cache_block;        /* tokens of a block with MARS_COMMIT_BLOCK; 32 */
-    int64_t max_new_tokens;     /* 256 */
-    int64_t window;             /* most predictions made in one step; 0: the bundle's block */
-    const int64_t* eos_ids;     /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
+    double tau;             /* confidence bound, the speed/quality knob; >= 1 (entropy: <= 0) is one token a step. 0.95 */
+    int32_t metric;         /* a mars_metric: what tau bounds */
+    int32_t commit;         /* a mars_commit: which cache loop decodes */
+    int64_t cache_block;    /* tokens of a block with MARS_COMMIT_BLOCK; 32 */
+    int64_t max_new_tokens; /* 256 */
+    int64_t window;         /* most predictions made in one step; 0: the bundle's block */
+    const int64_t* eos_ids; /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
     size_t num_eos_ids;
-    const char* const* stop;    /* strings that end the text and are not part of it */
+    const char* const* stop; /* strings that end the text and are not part of it */
     size_t num_stop;
-    double temperature;         /* 0 is greedy; above it a candidate's own probability is compared with tau */
-    int64_t top_k;              /* 0 is off */
-    double top_p;               /* 1 is off */
-    uint64_t seed;              /* draws depend on it and on the position only */
-    double repetition_penalty;  /* 1 is off */
+    double temperature;        /* 0 is greedy; above it a candidate's own probability is compared with tau */
+    int64_t top_k;             /* 0 is off */
+    double top_p;              /* 1 is off */
+    uint64_t seed;             /* draws depend on it and on the position only */
+    double repetition_penalty; /* 1 is off */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
@@ -105,9 +105,9 @@ MARS_API void mars_config_init(mars_config* config, size_t struct_size);
 /* A prompt: exactly one of the three is not NULL. */
 typedef struct mars_prompt {
     size_t struct_size;
-    const char* text;         /* continued as it stands */
-    size_t text_size;         /* bytes; 0: up to the first zero byte */
-    const char* messages;     /* JSON: [{"role": "user", "content": "..."}, ...], put into the chat template */
+    const char* text;     /* continued as it stands */
+    size_t text_size;     /* bytes; 0: up to the first zero byte */
+    const char* messages; /* JSON: [{"role": "user", "content": "..."}, ...], put into the chat template */
     const int64_t* token_ids;
     size_t num_token_ids;
 } mars_prompt;
@@ -135,7 +135,7 @@ typedef enum mars_finish_reason {
 /* What one step added to one answer; no tokens for a part of the prompt, or for an end without any. */
 typedef struct mars_event {
     size_t struct_size;
-    int64_t row; /* which prompt of a batch */
+    int64_t row;      /* which prompt of a batch */
     const char* text; /* may lag behind the tokens: half characters and possible stop strings are held back; ends with a zero byte */
     size_t text_size;
     const int64_t* token_ids;
@@ -167,8 +167,8 @@ MARS_API void mars_completion_free(mars_completion* completion);
 typedef int (*mars_on_event)(const mars_event* event, void* user);
 
 /* Answer one prompt. `config` and `on_event` may be NULL. */
-MARS_API mars_status mars_generate(const mars_session* session, const mars_prompt* prompt, const mars_config* config, mars_on_event on_event,
-                                   void* user, mars_completion** completion, mars_error** error);
+MARS_API mars_status mars_generate(const mars_session* session, const mars_prompt* prompt, const mars_config* config,
+                                   mars_on_event on_event, void* user, mars_completion** completion, mars_error** error);
 /* Answer several prompts as rows of one batch, one config each and all with the same commit; fills completions[0 ... num - 1]. */
 MARS_API mars_status mars_generate_batch(const mars_session* session, const mars_prompt* const* prompts, const mars_config* const* configs,
                                          size_t num, mars_on_event on_event, void* user, mars_completion** completions, mars_error** error);
