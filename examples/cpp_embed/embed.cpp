@@ -1,14 +1,10 @@
-// The smallest useful program on libmars: embed BUNDLE "REQUEST" streams the answer, in fewer tokens a step when the model is unsure.
-#include <exception>
+// The smallest useful program on libmars: embed BUNDLE REQUEST
 #include <iostream>
 
 #include <mars/session.hpp>
 
 int main(int argc, char** argv) {
-    if (argc != 3) {
-        std::cerr << "usage: embed BUNDLE REQUEST\n";
-        return 2;
-    }
+    if (argc != 3) return 2;
     try {
         const mars::Session session = mars::Session::open(argv[1]);
         const std::vector<mars::Message> messages{{"user", argv[2]}};
@@ -20,8 +16,7 @@ int main(int argc, char** argv) {
             return false; // true stops the answer
         });
         std::cout << "\n" << done.stats.tokens_per_forward() << " tokens/forward\n";
-        return 0;
-    } catch (const std::exception& error) {
+    } catch (const mars::Error& error) {
         std::cerr << "error: " << error.what() << "\n";
         return 1;
     }
