@@ -32,7 +32,7 @@ ALTERNATING = (
     "{% else %}{% set rest = messages %}{% set note = '' %}{% endif %}{{ bos_token }}{% for m in rest %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% if m.role == 'user' %}[INST] {% if loop.first %}{{ note }}{% endif %}{{ m.content }} [/INST]"
-    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
 )
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('unknown role') }}{% endif %}"
@@ -66,7 +66,6 @@ BAD_ONES = {
     "numbered": "{% for m in messages %}{{ loop.index }}: {{ m.content }}{% endfor %}",
     "shouting": "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
     "twice": "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
-    "backwards": "{% for m in messages | reverse %}<{{ m.content }}>{% endfor %}",
     "quoted": "{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
     "counting": "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
     "longest": "{% for m in messages %}{{ m.content }}{% if loop.index > 6 %}!{% endif %}{% endfor %}",
