@@ -1,8 +1,8 @@
 // Fields of a JSON object, one getter a type.
+#include "fields.hpp"
+
 #include <algorithm>
 #include <cmath>
-
-#include "fields.hpp"
 
 namespace mars {
 
@@ -125,7 +125,8 @@ std::vector<Fields> Fields::objects(const std::string& name) {
 
 std::vector<std::string> Fields::names() const {
     std::vector<std::string> found;
-    for (auto at = value_ == nullptr ? Json::const_iterator() : value_->begin(); value_ != nullptr && at != value_->end(); ++at) found.push_back(at.key());
+    for (auto at = value_ == nullptr ? Json::const_iterator() : value_->begin(); value_ != nullptr && at != value_->end(); ++at)
+        found.push_back(at.key());
     return found;
 }
 
