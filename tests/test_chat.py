@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ ALTERNATING = (
     "{% else %}{% set rest = messages %}{% set note = '' %}{% endif %}{{ bos_token }}{% for m in rest %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% if m.role == 'user' %}[INST] {% if loop.first %}{{ note }}{% endif %}{{ m.content }} [/INST]"
-    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
 )
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('unknown role') }}{% endif %}"
@@ -66,7 +67,6 @@ BAD_ONES = {
     "numbered": "{% for m in messages %}{{ loop.index }}: {{ m.content }}{% endfor %}",
     "shouting": "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
     "twice": "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
-    "backwards": "{% for m in messages | reverse %}<{{ m.content }}>{% endfor %}",
     "quoted": "{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
     "counting": "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
     "longest": "{% for m in messages %}{{ m.content }}{% if loop.index > 6 %}!{% endif %}{% endfor %}",
@@ -83,10 +83,15 @@ def text_of(template: str) -> Text:
     return Text(Tokenizer(models.BPE()), template, "<s>", "</s>")
 
 
+@cache
+def derived(template: str | None) -> ChatTurns | None:
+    return derive_chat_turns(vocabulary(template))
+
+
 @pytest.mark.parametrize("name", GOOD_ONES)
 def test_templates_that_are_tables(name: str) -> None:
     template, roles, ends = GOOD_ONES[name]
-    turns = derive_chat_turns(vocabulary(template))
+    turns = derived(template)
     assert turns is not None
     assert set(turns.roles) == set(roles)
     assert set(turns.after) == set(ends)
@@ -96,7 +101,7 @@ def test_templates_that_are_tables(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD_ONES)
 def test_templates_that_are_none(name: str) -> None:
-    assert derive_chat_turns(vocabulary(BAD_ONES[name])) is None
+    assert derived(BAD_ONES[name]) is None
 
 
 MESSAGES = st.lists(
@@ -111,7 +116,7 @@ MESSAGES = st.lists(
 @pytest.mark.parametrize("name", GOOD_ONES)
 def test_a_table_never_disagrees(name: str) -> None:
     template = GOOD_ONES[name][0]
-    turns, text = derive_chat_turns(vocabulary(template)), text_of(template)
+    turns, text = derived(template), text_of(template)
     assert turns is not None
 
     @given(MESSAGES)
@@ -124,7 +129,7 @@ def test_a_table_never_disagrees(name: str) -> None:
 
 
 def test_what_a_table_does_not_know() -> None:
-    turns = derive_chat_turns(vocabulary(ALTERNATING))
+    turns = derived(ALTERNATING)
     assert turns is not None
     user = {"role": "user", "content": "hi"}
     assert turns.render([user]) == "<s>[INST] hi [/INST]"
@@ -150,19 +155,19 @@ def test_the_manifest_carries_the_table() -> None:
     assert parse_manifest(changed("text.chat", ...)).text == GOOD.text, "bundles of format 1.0 have none"
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("between", [], "between: an object is expected"),
-        ("between", {"start": {"user": 1}}, "between.start.user: a string is expected"),
-        ("between", {"start": "user"}, "between.start: an object is expected"),
-        ("between", {"user": {"user": ""}}, "no conversation can begin or end"),
-        ("after", {}, "no conversation can begin or end"),
-        ("after", {"user": None}, "after.user: a string is expected"),
-        ("trimmed", "user", "trimmed: a list is expected"),
-        ("reserved", [1], "reserved: strings are expected"),
-    ],
-)
+WRONG_TABLES: list[tuple[str, Any, str]] = [
+    ("between", [], "between: an object is expected"),
+    ("between", {"start": {"user": 1}}, "between.start.user: a string is expected"),
+    ("between", {"start": "user"}, "between.start: an object is expected"),
+    ("between", {"user": {"user": ""}}, "no conversation can begin or end"),
+    ("after", {}, "no conversation can begin or end"),
+    ("after", {"user": None}, "after.user: a string is expected"),
+    ("trimmed", "user", "trimmed: a list is expected"),
+    ("reserved", [1], "reserved: strings are expected"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), WRONG_TABLES)
 def test_a_table_that_is_wrong(field: str, value: Any, message: str) -> None:
     whole = json.loads(json.dumps(dataclasses.asdict(TURNS))) | {field: value}
     with pytest.raises(BundleError, match=f"text.chat.*{message}"):

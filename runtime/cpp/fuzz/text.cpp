@@ -6,52 +6,24 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <mars/errors.hpp>
 #include <mars/text.hpp>
 
-#include "byte_level.hpp"
+#include "../tests/small_tokenizer.hpp"
 #include "utf8.hpp"
 
 namespace {
-
-using Json = nlohmann::json;
 
 void require(bool good) {
     if (!good) std::abort();
 }
 
-/// A small tokenizer whose words are cut as `pre_tokenizers` says.
-mars::Text made(const char* pre_tokenizers, const char* normalizer) {
-    Json vocab = Json::object();
-    for (const std::string& character : mars::byte_characters()) vocab.emplace(character, vocab.size());
-    Json merges = Json::array();
-    const std::pair<const char*, const char*> pairs[] = {{"a", "b"}, {"ab", "ab"}, {"Ġ", "a"}, {"Ġ", "Ġ"},
-                                                         {"Ċ", "Ċ"}, {"Ã", "©"},   {"'", "s"}};
-    for (const auto& [left, right] : pairs) {
-        vocab.emplace(std::string(left) + right, vocab.size());
-        merges.push_back({left, right});
-    }
-    const Json special = {{"id", vocab.size()}, {"content", "<|e|>"},  {"single_word", false}, {"lstrip", false},
-                          {"rstrip", false},    {"normalized", false}, {"special", true}};
-    Json splits = Json::parse(pre_tokenizers);
-    splits.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", splits.empty()}});
-    const Json whole = {{"version", "1.0"},
-                        {"added_tokens", {special}},
-                        {"normalizer", Json::parse(normalizer)},
-                        {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", splits}}},
-                        {"decoder", {{"type", "ByteLevel"}}},
-                        {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
-    return mars::Text(mars::Tokenizer::from_json(whole.dump()));
+mars::Text made(const char* pre_tokenizers, bool nfc = false) {
+    return mars::Text(mars::Tokenizer::from_json(small_tokenizer(pre_tokenizers, nfc).dump()));
 }
 
-constexpr const char* qwen2 =
-    R"([{"type":"Split","behavior":"Isolated","invert":false,"pattern":{"Regex":"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"}}])";
-
 const std::vector<mars::Text>& texts() {
-    static const std::vector<mars::Text> all = {made("[]", "null"), made(R"([{"type":"Digits","individual_digits":true}])", "null"),
-                                                made(qwen2, "null"), made(qwen2, R"({"type":"NFC"})")};
+    static const std::vector<mars::Text> all = {made(no_split), made(digits_split), made(qwen2_split), made(qwen2_split, true)};
     return all;
 }
 

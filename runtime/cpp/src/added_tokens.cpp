@@ -1,7 +1,7 @@
 // A sorted list serves as the trie: each further byte narrows the range of tokens that still fit.
-#include <algorithm>
-
 #include "added_tokens.hpp"
+
+#include <algorithm>
 
 namespace mars {
 
@@ -24,7 +24,9 @@ AddedTokens::Match AddedTokens::longest(std::string_view text, std::size_t start
     for (std::size_t depth = 0; start + depth < text.size() && low != high; ++depth) {
         // All of [low, high) share their first `depth` bytes; a token that ends here sorts before those that go on.
         const auto byte = static_cast<unsigned char>(text[start + depth]);
-        const auto at = [depth](const auto& token) { return token.first.size() <= depth ? -1 : static_cast<unsigned char>(token.first[depth]); };
+        const auto at = [depth](const auto& token) {
+            return token.first.size() <= depth ? -1 : static_cast<unsigned char>(token.first[depth]);
+        };
         low = std::partition_point(low, high, [&](const auto& token) { return at(token) < byte; });
         high = std::partition_point(low, high, [&](const auto& token) { return at(token) <= byte; });
         if (low != high && low->first.size() == depth + 1) match = {start, depth + 1, low->second};

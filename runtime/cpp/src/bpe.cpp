@@ -1,8 +1,8 @@
 // Merging with a priority queue: each merge proposes at most two new pairs, and outdated proposals are skipped.
+#include "bpe.hpp"
+
 #include <algorithm>
 #include <utility>
-
-#include "bpe.hpp"
 
 namespace mars {
 
@@ -89,7 +89,8 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<std::int64
         propose(scratch, at);
         if (left.previous >= 0) propose(scratch, static_cast<std::size_t>(left.previous));
     }
-    for (std::int32_t at = 0; at >= 0; at = symbols[static_cast<std::size_t>(at)].next) ids.push_back(symbols[static_cast<std::size_t>(at)].id);
+    for (std::int32_t at = 0; at >= 0; at = symbols[static_cast<std::size_t>(at)].next)
+        ids.push_back(symbols[static_cast<std::size_t>(at)].id);
 }
 
 } // namespace mars

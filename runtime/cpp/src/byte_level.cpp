@@ -1,5 +1,6 @@
 // Printable bytes of Latin-1 stand for themselves; the others, in order, for U+0100 and on.
 #include "byte_level.hpp"
+
 #include "utf8.hpp"
 
 namespace mars {

@@ -35,7 +35,9 @@ std::string_view stripped(std::string_view text) {
     return from < to ? text.substr(from, to - from) : std::string_view();
 }
 
-bool contains(const std::vector<std::string>& list, const std::string& item) { return std::find(list.begin(), list.end(), item) != list.end(); }
+bool contains(const std::vector<std::string>& list, const std::string& item) {
+    return std::find(list.begin(), list.end(), item) != list.end();
+}
 
 [[noreturn]] void refuse(const std::string& what) {
     throw SessionError(what + "; render the prompt with the jinja2 template yourself and pass it as one text");
@@ -85,9 +87,11 @@ std::string ChatTemplate::render(const std::vector<Message>& messages) const {
         const auto from = between_.find(*previous);
         const auto found = from == between_.end() ? Texts::const_iterator() : from->second.find(role);
         if (from == between_.end() || found == from->second.end())
-            refuse("the chat template has no place for role `" + role.substr(0, 60) + "` after " + (i == 0 ? "the start" : "`" + *previous + "`"));
+            refuse("the chat template has no place for role `" + role.substr(0, 60) + "` after " +
+                   (i == 0 ? "the start" : "`" + *previous + "`"));
         for (const std::string& word : reserved_)
-            if (content.find(word) != std::string::npos) refuse("the chat template treats `" + word + "` inside message " + std::to_string(i) + " in its own way");
+            if (content.find(word) != std::string::npos)
+                refuse("the chat template treats `" + word + "` inside message " + std::to_string(i) + " in its own way");
         text += found->second;
         text += contains(trimmed_, role) ? stripped(content) : std::string_view(content);
         previous = &role;

@@ -20,7 +20,8 @@ constexpr char32_t first_mark = 0x300;
 
 int combining_class(char32_t c) {
     if (c < first_mark) return 0;
-    const auto* after = std::upper_bound(combining.begin(), combining.end(), c, [](char32_t key, const CombiningRange& row) { return key < row.low; });
+    const auto* after =
+        std::upper_bound(combining.begin(), combining.end(), c, [](char32_t key, const CombiningRange& row) { return key < row.low; });
     return after != combining.begin() && c <= std::prev(after)->high ? std::prev(after)->combining_class : 0;
 }
 
@@ -32,7 +33,8 @@ void decompose(char32_t c, std::vector<char32_t>& out) {
         if (index % num_tails != 0) out.push_back(tail_base + index % num_tails);
         return;
     }
-    const auto* row = std::lower_bound(decompositions.begin(), decompositions.end(), c, [](const Decomposition& d, char32_t key) { return d.from < key; });
+    const auto* row = std::lower_bound(decompositions.begin(), decompositions.end(), c,
+                                       [](const Decomposition& d, char32_t key) { return d.from < key; });
     if (c < 0xC0 || row == decompositions.end() || row->from != c) return out.push_back(c);
     decompose(row->first, out);
     if (row->second != 0) out.push_back(row->second);
@@ -45,8 +47,10 @@ char32_t compose(char32_t first, char32_t second) {
     if (first >= syllable_base && first < syllable_base + num_syllables && (first - syllable_base) % num_tails == 0 && second > tail_base &&
         second < tail_base + num_tails)
         return first + second - tail_base;
-    const auto* row = std::lower_bound(compositions.begin(), compositions.end(), std::pair(first, second),
-                                       [](const Composition& c, const auto& key) { return std::tie(c.first, c.second) < std::tie(key.first, key.second); });
+    const auto* row =
+        std::lower_bound(compositions.begin(), compositions.end(), std::pair(first, second), [](const Composition& c, const auto& key) {
+            return std::tie(c.first, c.second) < std::tie(key.first, key.second);
+        });
     return row != compositions.end() && row->first == first && row->second == second ? row->to : 0;
 }
 

@@ -1,8 +1,9 @@
 // The patterns' alternatives, first to last, with the backtracking worked out in advance.
+#include "pretokenize.hpp"
+
 #include <cstddef>
 #include <cstdint>
 
-#include "pretokenize.hpp"
 #include "unicode.hpp"
 #include "utf8.hpp"
 
@@ -39,7 +40,8 @@ class Reader {
     }
 
     /// The offset behind at most `most` characters from `from` on that satisfy `wanted`.
-    template <typename Wanted> std::size_t skip(std::size_t from, Wanted wanted, std::size_t most = SIZE_MAX) const {
+    template <typename Wanted>
+    std::size_t skip(std::size_t from, Wanted wanted, std::size_t most = SIZE_MAX) const {
         for (; most > 0 && !at_end(from); --most) {
             const Char c = at(from);
             if (!wanted(c)) break;
@@ -49,7 +51,8 @@ class Reader {
     }
 
     std::size_t skip(std::size_t from, CharClass kind, std::size_t most = SIZE_MAX) const {
-        return skip(from, [kind](const Char& c) { return c.is(kind); }, most);
+        return skip(
+            from, [kind](const Char& c) { return c.is(kind); }, most);
     }
 
   private:
@@ -127,10 +130,14 @@ std::size_t digit_piece(const Reader& text, std::size_t from) {
 
 std::size_t piece(Split split, const Reader& text, std::size_t from) {
     switch (split) {
-    case Split::digits: return digit_piece(text, from);
-    case Split::gpt2: return gpt2_piece(text, from);
-    case Split::qwen2: return modern_piece(text, from, 1);
-    case Split::llama3: return modern_piece(text, from, 3);
+    case Split::digits:
+        return digit_piece(text, from);
+    case Split::gpt2:
+        return gpt2_piece(text, from);
+    case Split::qwen2:
+        return modern_piece(text, from, 1);
+    case Split::llama3:
+        return modern_piece(text, from, 3);
     }
     return from; // not reached
 }

@@ -60,7 +60,8 @@ void TextStream::append(std::string_view piece) {
 std::size_t TextStream::held_back() const {
     for (std::size_t length = std::min(std::max<std::size_t>(longest_stop_, 1) - 1, text_.size()); length > 0; --length) {
         const std::string_view tail = std::string_view(text_).substr(text_.size() - length);
-        if (std::any_of(stop_.begin(), stop_.end(), [&](const std::string& word) { return word.compare(0, length, tail) == 0; })) return length;
+        if (std::any_of(stop_.begin(), stop_.end(), [&](const std::string& word) { return word.compare(0, length, tail) == 0; }))
+            return length;
     }
     return 0;
 }

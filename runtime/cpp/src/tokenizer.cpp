@@ -29,7 +29,8 @@ class Encoder {
     }
 
   private:
-    template <typename Between> void each_part(const AddedTokens& added, std::string_view text, Between between) {
+    template <typename Between>
+    void each_part(const AddedTokens& added, std::string_view text, Between between) {
         for (std::size_t from = 0; from < text.size();) {
             const AddedTokens::Match match = added.find(text, from);
             if (match.start != from) between(text.substr(from, match.start - from));

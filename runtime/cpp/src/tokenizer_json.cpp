@@ -62,7 +62,8 @@ class Reader {
     }
 
     static std::string shown(const Json& value) {
-        const std::string text = value.is_structured() ? (value.is_object() ? "an object" : "a list") : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+        const std::string text = value.is_structured() ? (value.is_object() ? "an object" : "a list")
+                                                       : value.dump(-1, ' ', false, Json::error_handler_t::replace);
         return text.size() <= 200 ? text : text.substr(0, 197) + "...";
     }
 
@@ -83,7 +84,8 @@ class Reader {
 
     void check_model(Fields& model) {
         const Json& raw = member(whole_, "model");
-        if (const std::string type = type_of(raw); type != "BPE") model.wrong("type", "only BPE is supported, not `" + type.substr(0, 60) + "`");
+        if (const std::string type = type_of(raw); type != "BPE")
+            model.wrong("type", "only BPE is supported, not `" + type.substr(0, 60) + "`");
         only(model, raw, "dropout", {0.0});
         only(model, raw, "continuing_subword_prefix", {""});
         only(model, raw, "end_of_word_suffix", {""});
@@ -135,7 +137,8 @@ class Reader {
             bpe.add_merge(static_cast<std::int32_t>(ids[0]), static_cast<std::int32_t>(ids[1]), static_cast<std::int32_t>(ids[2]));
         }
         if (wrong > 0)
-            model.wrong("merges", std::to_string(wrong) + " are not two tokens that make a third, the first of them number " + std::to_string(first));
+            model.wrong("merges",
+                        std::to_string(wrong) + " are not two tokens that make a third, the first of them number " + std::to_string(first));
         if (is(raw, "ignore_merges", true)) {
             for (const auto& [token, id] : tokens_)
                 if (auto bytes = bytes_of_characters(token)) bpe.add_whole(std::move(*bytes), static_cast<std::int32_t>(id));
@@ -192,7 +195,9 @@ class Reader {
         if (type == "ByteLevel") {
             if (!is(part, "add_prefix_space", false)) return "`ByteLevel` is only supported with add_prefix_space false";
             if (!is(part, "use_regex", false)) state.splits.push_back(Split::gpt2);
-            return is(part, "use_regex", false) || is(part, "use_regex", true) || member(part, "use_regex").is_null() ? "" : "`use_regex` must be a boolean";
+            return is(part, "use_regex", false) || is(part, "use_regex", true) || member(part, "use_regex").is_null()
+                       ? ""
+                       : "`use_regex` must be a boolean";
         }
         if (type == "Digits") {
             state.splits.push_back(Split::digits);
@@ -201,9 +206,13 @@ class Reader {
         if (type != "Split") return named(part) + " is not supported (known: Split, Digits, ByteLevel)";
         const Json& pattern = member(member(part, "pattern"), "Regex");
         const auto split = pattern.is_string() ? split_of_pattern(pattern.get_ref<const std::string&>()) : std::nullopt;
-        if (!split) return "`Split` with this pattern is not supported (known: Qwen2's and Llama 3's): " + shown(member(part, "pattern").is_object() ? pattern : part);
+        if (!split)
+            return "`Split` with this pattern is not supported (known: Qwen2's and Llama 3's): " +
+                   shown(member(part, "pattern").is_object() ? pattern : part);
         state.splits.push_back(*split);
-        return member(part, "behavior") == Json("Isolated") && is(part, "invert", false) ? "" : "`Split` is only supported as Isolated and not inverted";
+        return member(part, "behavior") == Json("Isolated") && is(part, "invert", false)
+                   ? ""
+                   : "`Split` is only supported as Isolated and not inverted";
     }
 
     void decoder() {
@@ -226,12 +235,15 @@ class Reader {
             if (problems_.size() != before) continue;
             // Hugging Face gives out the ids itself and only warns where they are not those of the file.
             const std::int64_t expected = id_of(content) >= 0 ? id_of(content) : next;
-            if (id != expected) fields.wrong("id", "`" + content.substr(0, 60) + "` has " + std::to_string(id) + " where its place gives it " + std::to_string(expected));
+            if (id != expected)
+                fields.wrong("id", "`" + content.substr(0, 60) + "` has " + std::to_string(id) + " where its place gives it " +
+                                       std::to_string(expected));
             if (id_of(content) < 0) next = std::max(next, id) + 1;
             tokens_.emplace(content, id);
             if (is_special) special_.insert(id);
             std::string sought = is_normalized && state.nfc ? to_nfc(content).value_or(content) : content;
-            if (!seen.insert((is_normalized ? "n" : "v") + sought).second) fields.wrong("content", "`" + content.substr(0, 60) + "` is there twice");
+            if (!seen.insert((is_normalized ? "n" : "v") + sought).second)
+                fields.wrong("content", "`" + content.substr(0, 60) + "` is there twice");
             (is_normalized ? normalized : verbatim).emplace_back(std::move(sought), id);
         }
         if (!problems_.empty()) return;
@@ -296,7 +308,8 @@ class Reader {
 } // namespace
 
 std::shared_ptr<const Tokenizer::State> read_tokenizer(std::string_view json, const std::string& where) {
-    if (json.size() > size_limit) throw BundleError(where + ": larger than " + std::to_string(size_limit) + " bytes; this is not a tokenizer");
+    if (json.size() > size_limit)
+        throw BundleError(where + ": larger than " + std::to_string(size_limit) + " bytes; this is not a tokenizer");
     Json whole;
     try {
         whole = Json::parse(json);

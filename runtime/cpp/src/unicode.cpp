@@ -1,7 +1,8 @@
 // Classes of code points by binary search in sorted ranges, ASCII by comparison.
+#include "unicode.hpp"
+
 #include <algorithm>
 
-#include "unicode.hpp"
 #include "unicode_tables.hpp"
 
 namespace mars {
@@ -9,7 +10,8 @@ namespace mars {
 namespace {
 
 bool contains(const Table<CodePointRange>& table, char32_t code_point) {
-    const auto* after = std::upper_bound(table.begin(), table.end(), code_point, [](char32_t c, const CodePointRange& row) { return c < row.low; });
+    const auto* after =
+        std::upper_bound(table.begin(), table.end(), code_point, [](char32_t c, const CodePointRange& row) { return c < row.low; });
     return after != table.begin() && code_point <= std::prev(after)->high;
 }
 

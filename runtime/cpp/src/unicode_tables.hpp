@@ -6,7 +6,8 @@
 namespace mars {
 
 /// A table inside the library; iterates from its first row to its last.
-template <typename Row> struct Table {
+template <typename Row>
+struct Table {
     const Row* first;
     const Row* last;
 
@@ -32,12 +33,12 @@ struct Composition {
     char32_t first, second, to;
 };
 
-extern const Table<CodePointRange> letters;            // \p{L} of the split patterns
-extern const Table<CodePointRange> numbers;            // \p{N} of the split patterns
-extern const Table<CodePointRange> digits;             // what the Digits pre-tokenizer splits off, newer than `numbers`
-extern const Table<CodePointRange> spaces;             // \s
-extern const Table<CombiningRange> combining;          // combining classes above 0
-extern const Table<Decomposition> decompositions;      // by `from`; without the Hangul syllables, which are arithmetic
-extern const Table<Composition> compositions;          // by `first`, then `second`; without the Hangul syllables
+extern const Table<CodePointRange> letters;       // \p{L} of the split patterns
+extern const Table<CodePointRange> numbers;       // \p{N} of the split patterns
+extern const Table<CodePointRange> digits;        // what the Digits pre-tokenizer splits off, newer than `numbers`
+extern const Table<CodePointRange> spaces;        // \s
+extern const Table<CombiningRange> combining;     // combining classes above 0
+extern const Table<Decomposition> decompositions; // by `from`; without the Hangul syllables, which are arithmetic
+extern const Table<Composition> compositions;     // by `first`, then `second`; without the Hangul syllables
 
 } // namespace mars

@@ -39,4 +39,4 @@ class MARS_API ChatTemplate {
     std::vector<std::string> reserved_;
 };
 
-}  // namespace mars
+} // namespace mars

@@ -47,4 +47,4 @@ class MARS_API Tokenizer {
     std::shared_ptr<const State> state_;
 };
 
-}  // namespace mars
+} // namespace mars
