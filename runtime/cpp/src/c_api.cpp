@@ -9,6 +9,8 @@
 #include <mars/mars.h>
 #include <mars/session.hpp>
 
+#include "utf8.hpp"
+
 #ifndef MARS_VERSION
 #error "the build defines MARS_VERSION"
 #endif
@@ -48,8 +50,8 @@ mars_status fail(mars_error** error, mars_status status, const char* message) no
     if (error != nullptr) {
         *error = new (std::nothrow) mars_error{status, {}};
         try {
-            if (*error != nullptr) (*error)->message = message;
-        } catch (...) { // no memory for the message: the status says enough
+            if (*error != nullptr) (*error)->message = mars::utf8::lossy(message); // it may quote a damaged file
+        } catch (...) {                                                            // no memory for the message: the status says enough
         }
     }
     return status;
