@@ -7,9 +7,12 @@ namespace mars {
 
 std::string_view to_string(Metric metric) {
     switch (metric) {
-    case Metric::margin: return "margin";
-    case Metric::entropy: return "entropy";
-    case Metric::probability: break;
+    case Metric::margin:
+        return "margin";
+    case Metric::entropy:
+        return "entropy";
+    case Metric::probability:
+        break;
     }
     return "probability";
 }

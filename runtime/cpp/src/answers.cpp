@@ -1,9 +1,9 @@
 // From accepted tokens to events and completions.
+#include "answers.hpp"
+
 #include <cmath>
 
 #include <mars/block_commit.hpp>
-
-#include "answers.hpp"
 
 namespace mars {
 
@@ -23,7 +23,8 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
             answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
             stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
         }
-        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos, stop);
+        answer.row =
+            std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos, stop);
         rows.push_back(answer.row.get());
         answers_.push_back(std::move(answer));
     }

@@ -24,8 +24,8 @@ struct Session::Opened {
 };
 
 struct Stream::Answers {
-    Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
-            const Commit& commit);
+    Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
+            const std::vector<GenerationConfig>& configs, const Commit& commit);
 
     /// The next step's events, none for a prefill chunk; no value when all rows are done.
     std::optional<std::vector<Event>> next();

@@ -13,7 +13,8 @@ namespace {
 class BlockLoop : public Steps {
   public:
     BlockLoop(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id, std::int64_t cache_block)
-        : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), rows_(std::move(rows)), block_(block), cache_block_(cache_block) {}
+        : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), rows_(std::move(rows)), block_(block),
+          cache_block_(cache_block) {}
 
     std::optional<std::vector<Accepted>> next() override {
         for (Row* row : rows_) row->refresh();

@@ -130,8 +130,8 @@ class CursorLoop : public Steps {
     Batch batch_;
     std::vector<Row*> rows_;
     std::int64_t block_;
-    std::size_t next_row_ = 0;                 // the first row whose prefill is not done
-    std::optional<Stopwatch> prefill_clock_;   // runs while that row is being prefilled
+    std::size_t next_row_ = 0;               // the first row whose prefill is not done
+    std::optional<Stopwatch> prefill_clock_; // runs while that row is being prefilled
     Stopwatch clock_;
 };
 

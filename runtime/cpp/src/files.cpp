@@ -1,18 +1,18 @@
 // Files against the manifest. The stamp file is the Python runtime's, so that either reader spares the other the hashing.
-#include <sys/stat.h>
-#include <unistd.h>
+#include "files.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include <mars/errors.hpp>
 
-#include "files.hpp"
 #include "sha256.hpp"
 
 namespace mars {
@@ -52,11 +52,10 @@ Json stamp(const struct stat& state, const FileEntry& entry) {
 /// What is wrong with a file, "" if nothing; a good file's stamp goes into `seen`.
 std::string problem(const fs::path& directory, const FileEntry& entry, const Json& stamps, Json& seen) {
     const fs::path path = directory / entry.path;
-    struct stat state {};
+    struct stat state{};
     if (leads_out(path, directory)) return "a link that leads out of the bundle";
     if (stat(path.c_str(), &state) != 0 || !S_ISREG(state.st_mode)) return "missing";
-    if (state.st_size != entry.size)
-        return std::to_string(state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
+    if (state.st_size != entry.size) return std::to_string(state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
     const Json now = stamp(state, entry);
     const auto before = stamps.find(entry.path);
     if (before == stamps.end() || *before != now) {

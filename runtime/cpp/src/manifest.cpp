@@ -57,8 +57,10 @@ ModelInfo read_model(Fields fields) {
 }
 
 TextInfo read_text(Fields fields) {
+    std::optional<std::string> chat;
+    if (fields.has("chat")) chat = fields.object("chat").dump();
     return {fields.text("tokenizer"), fields.optional_text("chat_template"), fields.optional_text("bos_token"),
-            fields.optional_text("eos_token")};
+            fields.optional_text("eos_token"), chat};
 }
 
 Drift read_drift(Fields fields) {

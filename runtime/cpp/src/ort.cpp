@@ -52,7 +52,7 @@ void append_provider(Ort::SessionOptions& options, const std::string& provider) 
         OrtCUDAProviderOptionsV2* settings = nullptr;
         Ort::ThrowOnError(api.CreateCUDAProviderOptions(&settings));
         const std::unique_ptr<OrtCUDAProviderOptionsV2, decltype(api.ReleaseCUDAProviderOptions)> owner(settings,
-                                                                                                       api.ReleaseCUDAProviderOptions);
+                                                                                                        api.ReleaseCUDAProviderOptions);
         options.AppendExecutionProvider_CUDA_V2(*settings);
     } else if (provider == "TensorrtExecutionProvider") {
         OrtTensorRTProviderOptionsV2* settings = nullptr;
@@ -204,8 +204,8 @@ struct OrtBackend::Graph {
 
 OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads)
     : graph_(std::make_unique<Graph>()) {
-    const std::map<std::string, std::pair<ONNXTensorElementDataType, int>> kv_types{{"float32", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4}},
-                                                                                    {"float16", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2}}};
+    const std::map<std::string, std::pair<ONNXTensorElementDataType, int>> kv_types{
+        {"float32", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4}}, {"float16", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2}}};
     const auto kv = kv_types.find(variant.kv_dtype);
     if (variant.kv_layout != "static" || kv == kv_types.end())
         throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +

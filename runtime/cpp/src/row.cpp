@@ -18,11 +18,16 @@ void append(std::vector<T>& target, const std::vector<T>& source) {
 
 std::string_view to_string(FinishReason reason) {
     switch (reason) {
-    case FinishReason::eos: return "eos";
-    case FinishReason::stop: return "stop";
-    case FinishReason::length: return "length";
-    case FinishReason::capacity: return "capacity";
-    case FinishReason::cancelled: break;
+    case FinishReason::eos:
+        return "eos";
+    case FinishReason::stop:
+        return "stop";
+    case FinishReason::length:
+        return "length";
+    case FinishReason::capacity:
+        return "capacity";
+    case FinishReason::cancelled:
+        break;
     }
     return "cancelled";
 }

@@ -1,7 +1,7 @@
 // SHA-256, block by block.
-#include <algorithm>
-
 #include "sha256.hpp"
+
+#include <algorithm>
 
 namespace mars {
 

@@ -13,7 +13,7 @@
 
 namespace mars {
 
-constexpr std::string_view format_version = "1.0";
+constexpr std::string_view format_version = "1.1";
 
 /// Dimensions that a runtime needs to allocate KV buffers and check token ids.
 struct ModelInfo {
