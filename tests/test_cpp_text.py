@@ -28,13 +28,12 @@ NEWER = "the installed tokenizers follows another Unicode version: run runtime/c
 
 
 def driver_path() -> Path:
-    """The newest built text_driver, or the one that MARS_TEXT_DRIVER names."""
+    """The built text_driver, without sanitizers if there is a choice, or the one that MARS_TEXT_DRIVER names."""
     if named := os.environ.get("MARS_TEXT_DRIVER"):
         return Path(named)
-    built = sorted((ROOT / "build" / "cpp").glob("*/tests/text_driver"), key=lambda path: path.stat().st_mtime)
-    if not built:
-        pytest.skip("the C++ runtime is not built: cmake --preset release && cmake --build --preset release in runtime/cpp")
-    return built[-1]
+    built = [ROOT / "build" / "cpp" / preset / "tests" / "text_driver" for preset in ("release", "debug", "asan", "tsan")]
+    found = next((path for path in built if path.is_file()), None)
+    return found or pytest.skip("the C++ runtime is not built: make cpp")
 
 
 class Driver:
