@@ -107,6 +107,7 @@ def qwen2() -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")])
     tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
     tokenizer.add_tokens([AddedToken("cafe\u0301!", normalized=True), AddedToken("a b", normalized=True)])
+    tokenizer.add_special_tokens([AddedToken("cafe\u0301?", normalized=True)])
     return tokenizer
 
 

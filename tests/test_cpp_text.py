@@ -28,13 +28,12 @@ NEWER = "the installed tokenizers follows another Unicode version: run runtime/c
 
 
 def driver_path() -> Path:
-    """The newest built text_driver, or the one that MARS_TEXT_DRIVER names."""
+    """The built text_driver, without sanitizers if there is a choice, or the one that MARS_TEXT_DRIVER names."""
     if named := os.environ.get("MARS_TEXT_DRIVER"):
         return Path(named)
-    built = sorted((ROOT / "build" / "cpp").glob("*/tests/text_driver"), key=lambda path: path.stat().st_mtime)
-    if not built:
-        pytest.skip("the C++ runtime is not built: cmake --preset release && cmake --build --preset release in runtime/cpp")
-    return built[-1]
+    built = [ROOT / "build" / "cpp" / preset / "tests" / "text_driver" for preset in ("release", "debug", "asan", "tsan")]
+    found = next((path for path in built if path.is_file()), None)
+    return found or pytest.skip("the C++ runtime is not built: make cpp")
 
 
 class Driver:
@@ -100,7 +99,7 @@ def test_nasty_texts_get_the_same_ids(kind: str, drivers: Callable[[str], Driver
 def test_any_text_gets_the_same_ids(kind: str, drivers: Callable[[str], Driver]) -> None:
     piece = st.sampled_from(nasty.PIECES) | st.text(max_size=4)
 
-    @settings(max_examples=700, deadline=None)
+    @settings(max_examples=400, deadline=None)
     @given(st.lists(piece, max_size=20).map("".join))
     def check(text: str) -> None:
         assert drivers(kind).ask("encode", text=text) == tokenizer_of(kind).encode(text).ids
@@ -110,14 +109,14 @@ def test_any_text_gets_the_same_ids(kind: str, drivers: Callable[[str], Driver])
 
 def test_every_code_point_is_what_the_library_takes_it_for(drivers: Callable[[str], Driver]) -> None:
     """Letters, numbers, spaces of the split patterns; digits of the Digits pre-tokenizer; all 1,112,064 of them."""
-    ours = drivers("smollm").ask("classes")
+    bits = drivers("smollm").ask("classes")
     text = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     for bit, pattern in ((1, r"\p{L}+"), (2, r"\p{N}+"), (4, r"\s+")):
         left = "".join(piece for piece, _ in pre_tokenizers.Split(Regex(pattern), "removed").pre_tokenize_str(text))
-        assert set(text) - set(left) == {c for c in text if int(ours[ord(c)], 16) & bit}, f"{pattern}: {NEWER}"
+        assert left == "".join(c for c in text if not int(bits[ord(c)], 16) & bit), f"{pattern}: {NEWER}"
     pieces = pre_tokenizers.Digits(individual_digits=False).pre_tokenize_str(text)
-    digits = {c for piece, _ in pieces[1::2] for c in piece}
-    assert digits == {c for c in text if int(ours[ord(c)], 16) & 8}, f"digits: {NEWER}"
+    digits = "".join(piece for piece, _ in pieces[1::2])
+    assert digits == "".join(c for c in text if int(bits[ord(c)], 16) & 8), f"digits: {NEWER}"
 
 
 def test_normalisation_of_every_code_point(drivers: Callable[[str], Driver]) -> None:
@@ -150,9 +149,8 @@ def test_any_ids_decode_to_the_same_text(kind: str, drivers: Callable[[str], Dri
 
 def test_a_long_word_takes_no_quadratic_time(drivers: Callable[[str], Driver]) -> None:
     """A quarter of a million bytes that no pattern cuts; merging them pair by pair from the start would take hours."""
-    for word in ("ab" * 125_000, "日本" * 40_000, "!" * 250_000, " " * 250_000):
-        for kind in KINDS:
-            assert drivers(kind).ask("encode", text=word) == tokenizer_of(kind).encode(word).ids
+    for kind, word in zip(KINDS, ("ab" * 125_000, "日本" * 40_000, "!" * 250_000), strict=True):
+        assert drivers(kind).ask("encode", text=word) == tokenizer_of(kind).encode(word).ids
 
 
 STOPS = ["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er", "\ufffd", "é\ufffd"]
@@ -287,7 +285,7 @@ def test_what_is_not_supported_is_refused_by_name(kind: str, path: str, value: A
 
 def test_hostile_files(tmp_path: Path) -> None:
     whole = tokenizer_of("smollm").to_str().encode()
-    deep = b"[" * 2_000_000 + b"]" * 2_000_000
+    deep = b"[" * 300_000 + b"]" * 300_000
     hostile = [b"", b"{", b"null", b"[]", b"\xff\xfe", deep, b'{"pre_tokenizer":' + deep + b"}", b'{"model":' + b'{"a":' * 100_000]
     hostile += [whole[: len(whole) * n // 7] for n in range(7)]
     nested = b'{"type":"Sequence","processors":[' * 20_000 + b"]}" * 20_000

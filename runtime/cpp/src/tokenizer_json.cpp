@@ -240,8 +240,10 @@ class Reader {
                                        std::to_string(expected));
             if (id_of(content) < 0) next = std::max(next, id) + 1;
             tokens_.emplace(content, id);
-            if (is_special) special_.insert(id);
             std::string sought = is_normalized && state.nfc ? to_nfc(content).value_or(content) : content;
+            // As Hugging Face does: a token whose text normalisation changes is written in its normal form, special no longer.
+            if (sought != content) rewritten_.emplace(id, sought);
+            if (is_special && sought == content) special_.insert(id);
             if (!seen.insert((is_normalized ? "n" : "v") + sought).second)
                 fields.wrong("content", "`" + content.substr(0, 60) + "` is there twice");
             (is_normalized ? normalized : verbatim).emplace_back(std::move(sought), id);
@@ -289,8 +291,9 @@ class Reader {
         for (const auto& entry : tokens_) last = std::max(last, entry.second);
         state.tokens.resize(static_cast<std::size_t>(last + 1));
         for (const auto& [token, id] : tokens_) {
-            auto bytes = bytes_of_characters(token);
-            state.tokens[static_cast<std::size_t>(id)] = {bytes ? std::move(*bytes) : token, special_.count(id) > 0};
+            const auto changed = rewritten_.find(id);
+            const std::string& written = changed == rewritten_.end() ? token : changed->second;
+            state.tokens[static_cast<std::size_t>(id)] = {bytes_of_characters(written).value_or(written), special_.count(id) > 0};
         }
         state.ids = std::move(tokens_);
     }
@@ -299,6 +302,7 @@ class Reader {
     std::vector<std::string> problems_;
     Fields top_;
     std::unordered_map<std::string, std::int64_t> tokens_;
+    std::unordered_map<std::int64_t, std::string> rewritten_;
     std::unordered_set<std::int64_t> special_;
     std::size_t num_model_tokens_ = 0;
     int depth_ = 0;

@@ -127,7 +127,7 @@ def cpp(tables: Tables) -> str:
         (low, high, k) for k in sorted(set(tables.combining.values())) for low, high in _ranges(c for c, v in tables.combining.items() if v == k)
     ]
     pairs = sorted((first, second, c) for c, first, second, composes in tables.decompositions if composes)
-    parts = [
+    parts: list[tuple[str, str, Sequence[Sequence[object]]]] = [
         ("CodePointRange", "letters", _ranges(tables.letters)),
         ("CodePointRange", "numbers", _ranges(tables.numbers)),
         ("CodePointRange", "digits", _ranges(tables.digits)),
