@@ -51,8 +51,7 @@ class Reader {
     }
 
     std::size_t skip(std::size_t from, CharClass kind, std::size_t most = SIZE_MAX) const {
-        return skip(
-            from, [kind](const Char& c) { return c.is(kind); }, most);
+        return skip(from, [kind](const Char& c) { return c.is(kind); }, most);
     }
 
   private:
