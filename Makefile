@@ -5,17 +5,21 @@ PYTHON ?= python3
 # Pinned, and installed first: a later unpinned torch would pull gigabytes of CUDA on Linux.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
+# Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
+export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test clean
+.PHONY: demo check format lint types test cpp clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
 
-check: lint types test
+check: lint types cpp test
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
 # mypy cannot see a package that is mapped onto the root, so it gets a link named like the package.
 types: $(VENV)/.installed
@@ -26,9 +30,19 @@ types: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
 
+# The C++ runtime, with its tests. Without what it needs, people are told what is missing and go on; CI fails.
+CPP_PRESETS ?= $(if $(CI),release asan tsan,release)
+cpp: $(VENV)/.installed
+	@if runtime/cpp/setup.sh $(BIN)/python; then $(MAKE) --no-print-directory $(CPP_PRESETS:%=cpp-%); \
+	elif [ -n "$$CI" ]; then exit 1; else echo "NOT CHECKED: the C++ runtime, because of the above (docs/cpp.md)"; fi
+
+cpp-%:
+	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* && ctest --preset $*
+
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

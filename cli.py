@@ -349,6 +349,9 @@ def inspect(
         f" of {model.head_dim},"
         f" vocabulary {model.vocab_size}, context {model.context_length}"
     )
+    if manifest.text is not None:
+        chat = manifest.text.chat
+        out.print("chat      needs jinja2" if chat is None else f"chat      roles {', '.join(chat.roles)}; in C++ too")
     out.print(f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}")
     table = Table("variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None)
     for v in manifest.variants:

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from mars_export.exporter import graph
+from mars_export.exporter.chat import derive_chat_turns
 from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.family import Dims
 from mars_export.exporter.graph import StepGraph, StepShape
@@ -232,7 +233,7 @@ def _manifest(directory: Path, checkpoint: Checkpoint, options: ExportOptions, m
         model=model,
         block=options.block,
         tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),
-        text=TextInfo(TOKENIZER_FILE, vocabulary.chat_template, vocabulary.bos_token, vocabulary.eos_token),
+        text=TextInfo(TOKENIZER_FILE, vocabulary.chat_template, vocabulary.bos_token, vocabulary.eos_token, derive_chat_turns(vocabulary)),
         variants=tuple(judged),
         files=tuple(files),
     )

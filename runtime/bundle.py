@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mars_export.runtime.accept import METRICS
+from mars_export.runtime.chat import ChatTurns, read_chat_turns
 from mars_export.runtime.engine_info import EngineInfo, read_engine
 from mars_export.runtime.errors import BundleError
 from mars_export.runtime.fields import Fields
@@ -62,12 +63,13 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class TextInfo:
-    """How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2."""
+    """How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` the same without it."""
 
     tokenizer: str
     chat_template: str | None
     bos_token: str | None
     eos_token: str | None
+    chat: ChatTurns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +304,11 @@ def _read_manifest(top: Fields) -> Manifest:
 
 def _read_text(fields: Fields) -> TextInfo:
     return TextInfo(
-        fields.text("tokenizer"), fields.optional_text("chat_template"), fields.optional_text("bos_token"), fields.optional_text("eos_token")
+        fields.text("tokenizer"),
+        fields.optional_text("chat_template"),
+        fields.optional_text("bos_token"),
+        fields.optional_text("eos_token"),
+        read_chat_turns(fields.object("chat")) if fields.value.get("chat") is not None else None,
     )
 
 

@@ -75,6 +75,14 @@ class Fields:
             self.wrong(name, "strings are expected")
         return tuple(good)
 
+    def named_texts(self, name: str) -> dict[str, str]:
+        """An object whose values are strings, empty ones included."""
+        values = self.object(name)
+        for key, value in values.value.items():
+            if not isinstance(value, str):
+                values.wrong(key, f"a string is expected, not {_kind(value)}")
+        return {key: value for key, value in values.value.items() if isinstance(value, str)}
+
     def object(self, name: str) -> Fields:
         return Fields(self.value.get(name), f"{self.where}.{name}", self.problems)
 

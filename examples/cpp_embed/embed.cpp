@@ -1,0 +1,23 @@
+// The smallest useful program on libmars: embed BUNDLE REQUEST
+#include <iostream>
+
+#include <mars/session.hpp>
+
+int main(int argc, char** argv) {
+    if (argc != 3) return 2;
+    try {
+        const mars::Session session = mars::Session::open(argv[1]);
+        const std::vector<mars::Message> messages{{"user", argv[2]}};
+        mars::GenerationConfig config;
+        config.tau = 0.95;
+        config.max_new_tokens = 32;
+        const auto done = session.generate(messages, config, [](const mars::Event& event) {
+            std::cout << event.text << std::flush;
+            return false; // true stops the answer
+        });
+        std::cout << "\n" << done.stats.tokens_per_forward() << " tokens/forward\n";
+    } catch (const mars::Error& error) {
+        std::cerr << "error: " << error.what() << "\n";
+        return 1;
+    }
+}

@@ -1,0 +1,25 @@
+// What a client may ask for: JSON to a prompt and settings, within this service's limits.
+#pragma once
+
+#include <string>
+
+#include <mars/session.hpp>
+
+/// The client's mistake; its message goes back with status 400.
+struct BadRequest : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct Limits {
+    std::size_t body_bytes = 1U << 20U;
+    std::int64_t new_tokens = 1024;
+};
+
+struct Request {
+    mars::Prompt prompt;
+    mars::GenerationConfig config;
+    bool stream = false;
+};
+
+/// Throws BadRequest for what is no JSON, unknown or of a wrong type, or beyond the limits.
+Request parse_request(const std::string& body, const Limits& limits);

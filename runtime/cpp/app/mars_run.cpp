@@ -1,0 +1,136 @@
+// mars-run: the twin of `mars-export generate`. Parses, opens a session, prints; what it knows of decoding is in libmars.
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include <mars/mars.h>
+#include <mars/session.hpp>
+
+#include "options.hpp"
+
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+void interrupt(int) { interrupted = 1; }
+
+std::string prompt_text(const Options& options) {
+    if (options.prompt && options.file) throw mars::Error("give the prompt with --prompt or with --file, not both");
+    if (options.prompt && *options.prompt != "-") return *options.prompt;
+    if (options.file) {
+        std::ifstream file(*options.file, std::ios::binary);
+        std::ostringstream text;
+        if (!file || !(text << file.rdbuf())) throw mars::Error(options.file->string() + ": not a readable file, or empty");
+        return text.str();
+    }
+    if (isatty(STDIN_FILENO) != 0) std::cerr << "Reading the prompt from standard input; end it with Ctrl-D.\n";
+    return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+}
+
+mars::Prompt prompt_of(const Options& options) {
+    const std::string text = prompt_text(options);
+    if (options.token_ids) {
+        std::istringstream words(text);
+        std::vector<std::int64_t> ids{std::istream_iterator<std::int64_t>(words), {}};
+        if (!words.eof()) throw mars::Error("--token-ids: the prompt must be whole numbers separated by blanks");
+        return ids;
+    }
+    if (options.raw) return text;
+    std::vector<mars::Message> messages;
+    if (options.system) messages.push_back({"system", *options.system});
+    messages.push_back({"user", text});
+    return messages;
+}
+
+void print_json(const mars::Completion& done, double tau) {
+    const mars::Stats& stats = done.stats;
+    nlohmann::ordered_json accepted = nlohmann::ordered_json::object(), confidences = nlohmann::ordered_json::array();
+    for (const auto& [tokens, steps] : stats.accepted) accepted[std::to_string(tokens)] = steps;
+    for (const double confidence : done.confidences) confidences.push_back(std::round(confidence * 1e6) / 1e6);
+    const nlohmann::ordered_json value{{"text", done.text},
+                                       {"token_ids", done.token_ids},
+                                       {"confidences", confidences},
+                                       {"finish_reason", to_string(done.finish_reason)},
+                                       {"tau", tau},
+                                       {"stats",
+                                        {{"prompt_tokens", stats.prompt_tokens},
+                                         {"tokens", stats.tokens},
+                                         {"forwards", stats.forwards},
+                                         {"prefill_forwards", stats.prefill_forwards},
+                                         {"prefill_time", stats.prefill_time},
+                                         {"decode_time", stats.decode_time},
+                                         {"time_to_first_token", stats.time_to_first_token},
+                                         {"tokens_after_first", stats.tokens_after_first},
+                                         {"accepted", accepted},
+                                         {"tokens_per_forward", stats.tokens_per_forward()},
+                                         {"tokens_per_second", stats.tokens_per_second()}}}};
+    std::cout << value.dump() << std::endl;
+}
+
+void print_summary(const mars::Completion& done) {
+    const mars::Stats& stats = done.stats;
+    std::cerr.precision(2);
+    std::cerr << std::fixed << stats.tokens << " tokens, " << stats.tokens_per_forward() << " tokens/forward, ";
+    std::cerr.precision(1);
+    std::cerr << stats.tokens_per_second() << " tokens/s, first token after ";
+    std::cerr.precision(2);
+    std::cerr << stats.time_to_first_token << " s, ended by " << to_string(done.finish_reason) << "\n";
+}
+
+int answer(const Options& options) {
+    options.config.check();
+    const mars::Prompt prompt = prompt_of(options);
+    const mars::Session session = mars::Session::open(options.bundle, options.session);
+    mars::Stream stream = session.stream(prompt, options.config, options.commit);
+    std::signal(SIGINT, interrupt);
+    bool odd = false;
+    while (const std::optional<mars::Event> event = stream.next()) {
+        if (interrupted != 0) stream.cancel();
+        if (options.json || (event->token_ids.empty() && !event->finish_reason)) continue;
+        const bool mark = options.runs && odd && !event->text.empty();
+        std::cout << (mark ? "\x1b[7m" : "") << event->text << (mark ? "\x1b[0m" : "") << std::flush;
+        odd = !odd;
+        if (!std::cout) return 0; // the reader went away, as in `| head`
+    }
+    const mars::Completion done = stream.completion();
+    if (options.json) {
+        print_json(done, options.config.tau);
+    } else {
+        std::cout << std::endl;
+        print_summary(done);
+    }
+    if (done.finish_reason == mars::FinishReason::capacity)
+        throw mars::Error("the context of " + std::to_string(session.max_capacity()) +
+                          " tokens is full; the answer above is cut short. Shorten the prompt");
+    return done.finish_reason == mars::FinishReason::cancelled ? 130 : 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    std::signal(SIGPIPE, SIG_IGN);
+    try {
+        const Options options = parse_options(argc, argv);
+        if (options.help) {
+            std::cout << usage;
+            return 0;
+        }
+        if (options.version) {
+            std::cout << "mars-run " << mars_version() << "\n";
+            return 0;
+        }
+        return answer(options);
+    } catch (const UsageError& error) {
+        std::cerr << "mars-run: " << error.what() << " (mars-run --help)\n";
+        return 2;
+    } catch (const std::exception& error) {
+        std::cerr << "error: " << error.what() << "\n";
+        return 1;
+    }
+}

@@ -1,0 +1,129 @@
+// Flags of mars-run: those of `mars-export generate`.
+#include "options.hpp"
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <functional>
+#include <map>
+
+const char* const usage = R"(usage: mars-run BUNDLE [OPTIONS]
+
+Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
+
+  -p, --prompt TEXT           the prompt; - or nothing reads standard input
+  -f, --file FILE             read the prompt from a file
+      --raw                   continue the text as it stands, without the chat template
+      --token-ids             the prompt is token ids separated by blanks
+      --system TEXT           a system message before the prompt
+      --tau NUMBER            confidence bound: 1 is one token per forward, lower is faster [0.95]
+      --metric NAME           what tau bounds: probability, margin or entropy [probability]
+      --max-new-tokens N      most tokens to generate [256]
+      --window N              most predictions made in one step [the bundle's block]
+      --temperature NUMBER    0 is greedy [0]
+      --top-k N               draw from the k likeliest tokens; 0 is off [0]
+      --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
+      --seed N                seed of the draws [0]
+      --repetition-penalty X  above 1 makes repetition less likely [1]
+      --stop TEXT             end the answer before this text; may be given several times
+      --commit NAME           cache loop: cursor, or block (the paper's) [cursor]
+      --cache-block N         tokens of a cache block with --commit block [32]
+      --device NAME           cpu, cuda, tensorrt, ...; a missing device is an error [cpu]
+      --threads N             compute threads [the backend's choice]
+      --runs                  mark the tokens that were accepted together
+      --json                  print the result as JSON
+      --version, --help
+)";
+
+namespace {
+
+std::string quoted(const std::string& name, const std::string& value) { return name + " needs a number, not `" + value + "`"; }
+
+std::int64_t integer(const std::string& name, const std::string& value, std::int64_t low) {
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (error != std::errc() || end != value.data() + value.size()) throw UsageError(quoted(name, value));
+    if (number < low) throw UsageError(name + " must be " + std::to_string(low) + " or more, not " + value);
+    return number;
+}
+
+std::uint64_t seed_of(const std::string& name, const std::string& value) {
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (error != std::errc() || end != value.data() + value.size()) throw UsageError(quoted(name, value));
+    return number;
+}
+
+double number(const std::string& name, const std::string& value) {
+    char* end = nullptr;
+    const double parsed = std::strtod(value.c_str(), &end);
+    if (value.empty() || *end != '\0') throw UsageError(quoted(name, value));
+    return parsed;
+}
+
+mars::Metric metric_of(const std::string& value) {
+    for (const mars::Metric metric : {mars::Metric::probability, mars::Metric::margin, mars::Metric::entropy})
+        if (to_string(metric) == value) return metric;
+    throw UsageError("--metric must be one of probability, margin, entropy, not `" + value + "`");
+}
+
+mars::Commit::Kind commit_of(const std::string& value) {
+    if (value == "cursor") return mars::Commit::Kind::cursor;
+    if (value == "block") return mars::Commit::Kind::block;
+    throw UsageError("--commit must be one of cursor, block, not `" + value + "`");
+}
+
+} // namespace
+
+Options parse_options(int argc, char** argv) {
+    Options options;
+    auto& config = options.config;
+    using Value = const std::string&;
+    const std::map<std::string, std::function<void(Value, Value)>> values{
+        {"--prompt", [&](Value, Value v) { options.prompt = v; }},
+        {"--file", [&](Value, Value v) { options.file = v; }},
+        {"--system", [&](Value, Value v) { options.system = v; }},
+        {"--tau", [&](Value n, Value v) { config.tau = number(n, v); }},
+        {"--metric", [&](Value, Value v) { config.metric = metric_of(v); }},
+        {"--max-new-tokens", [&](Value n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
+        {"--window", [&](Value n, Value v) { config.window = integer(n, v, 1); }},
+        {"--temperature", [&](Value n, Value v) { config.temperature = number(n, v); }},
+        {"--top-k", [&](Value n, Value v) { config.top_k = integer(n, v, 0); }},
+        {"--top-p", [&](Value n, Value v) { config.top_p = number(n, v); }},
+        {"--seed", [&](Value n, Value v) { config.seed = seed_of(n, v); }},
+        {"--repetition-penalty", [&](Value n, Value v) { config.repetition_penalty = number(n, v); }},
+        {"--stop", [&](Value, Value v) { config.stop.push_back(v); }},
+        {"--commit", [&](Value, Value v) { options.commit.kind = commit_of(v); }},
+        {"--cache-block", [&](Value n, Value v) { options.commit.cache_block = integer(n, v, 1); }},
+        {"--device", [&](Value, Value v) { options.session.device = v; }},
+        {"--threads",
+         [&](Value n, Value v) { options.session.threads = static_cast<int>(std::min<std::int64_t>(integer(n, v, 1), 4096)); }},
+    };
+    const std::map<std::string, bool*> switches{{"--raw", &options.raw},         {"--json", &options.json},
+                                                {"--runs", &options.runs},       {"--help", &options.help},
+                                                {"--version", &options.version}, {"--token-ids", &options.token_ids}};
+    const std::map<std::string, std::string> shorts{{"-p", "--prompt"}, {"-f", "--file"}, {"-h", "--help"}};
+    for (int i = 1; i < argc; ++i) {
+        std::string name = argv[i];
+        std::optional<std::string> value;
+        if (name.rfind("--", 0) == 0 && name.find('=') != std::string::npos) {
+            value = name.substr(name.find('=') + 1);
+            name.erase(name.find('='));
+        }
+        if (const auto full = shorts.find(name); full != shorts.end()) name = full->second;
+        if (const auto at = switches.find(name); at != switches.end() && !value) {
+            *at->second = true;
+        } else if (const auto setting = values.find(name); setting != values.end()) {
+            if (!value && ++i == argc) throw UsageError(name + " needs a value");
+            setting->second(name, value ? *value : argv[i]);
+        } else if (name.size() > 1 && name.front() == '-') {
+            throw UsageError("no such option: " + name);
+        } else if (options.bundle.empty()) {
+            options.bundle = name;
+        } else {
+            throw UsageError("one BUNDLE is wanted, but there is also `" + name + "`");
+        }
+    }
+    if (options.bundle.empty() && !options.help && !options.version) throw UsageError("which BUNDLE?");
+    return options;
+}

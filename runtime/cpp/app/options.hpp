@@ -1,0 +1,29 @@
+// The command line of mars-run: flags by name, typed, with every mistake named. Knows no bundle.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include <mars/session.hpp>
+
+/// The command line is wrong: exit code 2.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct Options {
+    std::filesystem::path bundle;
+    std::optional<std::string> prompt, system;
+    std::optional<std::filesystem::path> file;
+    bool raw = false, json = false, runs = false, help = false, version = false, token_ids = false;
+    mars::GenerationConfig config;
+    mars::Commit commit;
+    mars::Session::Options session;
+};
+
+extern const char* const usage;
+
+/// Throws UsageError.
+Options parse_options(int argc, char** argv);

@@ -1,0 +1,71 @@
+// What the decoding loop asks of a device: KV rows and one forward. Each backend is one file that implements this.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <mars/export.hpp>
+
+namespace mars {
+
+constexpr std::int64_t growth = 128; ///< entries: capacity grows in multiples of this
+
+/// The inputs of one forward over some neighbouring rows, row after row.
+struct StepInput {
+    std::int64_t rows = 0, slots = 0, outputs = 0;
+    std::vector<std::int64_t> input_ids;    ///< [rows, slots]
+    std::vector<std::int64_t> kv_length;    ///< [rows]
+    std::vector<std::int64_t> output_index; ///< [rows, outputs]
+};
+
+/// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size]. What was not asked for or not exported is empty.
+struct StepOutput {
+    std::int64_t outputs = 0, vocab_size = 0;
+    std::vector<std::int64_t> token_ids;
+    std::vector<float> confidence, margin, entropy, logits;
+};
+
+/// KV memory of some rows. Rows are contiguous, so that a step can run on any run of neighbours.
+class MARS_API Cache {
+  public:
+    virtual ~Cache() = default;
+
+    /// Entries that each row can hold now.
+    virtual std::int64_t capacity() const = 0;
+
+    /// Make room for at least `capacity` entries a row, keeping what is there.
+    virtual void reserve(std::int64_t capacity) = 0;
+
+    /// Copy the first `length` entries of row `source` over row `target`.
+    virtual void move(std::int64_t source, std::int64_t target, std::int64_t length) = 0;
+};
+
+/// A variant of a bundle, loaded on a device. One backend may serve several threads, each with a cache of its own.
+class MARS_API Backend {
+  public:
+    virtual ~Backend() = default;
+
+    /// Names of the prediction outputs of the graph.
+    virtual const std::vector<std::string>& outputs() const = 0;
+
+    /// Most slots of one step, nothing for no limit.
+    virtual std::optional<std::int64_t> max_slots() const = 0;
+
+    /// Most entries a row can ever hold.
+    virtual std::int64_t max_capacity() const = 0;
+
+    virtual std::unique_ptr<Cache> new_cache(std::int64_t num_rows) = 0;
+
+    /// Run one forward on the cache rows first, first + 1, ... and fill `output`.
+    ///
+    /// Writes KV entries kv_length ... kv_length + slots - 1 of each row; the caller has reserved them. Throws SessionError.
+    virtual void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) = 0;
+};
+
+/// The capacity to grow to from `present` when `needed` entries are wanted: at least a quarter more, in steps of `growth`.
+MARS_API std::int64_t bucket(std::int64_t needed, std::int64_t present);
+
+} // namespace mars

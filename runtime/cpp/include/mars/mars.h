@@ -1,0 +1,197 @@
+/* The C interface of libmars: open a bundle, turn prompts into tokens. docs/cpp.md is its guide.
+ *
+ * Rules that hold everywhere:
+ * - Every struct begins with struct_size, set it to sizeof the struct (the *_init functions do). Structs only ever grow at the
+ *   end; what an older caller does not know keeps its default, and a newer caller's field that this library does not know must be 0.
+ * - A function that can fail returns a mars_status and, where `error` is not NULL, leaves a mars_error there; free it.
+ * - Strings are UTF-8. Strings and arrays that the library returns belong to the handle they were asked of, and are good until the
+ *   next call on it or its end. What a caller passes in is copied before the call returns.
+ * - No exception leaves the library; it prints nothing and keeps no global state.
+ * - Threads: a session serves any number of threads. A stream and a completion belong to one thread at a time, except for
+ *   mars_stream_tau, mars_stream_set_tau and mars_stream_cancel, which any thread may call while another is in mars_stream_next.
+ */
+#ifndef MARS_H
+#define MARS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef MARS_API
+#define MARS_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when a program built against an older header would no longer work. */
+#define MARS_ABI_VERSION 1
+
+/* MARS_ABI_VERSION of the library that runs, and its version such as "0.1.0". */
+MARS_API uint32_t mars_abi_version(void);
+MARS_API const char* mars_version(void);
+
+/* ---- errors ---- */
+
+typedef enum mars_status {
+    MARS_OK = 0,
+    MARS_ERROR_BUNDLE = 1,   /* the bundle is damaged, unsafe, or of a format this library does not read */
+    MARS_ERROR_SESSION = 2,  /* the bundle is fine but cannot run here, or the request cannot be served */
+    MARS_ERROR_ARGUMENT = 3, /* this interface was used wrongly: a NULL, a wrong struct_size, an unknown constant */
+    MARS_ERROR_MEMORY = 4,   /* out of memory */
+    MARS_ERROR_INTERNAL = 5  /* a fault of this library, or an exception of the caller's callback */
+} mars_status;
+
+typedef struct mars_error mars_error;
+
+MARS_API mars_status mars_error_status(const mars_error* error);
+/* What is wrong, where, and what to do; may have several lines. */
+MARS_API const char* mars_error_message(const mars_error* error);
+MARS_API void mars_error_free(mars_error* error);
+
+/* ---- sessions ---- */
+
+typedef struct mars_session mars_session;
+
+typedef struct mars_session_options {
+    size_t struct_size;
+    const char* device;  /* an execution provider: "cpu", "cuda", "tensorrt", ...; NULL: "cpu". A missing one is an error, never another */
+    int32_t threads;     /* compute threads; 0: the backend's choice */
+    int32_t verify;      /* not 0: hash all files even if they were found good before */
+    const char* variant; /* NULL: the first that runs here */
+} mars_session_options;
+
+typedef struct mars_session_info {
+    size_t struct_size;
+    int64_t vocab_size, context_length, block, mask_id;
+    int32_t has_text; /* whether prompts may be text; else only token ids */
+} mars_session_info;
+
+MARS_API void mars_session_options_init(mars_session_options* options, size_t struct_size);
+
+/* Open the bundle directory `path`. `options` may be NULL. */
+MARS_API mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error);
+/* Free a session. Its streams stay usable; the bundle is let go with the last of them. */
+MARS_API void mars_session_close(mars_session* session);
+MARS_API mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error);
+
+/* ---- requests ---- */
+
+typedef enum mars_metric { MARS_PROBABILITY = 0, MARS_MARGIN = 1, MARS_ENTROPY = 2 } mars_metric;
+typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_commit;
+
+/* Settings of one request. */
+typedef struct mars_config {
+    size_t struct_size;
+    double tau;             /* confidence bound, the speed/quality knob; >= 1 (entropy: <= 0) is one token a step. 0.95 */
+    int32_t metric;         /* a mars_metric: what tau bounds */
+    int32_t commit;         /* a mars_commit: which cache loop decodes */
+    int64_t cache_block;    /* tokens of a block with MARS_COMMIT_BLOCK; 32 */
+    int64_t max_new_tokens; /* 256 */
+    int64_t window;         /* most predictions made in one step; 0: the bundle's block */
+    const int64_t* eos_ids; /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
+    size_t num_eos_ids;
+    const char* const* stop; /* strings that end the text and are not part of it */
+    size_t num_stop;
+    double temperature;        /* 0 is greedy; above it a candidate's own probability is compared with tau */
+    int64_t top_k;             /* 0 is off */
+    double top_p;              /* 1 is off */
+    uint64_t seed;             /* draws depend on it and on the position only */
+    double repetition_penalty; /* 1 is off */
+} mars_config;
+
+MARS_API void mars_config_init(mars_config* config, size_t struct_size);
+
+/* A prompt: exactly one of the three is not NULL. */
+typedef struct mars_prompt {
+    size_t struct_size;
+    const char* text;     /* continued as it stands */
+    size_t text_size;     /* bytes; 0: up to the first zero byte */
+    const char* messages; /* JSON: [{"role": "user", "content": "..."}, ...], put into the chat template */
+    const int64_t* token_ids;
+    size_t num_token_ids;
+} mars_prompt;
+
+MARS_API void mars_prompt_init(mars_prompt* prompt, size_t struct_size);
+
+/* Number of token ids of a prompt, into *num_ids; the ids too if `capacity` is at least that. `ids` may be NULL with capacity 0. */
+MARS_API mars_status mars_encode(const mars_session* session, const mars_prompt* prompt, int64_t* ids, size_t capacity, size_t* num_ids,
+                                 mars_error** error);
+/* Number of bytes of the text of token ids, into *text_size; the text and a zero byte too if `capacity` is greater than that. */
+MARS_API mars_status mars_decode(const mars_session* session, const int64_t* ids, size_t num_ids, char* text, size_t capacity,
+                                 size_t* text_size, mars_error** error);
+
+/* ---- answers ---- */
+
+typedef enum mars_finish_reason {
+    MARS_NOT_FINISHED = 0,
+    MARS_FINISH_EOS = 1,
+    MARS_FINISH_STOP = 2,
+    MARS_FINISH_LENGTH = 3,
+    MARS_FINISH_CAPACITY = 4,
+    MARS_FINISH_CANCELLED = 5
+} mars_finish_reason;
+
+/* What one step added to one answer; no tokens for a part of the prompt, or for an end without any. */
+typedef struct mars_event {
+    size_t struct_size;
+    int64_t row;      /* which prompt of a batch */
+    const char* text; /* may lag behind the tokens: half characters and possible stop strings are held back; ends with a zero byte */
+    size_t text_size;
+    const int64_t* token_ids;
+    const double* confidences;
+    size_t num_tokens;
+    int32_t finish_reason; /* a mars_finish_reason */
+} mars_event;
+
+/* Counts and times of one answer, in seconds from the start of the call. */
+typedef struct mars_stats {
+    size_t struct_size;
+    int64_t prompt_tokens, tokens, forwards, prefill_forwards, tokens_after_first;
+    double prefill_time, decode_time, time_to_first_token;
+    double tokens_per_forward, tokens_per_second;
+    const int64_t* accepted; /* accepted[k]: steps that accepted k tokens */
+    size_t num_accepted;
+} mars_stats;
+
+typedef struct mars_completion mars_completion;
+
+MARS_API const char* mars_completion_text(const mars_completion* completion, size_t* text_size);
+MARS_API const int64_t* mars_completion_token_ids(const mars_completion* completion, size_t* num_tokens);
+MARS_API const double* mars_completion_confidences(const mars_completion* completion, size_t* num_tokens);
+MARS_API mars_finish_reason mars_completion_finish_reason(const mars_completion* completion);
+MARS_API mars_status mars_completion_stats(const mars_completion* completion, mars_stats* stats, mars_error** error);
+MARS_API void mars_completion_free(mars_completion* completion);
+
+/* Sees each event of an answer; not 0 stops that answer. The event is good during the call only. */
+typedef int (*mars_on_event)(const mars_event* event, void* user);
+
+/* Answer one prompt. `config` and `on_event` may be NULL. */
+MARS_API mars_status mars_generate(const mars_session* session, const mars_prompt* prompt, const mars_config* config,
+                                   mars_on_event on_event, void* user, mars_completion** completion, mars_error** error);
+/* Answer several prompts as rows of one batch, one config each and all with the same commit; fills completions[0 ... num - 1]. */
+MARS_API mars_status mars_generate_batch(const mars_session* session, const mars_prompt* const* prompts, const mars_config* const* configs,
+                                         size_t num, mars_on_event on_event, void* user, mars_completion** completions, mars_error** error);
+
+/* ---- streams: one answer, step by step ---- */
+
+typedef struct mars_stream mars_stream;
+
+MARS_API mars_status mars_stream_open(const mars_session* session, const mars_prompt* prompt, const mars_config* config,
+                                      mars_stream** stream, mars_error** error);
+/* Make the next event. *done is 1, and the event empty, after the last one. An error ends the stream. */
+MARS_API mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* done, mars_error** error);
+/* Any thread: the confidence bound; the next step uses a new one. */
+MARS_API double mars_stream_tau(const mars_stream* stream);
+MARS_API mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error);
+/* Any thread: end the answer before its next step. */
+MARS_API void mars_stream_cancel(mars_stream* stream);
+/* The answer so far. */
+MARS_API mars_status mars_stream_completion(const mars_stream* stream, mars_completion** completion, mars_error** error);
+MARS_API void mars_stream_close(mars_stream* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,138 @@
+// An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says why none does.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <mars/backend.hpp>
+#include <mars/bundle.hpp>
+#include <mars/config.hpp>
+#include <mars/errors.hpp>
+#include <mars/export.hpp>
+#include <mars/row.hpp>
+#include <mars/stats.hpp>
+#include <mars/text.hpp>
+
+namespace mars {
+
+/// A text as it stands, chat messages, or token ids.
+using Prompt = std::variant<std::string, std::vector<Message>, std::vector<std::int64_t>>;
+
+/// Which cache loop decodes: cursor (default), or block with blocks of `cache_block` tokens (the paper's loop).
+struct Commit {
+    enum class Kind { cursor, block };
+    Kind kind = Kind::cursor;
+    std::int64_t cache_block = 32;
+};
+
+/// A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to `token_ids[i]`.
+struct Completion {
+    std::string text;
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences;
+    FinishReason finish_reason = FinishReason::cancelled;
+    Stats stats;
+};
+
+/// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
+///
+/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch.
+struct Event {
+    std::string text;
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences;
+    std::optional<FinishReason> finish_reason;
+    std::int64_t row = 0;
+};
+
+/// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.
+using OnEvent = std::function<bool(const Event&)>;
+
+class Stream;
+
+/// A bundle opened on a device. Any number of threads may use one: each call owns its rows and their KV memory.
+class MARS_API Session {
+  public:
+    struct Options {
+        std::string device = "cpu";         ///< an execution provider's name; one that is missing is an error, never another
+        std::optional<int> threads;         ///< compute threads; the backend's choice by default
+        std::optional<std::string> variant; ///< the first that runs here by default
+        bool verify = false;                ///< hash all files even if they were found good before
+    };
+
+    /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.
+    static Session open(const std::filesystem::path& path, const Options& options);
+    static Session open(const std::filesystem::path& path) { return open(path, Options()); }
+
+    /// A session on any backend, such as a fake one; `bundle.path` need not exist then.
+    Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text);
+
+    /// Answer one prompt. Throws SessionError.
+    Completion generate(const Prompt& prompt, const GenerationConfig& config = {}, const OnEvent& on_event = nullptr,
+                        const Commit& commit = {}) const;
+
+    /// Answer several prompts as rows of one batch, each with its own config. `on_event` returning true stops that row only.
+    std::vector<Completion> generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
+                                           const OnEvent& on_event = nullptr, const Commit& commit = {}) const;
+
+    /// Answer one prompt step by step.
+    Stream stream(const Prompt& prompt, const GenerationConfig& config = {}, const Commit& commit = {}) const;
+
+    /// Token ids of a prompt. Throws SessionError for an empty or too long one, or ids outside the vocabulary.
+    std::vector<std::int64_t> encode(const Prompt& prompt) const;
+
+    /// The text of token ids, special tokens left out. Throws SessionError for a bundle without a tokenizer.
+    std::string decode(const std::vector<std::int64_t>& token_ids) const;
+
+    const Bundle& bundle() const;
+
+    /// Most tokens that a row can hold, prompt and answer together.
+    std::int64_t max_capacity() const;
+
+    struct Opened;
+
+  private:
+    std::shared_ptr<const Opened> opened_;
+};
+
+/// Events of one answer, made as they are asked for. Keeps its session's bundle open. One thread at a time, but for tau and cancel().
+class MARS_API Stream {
+  public:
+    ~Stream();
+    Stream(Stream&&) noexcept;
+    Stream& operator=(Stream&&) noexcept;
+
+    /// The next event; no value after the last one. Throws SessionError, after which the stream has ended.
+    std::optional<Event> next();
+
+    /// Any thread: the confidence bound. The next step uses a new one. Throws SessionError for one out of range.
+    double tau() const;
+    void set_tau(double tau);
+
+    /// Any thread: end the answer before its next step. Leaving a stream early costs nothing.
+    void cancel();
+
+    const Stats& stats() const;
+
+    /// Prompt tokens that are in the cache.
+    std::int64_t prefilled() const;
+
+    /// The answer so far; `finish_reason` is cancelled while it is not finished.
+    Completion completion() const;
+
+    struct Answers;
+
+  private:
+    friend class Session;
+    explicit Stream(std::unique_ptr<Answers> answers);
+
+    std::unique_ptr<Answers> answers_;
+};
+
+} // namespace mars

@@ -1,0 +1,36 @@
+// Added tokens inside a text: the leftmost match, the longest of those. Knows nothing of what lies between them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace mars {
+
+/// Finds any of a set of texts in another one.
+class AddedTokens {
+  public:
+    struct Match {
+        std::size_t start, length; // in bytes
+        std::int64_t id;
+    };
+
+    AddedTokens() = default;
+
+    /// Texts that are not empty, each once, and their ids.
+    explicit AddedTokens(std::vector<std::pair<std::string, std::int64_t>> tokens);
+
+    /// The first match at or after `from`; length 0 when there is none.
+    Match find(std::string_view text, std::size_t from) const;
+
+  private:
+    Match longest(std::string_view text, std::size_t start) const;
+
+    std::vector<std::pair<std::string, std::int64_t>> tokens_; // sorted
+    bool starts_[256] = {};
+};
+
+} // namespace mars

@@ -1,0 +1,105 @@
+// From accepted tokens to events and completions.
+#include "answers.hpp"
+
+#include <cmath>
+
+#include <mars/block_commit.hpp>
+
+namespace mars {
+
+Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
+                         const std::vector<GenerationConfig>& configs, const Commit& commit)
+    : session_(std::move(session)) {
+    if (configs.size() != prompts.size())
+        throw SessionError(std::to_string(prompts.size()) + " prompts but " + std::to_string(configs.size()) + " configs");
+    if (commit.cache_block < 1) throw SessionError("cache_block must be 1 or more, not " + std::to_string(commit.cache_block));
+    const Manifest& manifest = session_->bundle.manifest;
+    std::vector<Row*> rows;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+        session_->check(configs[i]);
+        Answer answer;
+        std::function<bool(std::int64_t)> stop;
+        if (session_->text) {
+            answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
+            stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
+        }
+        answer.row =
+            std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos, stop);
+        rows.push_back(answer.row.get());
+        answers_.push_back(std::move(answer));
+    }
+    Backend& backend = *session_->backend;
+    steps_ = commit.kind == Commit::Kind::block ? decode_blocks(backend, rows, manifest.block, manifest.tokens.mask, commit.cache_block)
+                                                : decode(backend, rows, manifest.block, manifest.tokens.mask);
+}
+
+std::optional<std::vector<Event>> Stream::Answers::next() {
+    if (!steps_) return std::nullopt;
+    // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
+    std::unique_ptr<Steps> steps = std::move(steps_);
+    std::optional<std::vector<Accepted>> accepted = steps->next();
+    if (!accepted) return std::nullopt;
+    std::vector<Event> events;
+    for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
+    steps_ = std::move(steps);
+    return events;
+}
+
+void Stream::Answers::cancel(std::int64_t row_index) { row(static_cast<std::size_t>(row_index)).cancel(); }
+
+Event Stream::Answers::event(Accepted accepted) {
+    Answer& answer = answers_[static_cast<std::size_t>(accepted.row)];
+    answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
+    std::string text;
+    if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
+    return {std::move(text), std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row};
+}
+
+Completion Stream::Answers::completion(std::size_t i) const {
+    const Answer& answer = answers_[i];
+    const Row& own = *answer.row;
+    Completion done;
+    if (answer.text) {
+        if (own.finish_reason) answer.text->finish();
+        done.text = answer.text->text();
+    }
+    done.token_ids.assign(own.tokens.begin() + own.stats.prompt_tokens, own.tokens.end());
+    done.confidences = answer.confidences;
+    done.finish_reason = own.finish_reason.value_or(FinishReason::cancelled);
+    done.stats = own.stats;
+    return done;
+}
+
+std::vector<Completion> Stream::Answers::completions() const {
+    std::vector<Completion> done;
+    for (std::size_t i = 0; i < answers_.size(); ++i) done.push_back(completion(i));
+    return done;
+}
+
+Stream::Stream(std::unique_ptr<Answers> answers) : answers_(std::move(answers)) {}
+Stream::~Stream() = default;
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+
+std::optional<Event> Stream::next() {
+    std::optional<std::vector<Event>> events = answers_->next();
+    if (!events) return std::nullopt;
+    return events->empty() ? Event{} : std::move(events->front());
+}
+
+double Stream::tau() const { return answers_->row(0).tau(); }
+
+void Stream::set_tau(double tau) {
+    if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
+    answers_->row(0).set_tau(tau);
+}
+
+void Stream::cancel() { answers_->cancel(0); }
+
+const Stats& Stream::stats() const { return answers_->row(0).stats; }
+
+std::int64_t Stream::prefilled() const { return std::min(answers_->row(0).cursor, stats().prompt_tokens); }
+
+Completion Stream::completion() const { return answers_->completion(0); }
+
+} // namespace mars

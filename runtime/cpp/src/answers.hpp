@@ -1,0 +1,53 @@
+// The answers of one call: rows, their texts and the loop that decodes them. What a stream and a batch have in common.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <mars/decode.hpp>
+#include <mars/session.hpp>
+
+namespace mars {
+
+/// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
+struct Session::Opened {
+    Bundle bundle;
+    std::unique_ptr<Backend> backend;
+    std::optional<Text> text;
+
+    const Text& needs_text() const;
+    std::vector<std::int64_t> encode(const Prompt& prompt) const;
+
+    /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
+    void check(const GenerationConfig& config) const;
+};
+
+struct Stream::Answers {
+    Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
+            const std::vector<GenerationConfig>& configs, const Commit& commit);
+
+    /// The next step's events, none for a prefill chunk; no value when all rows are done.
+    std::optional<std::vector<Event>> next();
+
+    void cancel(std::int64_t row);
+    Row& row(std::size_t i) { return *answers_[i].row; }
+    const Row& row(std::size_t i) const { return *answers_[i].row; }
+    Completion completion(std::size_t i) const;
+    std::vector<Completion> completions() const;
+
+  private:
+    struct Answer {
+        std::unique_ptr<TextStream> text;
+        std::unique_ptr<Row> row;
+        std::vector<double> confidences;
+    };
+
+    Event event(Accepted accepted);
+
+    std::shared_ptr<const Session::Opened> session_;
+    std::vector<Answer> answers_;
+    std::unique_ptr<Steps> steps_;
+};
+
+} // namespace mars

@@ -1,0 +1,287 @@
+// ONNX Runtime through its C++ API: load, check the signature, bind, run.
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <map>
+#include <set>
+
+#define ORT_API_MANUAL_INIT // the headers' version is asked for below, so that a library that is too old is an error, not a crash
+#include <onnxruntime_cxx_api.h>
+
+#include <mars/errors.hpp>
+#include <mars/ort.hpp>
+
+namespace mars {
+
+namespace {
+
+using Shape = std::vector<std::int64_t>;
+
+void init_api() {
+    const OrtApi* api = OrtGetApiBase()->GetApi(ORT_API_VERSION);
+    if (api == nullptr)
+        throw SessionError("ONNX Runtime " + OrtBackend::version() + " is older than the headers this library was built with (1." +
+                           std::to_string(ORT_API_VERSION) + "); install that version or a newer one");
+    Ort::InitApi(api);
+}
+
+std::string first_line(const std::exception& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find('\n'));
+}
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return text;
+}
+
+/// The provider that `device` names; throws SessionError that lists those there are.
+std::string provider_of(const std::string& device) {
+    std::string known;
+    for (const std::string& provider : OrtBackend::devices()) {
+        if (lower(provider) == lower(device) || lower(provider) == lower(device) + "executionprovider") return provider;
+        known += (known.empty() ? "" : ", ") + provider;
+    }
+    throw SessionError("this ONNX Runtime " + OrtBackend::version() + " has no device `" + device.substr(0, 60) + "` (it has: " + known +
+                       "); use one of these, or an ONNX Runtime built with the one you want");
+}
+
+void append_provider(Ort::SessionOptions& options, const std::string& provider) {
+    const OrtApi& api = Ort::GetApi();
+    if (provider == "CUDAExecutionProvider") {
+        OrtCUDAProviderOptionsV2* settings = nullptr;
+        Ort::ThrowOnError(api.CreateCUDAProviderOptions(&settings));
+        const std::unique_ptr<OrtCUDAProviderOptionsV2, decltype(api.ReleaseCUDAProviderOptions)> owner(settings,
+                                                                                                        api.ReleaseCUDAProviderOptions);
+        options.AppendExecutionProvider_CUDA_V2(*settings);
+    } else if (provider == "TensorrtExecutionProvider") {
+        OrtTensorRTProviderOptionsV2* settings = nullptr;
+        Ort::ThrowOnError(api.CreateTensorRTProviderOptions(&settings));
+        const std::unique_ptr<OrtTensorRTProviderOptionsV2, decltype(api.ReleaseTensorRTProviderOptions)> owner(
+            settings, api.ReleaseTensorRTProviderOptions);
+        options.AppendExecutionProvider_TensorRT_V2(*settings);
+    } else if (provider != "CPUExecutionProvider") {
+        options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")));
+    }
+}
+
+void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
+
+/// KV buffers in host memory: one [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
+class OrtCache : public Cache {
+  public:
+    OrtCache(Ort::Session& session, std::size_t num_buffers, std::int64_t num_rows, std::int64_t kv_heads, std::int64_t entry_bytes)
+        : binding(session), buffers_(num_buffers), num_rows_(num_rows), kv_heads_(kv_heads), entry_bytes_(entry_bytes) {}
+
+    std::int64_t capacity() const override { return capacity_; }
+
+    void reserve(std::int64_t capacity) override {
+        if (capacity <= capacity_) return;
+        const std::int64_t grown = bucket(capacity, capacity_);
+        try {
+            grow(grown);
+        } catch (const std::exception&) { // bad_alloc, or a length no vector can have
+            throw SessionError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) +
+                               " entries; use fewer rows or shorter prompts");
+        }
+    }
+
+    void move(std::int64_t source, std::int64_t target, std::int64_t length) override {
+        for (Buffer& buffer : buffers_)
+            for (std::int64_t head = 0; head < kv_heads_; ++head)
+                std::memcpy(row(buffer, target) + head * capacity_ * entry_bytes_, row(buffer, source) + head * capacity_ * entry_bytes_,
+                            static_cast<std::size_t>(length * entry_bytes_));
+    }
+
+    /// Memory of buffer `i` from row `first` on.
+    unsigned char* at(std::size_t i, std::int64_t first) { return row(buffers_[i], first); }
+
+    std::int64_t row_bytes() const { return kv_heads_ * capacity_ * entry_bytes_; }
+
+    Ort::IoBinding binding;
+    Shape bound; // what the KV bindings stand for: {first row, rows, capacity, logits wanted}
+
+  private:
+    using Buffer = std::vector<unsigned char>;
+
+    void grow(std::int64_t grown) {
+        const std::int64_t old_head = capacity_ * entry_bytes_, new_head = grown * entry_bytes_;
+        for (Buffer& buffer : buffers_) {
+            // Zeros, not garbage: an entry that is masked out still enters the product 0 * value, and 0 * NaN is NaN.
+            Buffer fresh(static_cast<std::size_t>(num_rows_ * kv_heads_ * new_head));
+            for (std::int64_t head = 0; old_head > 0 && head < num_rows_ * kv_heads_; ++head)
+                std::memcpy(fresh.data() + head * new_head, buffer.data() + head * old_head, static_cast<std::size_t>(old_head));
+            buffer = std::move(fresh);
+        }
+        capacity_ = grown;
+    }
+
+    unsigned char* row(Buffer& buffer, std::int64_t index) const { return buffer.data() + index * row_bytes(); }
+
+    std::vector<Buffer> buffers_;
+    std::int64_t num_rows_, kv_heads_, entry_bytes_, capacity_ = 0;
+};
+
+} // namespace
+
+struct OrtBackend::Graph {
+    std::filesystem::path file;
+    std::vector<std::string> outputs, past_names, present_names;
+    std::int64_t max_capacity = 0, vocab_size = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
+    ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    bool on_cpu = true;
+    Ort::Env env{nullptr};
+    Ort::Session session{nullptr};
+    Ort::MemoryInfo memory{nullptr};
+
+    template <typename T>
+    Ort::Value tensor(const std::vector<T>& values, const Shape& shape) const {
+        // ONNX Runtime writes through outputs only; its API has no const tensors.
+        return Ort::Value::CreateTensor<T>(memory, const_cast<T*>(values.data()), values.size(), shape.data(), shape.size());
+    }
+
+    void bind_kv(OrtCache& cache, std::int64_t first, std::int64_t rows) const {
+        const Shape shape{rows, kv_heads, cache.capacity(), head_dim};
+        for (std::size_t i = 0; i < past_names.size(); ++i) {
+            const Ort::Value kv = Ort::Value::CreateTensor(memory, cache.at(i, first), static_cast<std::size_t>(rows * cache.row_bytes()),
+                                                           shape.data(), shape.size(), kv_type);
+            cache.binding.BindInput(past_names[i].c_str(), kv);
+            cache.binding.BindOutput(present_names[i].c_str(), kv);
+        }
+    }
+
+    template <typename T>
+    void bind_result(OrtCache& cache, const std::string& name, std::vector<T>& values, Shape shape) const {
+        std::size_t size = 1;
+        for (const std::int64_t dimension : shape) size *= static_cast<std::size_t>(dimension);
+        values.resize(size);
+        cache.binding.BindOutput(name.c_str(), tensor(values, shape));
+    }
+
+    void bind_results(OrtCache& cache, const StepInput& input, bool want_logits, StepOutput& output) const {
+        for (const std::string& name : outputs) {
+            const Shape shape{input.rows, input.outputs};
+            if (name == "token_ids") bind_result(cache, name, output.token_ids, shape);
+            if (name == "confidence") bind_result(cache, name, output.confidence, shape);
+            if (name == "margin") bind_result(cache, name, output.margin, shape);
+            if (name == "entropy") bind_result(cache, name, output.entropy, shape);
+            if (name == "logits" && want_logits) bind_result(cache, name, output.logits, {input.rows, input.outputs, vocab_size});
+        }
+        if (!want_logits) output.logits.clear();
+    }
+
+    void check_signature() {
+        std::set<std::string> wanted{"input_ids", "kv_length", "output_index"}, odd;
+        wanted.insert(past_names.begin(), past_names.end());
+        wanted.insert(outputs.begin(), outputs.end());
+        wanted.insert(present_names.begin(), present_names.end());
+        Ort::AllocatorWithDefaultOptions allocator;
+        const auto check = [&](const std::string& name, const Ort::TypeInfo& type) {
+            if (wanted.erase(name) == 0) odd.insert(name);
+            const bool is_tensor = type.GetONNXType() == ONNX_TYPE_TENSOR;
+            const Shape shape = is_tensor ? type.GetTensorTypeAndShapeInfo().GetShape() : Shape{};
+            if (name.rfind("past_key_values.", 0) == 0 || name.rfind("present.", 0) == 0) {
+                if (shape.size() != 4 || shape[1] != kv_heads || shape[3] != head_dim ||
+                    type.GetTensorTypeAndShapeInfo().GetElementType() != kv_type)
+                    odd.insert(name);
+            } else if (name == "logits" && (shape.size() != 3 || shape[2] != vocab_size)) {
+                odd.insert(name);
+            }
+        };
+        for (std::size_t i = 0; i < session.GetInputCount(); ++i)
+            check(session.GetInputNameAllocated(i, allocator).get(), session.GetInputTypeInfo(i));
+        for (std::size_t i = 0; i < session.GetOutputCount(); ++i)
+            check(session.GetOutputNameAllocated(i, allocator).get(), session.GetOutputTypeInfo(i));
+        odd.insert(wanted.begin(), wanted.end());
+        if (odd.empty()) return;
+        std::string names;
+        int count = 0;
+        for (const std::string& name : odd)
+            if (count++ < 6) names += (names.empty() ? "" : ", ") + name;
+        throw BundleError(file.string() + ": the graph and the manifest disagree about " + names + "; export again");
+    }
+};
+
+OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads)
+    : graph_(std::make_unique<Graph>()) {
+    const std::map<std::string, std::pair<ONNXTensorElementDataType, int>> kv_types{
+        {"float32", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4}}, {"float16", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2}}};
+    const auto kv = kv_types.find(variant.kv_dtype);
+    if (variant.kv_layout != "static" || kv == kv_types.end())
+        throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
+                           " does not run on ONNX Runtime");
+    if (threads && *threads < 1) throw SessionError("threads must be 1 or more, not " + std::to_string(*threads));
+    init_api();
+    const std::string provider = provider_of(device);
+    const ModelInfo& model = bundle.manifest.model;
+    Graph& graph = *graph_;
+    graph.file = bundle.path / variant.file;
+    graph.outputs = variant.outputs;
+    graph.max_capacity = model.context_length;
+    graph.vocab_size = model.vocab_size;
+    graph.kv_heads = model.num_kv_heads;
+    graph.head_dim = model.head_dim;
+    std::tie(graph.kv_type, graph.element_bytes) = kv->second;
+    graph.on_cpu = provider == "CPUExecutionProvider";
+    for (std::int64_t i = 0; i < model.num_layers; ++i)
+        for (const char* kind : {".key", ".value"}) {
+            graph.past_names.push_back("past_key_values." + std::to_string(i) + kind);
+            graph.present_names.push_back("present." + std::to_string(i) + kind);
+        }
+    try {
+        graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
+        graph.memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+        Ort::SessionOptions options;
+        options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
+        if (threads) options.SetIntraOpNumThreads(*threads);
+        append_provider(options, provider);
+        graph.session = Ort::Session(graph.env, graph.file.c_str(), options);
+        graph.check_signature();
+    } catch (const Ort::Exception& error) {
+        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " + first_line(error));
+    }
+}
+
+OrtBackend::~OrtBackend() = default;
+
+const std::vector<std::string>& OrtBackend::outputs() const { return graph_->outputs; }
+
+std::int64_t OrtBackend::max_capacity() const { return graph_->max_capacity; }
+
+std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) {
+    return std::make_unique<OrtCache>(graph_->session, graph_->past_names.size(), num_rows, graph_->kv_heads,
+                                      graph_->head_dim * graph_->element_bytes);
+}
+
+void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
+    auto& memory = dynamic_cast<OrtCache&>(cache);
+    Graph& graph = *graph_;
+    output.outputs = input.outputs;
+    output.vocab_size = graph.vocab_size;
+    try {
+        const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0};
+        // Another device gets a copy of a host tensor when it is bound, so there the KV must be bound at every step.
+        if (memory.bound != layout || !graph.on_cpu) {
+            memory.binding.ClearBoundOutputs();
+            graph.bind_kv(memory, first, input.rows);
+            memory.bound = layout;
+        }
+        memory.binding.BindInput("input_ids", graph.tensor(input.input_ids, {input.rows, input.slots}));
+        memory.binding.BindInput("kv_length", graph.tensor(input.kv_length, {input.rows}));
+        memory.binding.BindInput("output_index", graph.tensor(input.output_index, {input.rows, input.outputs}));
+        graph.bind_results(memory, input, want_logits, output);
+        graph.session.Run(Ort::RunOptions{nullptr}, memory.binding);
+    } catch (const Ort::Exception& error) {
+        throw SessionError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
+                           " slots: " + first_line(error));
+    }
+}
+
+std::vector<std::string> OrtBackend::devices() {
+    init_api();
+    return Ort::GetAvailableProviders();
+}
+
+std::string OrtBackend::version() { return OrtGetApiBase()->GetVersionString(); }
+
+} // namespace mars

@@ -1,0 +1,116 @@
+// Draws and confidences. Sums are in double, where the Python twin sums float32: the two agree to float32's last digits.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <mars/sample.hpp>
+
+namespace mars {
+
+namespace {
+
+/// Tokens from the likeliest on, equal ones in id order, sorted only as far as they are asked for.
+class Ranking {
+  public:
+    Ranking(const float* logits, std::int64_t size) : logits_(logits), heap_(static_cast<std::size_t>(size)) {
+        std::iota(heap_.begin(), heap_.end(), std::int64_t{0});
+        std::make_heap(heap_.begin(), heap_.end(), Later{logits_});
+    }
+
+    bool empty() const { return heap_.empty(); }
+
+    std::int64_t pop() {
+        std::pop_heap(heap_.begin(), heap_.end(), Later{logits_});
+        const std::int64_t token = heap_.back();
+        heap_.pop_back();
+        return token;
+    }
+
+  private:
+    struct Later {
+        const float* logits;
+        bool operator()(std::int64_t a, std::int64_t b) const { return logits[a] < logits[b] || (logits[a] == logits[b] && a > b); }
+    };
+
+    const float* logits_;
+    std::vector<std::int64_t> heap_;
+};
+
+std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig& config, double number) {
+    Ranking ranking(logits, size);
+    const double top = *std::max_element(logits, logits + size) / config.temperature;
+    const auto weight = [&](std::int64_t token) { return std::exp(logits[token] / config.temperature - top); };
+    std::vector<std::int64_t> kept;
+    double total = 0.0;
+    if (config.top_k > 0) {
+        while (!ranking.empty() && static_cast<std::int64_t>(kept.size()) < config.top_k) kept.push_back(ranking.pop());
+        for (const std::int64_t token : kept) total += weight(token);
+        ranking = Ranking(logits, 0);
+    } else {
+        for (std::int64_t token = 0; token < size; ++token) total += weight(token);
+    }
+    // Nucleus: the smallest set whose probability reaches top_p; always at least one token. Without one, stop where the draw falls.
+    const double enough = config.top_p < 1 ? config.top_p : std::nextafter(number, 2.0);
+    std::vector<double> cumulative;
+    for (std::size_t i = 0; cumulative.empty() || cumulative.back() < enough; ++i) {
+        if (i == kept.size()) {
+            if (ranking.empty()) break;
+            kept.push_back(ranking.pop());
+        }
+        cumulative.push_back((cumulative.empty() ? 0.0 : cumulative.back()) + weight(kept[i]) / total);
+    }
+    const double whole = config.top_p < 1 ? cumulative.back() : 1.0;
+    const auto found =
+        std::upper_bound(cumulative.begin(), cumulative.end(), number, [&](double value, double sum) { return value < sum / whole; });
+    return kept[static_cast<std::size_t>(std::min(found, cumulative.end() - 1) - cumulative.begin())];
+}
+
+std::vector<float> penalized(const float* logits, std::int64_t size, double penalty, std::vector<std::int64_t> seen) {
+    std::vector<float> changed(logits, logits + size);
+    std::sort(seen.begin(), seen.end());
+    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+    const auto factor = static_cast<float>(penalty);
+    for (const std::int64_t token : seen) {
+        float& logit = changed[static_cast<std::size_t>(token)];
+        logit = logit > 0 ? logit / factor : logit * factor;
+    }
+    return changed;
+}
+
+} // namespace
+
+double uniform(std::uint64_t seed, std::uint64_t position) {
+    std::uint64_t z = seed + (position + 1) * 0x9E3779B97F4A7C15U;
+    z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
+    return static_cast<double>((z ^ (z >> 31U)) >> 11U) / 9007199254740992.0; // 2**53
+}
+
+Choice choose(const float* logits, std::int64_t vocab_size, const GenerationConfig& config, const std::vector<std::int64_t>& seen,
+              std::int64_t position) {
+    std::vector<float> changed;
+    if (config.repetition_penalty != 1) {
+        changed = penalized(logits, vocab_size, config.repetition_penalty, seen);
+        logits = changed.data();
+    }
+    const std::int64_t token = config.is_greedy()
+                                   ? std::max_element(logits, logits + vocab_size) - logits
+                                   : draw(logits, vocab_size, config, uniform(config.seed, static_cast<std::uint64_t>(position)));
+    return {token, confidence_of(logits, vocab_size, token, config.metric)};
+}
+
+double confidence_of(const float* logits, std::int64_t vocab_size, std::int64_t token, Metric metric) {
+    const double top = *std::max_element(logits, logits + vocab_size);
+    double total = 0.0, best_other = 0.0, moment = 0.0;
+    for (std::int64_t i = 0; i < vocab_size; ++i) {
+        const double weight = std::exp(logits[i] - top);
+        total += weight;
+        if (i != token) best_other = std::max(best_other, weight);
+        if (weight > 0) moment += weight * (logits[i] - top);
+    }
+    if (metric == Metric::entropy) return static_cast<float>(std::log(total) - moment / total);
+    const double own = std::exp(logits[token] - top);
+    return static_cast<float>((metric == Metric::probability ? own : own - best_other) / total);
+}
+
+} // namespace mars

@@ -1,0 +1,38 @@
+// What a tokenizer is made of once its file is read. Immutable.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include <mars/tokenizer.hpp>
+
+#include "added_tokens.hpp"
+#include "bpe.hpp"
+#include "pretokenize.hpp"
+
+namespace mars {
+
+struct Tokenizer::State {
+    struct Token {
+        std::string bytes; // what it adds to a text; empty where the id is free
+        bool is_special = false;
+    };
+
+    explicit State(Bpe merges) : bpe(std::move(merges)) {}
+
+    Bpe bpe;
+    bool nfc = false;
+    std::vector<Split> splits;        // each cuts the pieces of the one before
+    AddedTokens verbatim, normalized; // looked for before and after normalisation
+    std::vector<Token> tokens;        // by id
+    std::unordered_map<std::string, std::int64_t> ids;
+    std::vector<std::int64_t> before, after; // special tokens around a text
+};
+
+/// Read the text of a `tokenizer.json`. Raises BundleError with everything that is wrong or not supported.
+std::shared_ptr<const Tokenizer::State> read_tokenizer(std::string_view json, const std::string& where);
+
+} // namespace mars

@@ -1,0 +1,38 @@
+// UTF-8, strictly: decoding, checking, and reading broken bytes as U+FFFD. Knows no Unicode properties.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace mars::utf8 {
+
+constexpr char32_t replacement = 0xFFFD;
+
+/// The code point at `text[at]`, moving `at` behind it. `text` is valid UTF-8 and `at` the start of a character in it.
+inline char32_t next(std::string_view text, std::size_t& at) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const char32_t lead = byte(at);
+    if (lead < 0x80) return at += 1, lead;
+    const char32_t second = byte(at + 1) & 0x3F;
+    if (lead < 0xE0) return at += 2, (lead & 0x1F) << 6 | second;
+    const char32_t third = byte(at + 2) & 0x3F;
+    if (lead < 0xF0) return at += 3, (lead & 0x0F) << 12 | second << 6 | third;
+    return at += 4, (lead & 0x07) << 18 | second << 12 | third << 6 | (byte(at - 1) & 0x3F);
+}
+
+/// Append one code point.
+void append(std::string& text, char32_t code_point);
+
+/// The number of bytes at the front of `text` that are whole characters.
+std::size_t valid_prefix(std::string_view text);
+
+inline bool is_valid(std::string_view text) { return valid_prefix(text) == text.size(); }
+
+/// `bytes` with each broken sequence replaced by one U+FFFD: the longest front of a character counts as one sequence.
+std::string lossy(std::string_view bytes);
+
+/// Whether `bytes` end in a whole character other than U+FFFD, whatever precedes it.
+bool ends_whole(std::string_view bytes);
+
+} // namespace mars::utf8

@@ -1,0 +1,199 @@
+// The bundle reader: what a manifest may be, what it may not, and files against it.
+#include <filesystem>
+#include <unistd.h>
+
+#include <mars/bundle.hpp>
+#include <mars/errors.hpp>
+
+#include "conformance.hpp"
+#include "files.hpp"
+#include "manifest.hpp"
+#include "sha256.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+std::string hash_of(std::string_view data) {
+    mars::Sha256 digest;
+    digest.add(data);
+    return digest.hex();
+}
+
+/// The message that a manifest is refused with, "" if it is not.
+std::string refusal(const std::string& text) {
+    try {
+        mars::parse_manifest(text);
+        return "";
+    } catch (const mars::BundleError& error) {
+        return error.what();
+    }
+}
+
+std::string refusal_with(const std::string& pointer, const Json& value) {
+    Json manifest = valid();
+    manifest[Json::json_pointer(pointer)] = value;
+    return refusal(manifest.dump());
+}
+
+bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
+
+/// A directory that is gone at the end of the test.
+struct Directory {
+    fs::path path = fs::temp_directory_path() / ("mars-test-" + std::to_string(getpid()));
+    Directory() { fs::create_directories(path); }
+    ~Directory() { fs::remove_all(path); }
+    void write(const std::string& name, const std::string& data) const { std::ofstream(path / name, std::ios::binary) << data; }
+
+    /// A bundle whose files are right.
+    void write_bundle() const {
+        Json manifest = valid();
+        for (Json& entry : manifest["files"]) {
+            const auto name = entry["path"].get<std::string>();
+            write(name, "content of " + name);
+            entry["size"] = 11 + name.size();
+            entry["sha256"] = hash_of("content of " + name);
+        }
+        write("manifest.json", manifest.dump());
+        write("manifest.sha256", hash_of(manifest.dump()) + "  manifest.json\n");
+    }
+
+    std::string refusal(bool full = false) const {
+        try {
+            mars::open_bundle(path, full);
+            return "";
+        } catch (const mars::BundleError& error) {
+            return error.what();
+        }
+    }
+};
+
+} // namespace
+
+TEST_CASE("SHA-256 of known texts") {
+    CHECK(hash_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    CHECK(hash_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    CHECK(hash_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
+          "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    mars::Sha256 million;
+    for (int i = 0; i < 1000; ++i) million.add(std::string(1000, 'a'));
+    CHECK(million.hex() == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+TEST_CASE("a whole manifest") {
+    const mars::Manifest manifest = mars::parse_manifest(valid().dump());
+    CHECK(manifest.model.num_kv_heads == 2);
+    CHECK(manifest.tokens.eos == std::vector<std::int64_t>{1, 2});
+    CHECK(manifest.text->eos_token == "<e>");
+    CHECK_FALSE(manifest.text->chat_template);
+    CHECK(manifest.variants.at(0).weights == "weights.bin");
+    CHECK_FALSE(manifest.variants.at(0).is_static());
+    CHECK(manifest.variants.at(0).drift->max_logit_error == 1e-5);
+    CHECK(manifest.profiles.at(0).metric == mars::Metric::margin);
+    CHECK(manifest.profiles.at(0).evidence == R"({"n":1})");
+}
+
+TEST_CASE("what is wrong in a manifest is named") {
+    CHECK(says(refusal_with("/model/vocab_size", 0), "manifest.json.model.vocab_size: an integer of 1 to 16777216 is expected, not 0"));
+    CHECK(says(refusal_with("/model/vocab_size", 20.0), "vocab_size: an integer"));
+    CHECK(says(refusal_with("/model/vocab_size", true), "vocab_size: an integer"));
+    CHECK(says(refusal_with("/model/context_length", 18446744073709551615U), "context_length: an integer"));
+    CHECK(says(refusal_with("/block", "8"), "manifest.json.block: an integer"));
+    CHECK(says(refusal_with("/tokens/mask", 20), "tokens.mask: an integer of 0 to 19"));
+    CHECK(says(refusal_with("/tokens/mask", 1), "the mask token cannot end a sequence"));
+    CHECK(says(refusal_with("/tokens/eos", {1, "2"}), "tokens.eos: integers"));
+    CHECK(says(refusal_with("/model/num_kv_heads", 3), "4 heads cannot share 3 key/value heads"));
+    CHECK(says(refusal_with("/variants", Json::array()), "empty: nothing to run"));
+    CHECK(says(refusal_with("/variants/0/backend", "tflite"), "`tflite` is not one of onnx, tensorrt, tensorrt_rtx"));
+    CHECK(says(refusal_with("/variants/0/outputs", {"token_ids"}), "outputs: token_ids and confidence are needed"));
+    CHECK(says(refusal_with("/variants/0/outputs/1", "feelings"), "outputs: token_ids and confidence are needed"));
+    CHECK(says(refusal_with("/variants/0/file", "other.onnx"), "variant onnx-fp32 uses `other.onnx`, which `files` does not list"));
+    CHECK(says(refusal_with("/variants/1", valid()["variants"][0]), "`onnx-fp32` is there twice"));
+    CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));
+    CHECK(says(refusal_with("/profiles/0/variant", "x"), "profile `p` is for variant `x`, which is not there"));
+    CHECK(says(refusal_with("/profiles/0/tau", nullptr), "profiles[0].tau: a finite number is expected, not nothing"));
+    CHECK(says(refusal_with("/text", "words"), "manifest.json.text: an object is expected"));
+    for (const char* path : {"../model.onnx", "/etc/passwd", "a/b", ".hidden", "", "a\\b", "C:x", "model.onnx\n"})
+        CHECK_MESSAGE(!refusal_with("/files/0/path", path).empty(), path);
+    Json empty = {{"format_version", "1.0"}};
+    CHECK(says(refusal(empty.dump()), "problems in the manifest:"));
+}
+
+TEST_CASE("versions") {
+    CHECK(refusal_with("/format_version", "1.99").empty());
+    CHECK(refusal_with("/format_version", "01.0").empty());
+    CHECK(says(refusal_with("/format_version", "2.0"), "bundle format 2.0, this runtime reads 1.x: update mars-export"));
+    CHECK(says(refusal_with("/format_version", "99999999999999999999.0"), "update mars-export"));
+    CHECK(says(refusal_with("/format_version", "0.9"), "export the bundle again"));
+    for (const Json& odd : {Json("one"), Json(1), Json(""), Json(nullptr), Json("-1.0"), Json(".0")})
+        CHECK(says(refusal_with("/format_version", odd), "no `format_version`"));
+}
+
+TEST_CASE("texts that are no manifest") {
+    for (const char* text : {"", "{", "[]", "null", "1", "\"x\"", "{\"a\":}", "{} {}", "\xff\xfe", "{\"format_version\": \"1.0\"} x"})
+        CHECK_MESSAGE(!refusal(text).empty(), text);
+    CHECK(says(refusal(std::string(1000000, '[')), "nested too deep"));
+    std::string deep = valid().dump();
+    deep.insert(deep.find("\"n\":1") + 4, std::string(500, '[') + std::string(500, ']') + ",\"m\":");
+    CHECK(says(refusal(deep), "nested too deep"));
+    std::string huge = valid().dump();
+    huge.replace(huge.find("0.9"), 3, "1e999");
+    CHECK_FALSE(refusal(huge).empty());
+    const std::string whole = valid().dump();
+    for (std::size_t end = 0; end < whole.size(); end += 7) CHECK_FALSE(refusal(whole.substr(0, end)).empty());
+}
+
+TEST_CASE("a bundle directory") {
+    const Directory bundle;
+    CHECK(says(bundle.refusal(), "not a bundle: it has no manifest.json"));
+    bundle.write_bundle();
+    CHECK(bundle.refusal() == "");
+    CHECK(bundle.refusal() == ""); // by its stamps
+    CHECK(bundle.refusal(true) == "");
+
+    SUBCASE("a file of another content") {
+        bundle.write("weights.bin", "content of weights.bim");
+        CHECK(says(bundle.refusal(), "weights.bin: its content does not match the manifest's sha256"));
+    }
+    SUBCASE("files of another size, or missing, are all named") {
+        bundle.write("weights.bin", "short");
+        fs::remove(bundle.path / "model.onnx");
+        CHECK(says(bundle.refusal(), "weights.bin: 5 bytes, the manifest says 22"));
+        CHECK(says(bundle.refusal(), "model.onnx: missing"));
+    }
+    SUBCASE("a directory in a file's place") {
+        fs::remove(bundle.path / "model.onnx");
+        fs::create_directory(bundle.path / "model.onnx");
+        CHECK(says(bundle.refusal(), "model.onnx: missing"));
+    }
+    SUBCASE("a link that leads out, and one that does not") {
+        fs::rename(bundle.path / "weights.bin", bundle.path / "elsewhere");
+        fs::create_symlink("elsewhere", bundle.path / "weights.bin");
+        CHECK(bundle.refusal() == "");
+        const fs::path outside = bundle.path.string() + "-outside";
+        fs::rename(bundle.path / "elsewhere", outside);
+        fs::remove(bundle.path / "weights.bin");
+        fs::create_symlink(outside, bundle.path / "weights.bin");
+        CHECK(says(bundle.refusal(), "weights.bin: a link that leads out of the bundle"));
+        fs::remove(outside);
+    }
+    SUBCASE("a checksum that is missing or of another manifest") {
+        bundle.write("manifest.sha256", hash_of("x") + "  manifest.json\n");
+        CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));
+        fs::remove(bundle.path / "manifest.sha256");
+        CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));
+    }
+    SUBCASE("stamps that are hostile or of another file are not believed") {
+        for (const char* stamps : {"[]", "{", "{\"weights.bin\": 1}", "{\"weights.bin\": [\"\", 1, 2, 3]}"}) {
+            bundle.write(".verified.json", stamps);
+            CHECK(bundle.refusal() == "");
+        }
+    }
+    SUBCASE("an unknown variant") {
+        const mars::Bundle opened = mars::open_bundle(bundle.path);
+        CHECK(opened.variant("onnx-fp32").file == "model.onnx");
+        CHECK_THROWS_WITH_AS(opened.variant("x"), (bundle.path.string() + ": no variant `x` (there are: onnx-fp32)").c_str(),
+                             mars::BundleError);
+    }
+}

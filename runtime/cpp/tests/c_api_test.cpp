@@ -1,0 +1,136 @@
+// The C interface used wrongly: NULLs, sizes, constants. tests/test_cpp_abi.py uses it rightly, on real bundles.
+#include <cstring>
+
+#include <mars/mars.h>
+
+#include "conformance.hpp"
+
+namespace {
+
+/// The message of an error that a call left; frees it.
+std::string message_of(mars_error* error) {
+    std::string text = mars_error_message(error);
+    mars_error_free(error);
+    return text;
+}
+
+} // namespace
+
+TEST_CASE("versions") {
+    CHECK(mars_abi_version() == MARS_ABI_VERSION);
+    CHECK(std::string(mars_version()).find('.') != std::string::npos);
+}
+
+TEST_CASE("no error is no message, and nothing to free") {
+    CHECK(mars_error_status(nullptr) == MARS_OK);
+    CHECK(std::strlen(mars_error_message(nullptr)) == 0);
+    mars_error_free(nullptr);
+    mars_session_close(nullptr);
+    mars_stream_close(nullptr);
+    mars_completion_free(nullptr);
+}
+
+TEST_CASE("a bundle that is not there") {
+    mars_session* session = nullptr;
+    mars_error* error = nullptr;
+    CHECK(mars_session_open("/no/such/bundle", nullptr, &session, &error) == MARS_ERROR_BUNDLE);
+    CHECK(mars_error_status(error) == MARS_ERROR_BUNDLE);
+    CHECK(session == nullptr);
+    CHECK(message_of(error).find("/no/such/bundle: no such bundle; make one with") == 0);
+    CHECK(mars_session_open("/no/such/bundle", nullptr, &session, nullptr) == MARS_ERROR_BUNDLE);
+}
+
+TEST_CASE("NULL where something is needed") {
+    mars_session* session = nullptr;
+    mars_stream* stream = nullptr;
+    mars_completion* completion = nullptr;
+    mars_error* error = nullptr;
+    mars_prompt prompt;
+    mars_prompt_init(&prompt, sizeof prompt);
+    prompt.text = "words";
+    CHECK(mars_session_open(nullptr, nullptr, &session, &error) == MARS_ERROR_ARGUMENT);
+    CHECK(message_of(error) == "path must not be NULL");
+    CHECK(mars_session_open("x", nullptr, nullptr, &error) == MARS_ERROR_ARGUMENT);
+    CHECK(message_of(error) == "session must not be NULL");
+    CHECK(mars_generate(nullptr, &prompt, nullptr, nullptr, nullptr, &completion, &error) == MARS_ERROR_ARGUMENT);
+    CHECK(message_of(error) == "session must not be NULL");
+    CHECK(mars_generate(nullptr, nullptr, nullptr, nullptr, nullptr, &completion, &error) == MARS_ERROR_ARGUMENT);
+    CHECK(message_of(error) == "prompt must not be NULL");
+    CHECK(mars_generate_batch(nullptr, nullptr, nullptr, 2, nullptr, nullptr, &completion, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_stream_open(nullptr, &prompt, nullptr, &stream, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_stream_next(nullptr, nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_stream_set_tau(nullptr, 1, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_stream_completion(nullptr, &completion, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_completion_stats(nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_session_describe(nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_encode(nullptr, &prompt, nullptr, 0, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_decode(nullptr, nullptr, 3, nullptr, 0, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+}
+
+TEST_CASE("prompts and settings that are none") {
+    mars_completion* completion = nullptr;
+    mars_error* error = nullptr;
+    mars_prompt prompt;
+    mars_prompt_init(&prompt, sizeof prompt);
+    const auto refused = [&](const mars_config* config) {
+        const mars_status status = mars_generate(nullptr, &prompt, config, nullptr, nullptr, &completion, &error);
+        return std::to_string(status) + " " + message_of(error);
+    };
+    CHECK(refused(nullptr) == "3 prompt: set exactly one of text, messages and token_ids");
+    prompt.text = prompt.messages = "words";
+    CHECK(refused(nullptr) == "3 prompt: set exactly one of text, messages and token_ids");
+    prompt.text = nullptr;
+    CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}, and not empty");
+    prompt.messages = R"([{"role": "user", "content": "a"}, {"role": 3, "content": "b"}])";
+    CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}; wrong: 1");
+    prompt.messages = nullptr;
+    prompt.text = "words";
+    mars_config config;
+    mars_config_init(&config, sizeof config);
+    CHECK(config.tau == 0.95);
+    CHECK(config.max_new_tokens == 256);
+    config.metric = 7;
+    CHECK(refused(&config) == "3 config: metric is no mars_metric");
+    mars_config_init(&config, sizeof config);
+    config.commit = -1;
+    CHECK(refused(&config) == "3 config: commit is no mars_commit");
+    mars_config_init(&config, sizeof config);
+    config.num_stop = 1;
+    CHECK(refused(&config) == "3 config: num_stop without stop");
+    mars_config_init(&config, sizeof config);
+    config.num_eos_ids = 1;
+    CHECK(refused(&config) == "3 config: num_eos_ids without eos_ids");
+}
+
+TEST_CASE("structs of other sizes") {
+    struct Newer {
+        mars_config known;
+        double unknown;
+    } newer;
+    mars_config_init(&newer.known, sizeof newer);
+    CHECK(newer.known.struct_size == sizeof newer);
+    CHECK(newer.unknown == 0);
+    mars_prompt prompt;
+    mars_prompt_init(&prompt, sizeof prompt);
+    prompt.text = "words";
+    mars_completion* completion = nullptr;
+    mars_error* error = nullptr;
+    // Zero in what this library does not know is no demand; the next complaint is of the session.
+    CHECK(mars_generate(nullptr, &prompt, &newer.known, nullptr, nullptr, &completion, &error) == MARS_ERROR_ARGUMENT);
+    CHECK(message_of(error) == "session must not be NULL");
+    newer.unknown = 1;
+    CHECK(mars_generate(nullptr, &prompt, &newer.known, nullptr, nullptr, &completion, &error) == MARS_ERROR_ARGUMENT);
+    CHECK(message_of(error).find("config: a setting that libmars ") == 0);
+    newer.known.struct_size = 0;
+    CHECK(mars_generate(nullptr, &prompt, &newer.known, nullptr, nullptr, &completion, &error) == MARS_ERROR_ARGUMENT);
+    CHECK(message_of(error) == "config: set struct_size to the size of the struct");
+    // An older caller knows less: what lies beyond its struct is neither read nor written.
+    struct Older {
+        size_t struct_size;
+        double tau;
+        double guard;
+    } older{0, 0, 42};
+    mars_config_init(reinterpret_cast<mars_config*>(&older), offsetof(Older, guard));
+    CHECK(older.tau == 0.95);
+    CHECK(older.guard == 42);
+}

@@ -1,0 +1,98 @@
+// A backend without a model: its KV entries are the tokens themselves, and it fails when a wanted output would see a stale one.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+#include <utility>
+
+#include <mars/backend.hpp>
+
+namespace fake {
+
+using Tokens = std::vector<std::int64_t>;
+
+constexpr std::int64_t mask = 0; // its other tokens are 1, 2, ...
+
+/// (known prefix, number of masks after it) -> (token, confidence)
+using Predict = std::function<std::pair<std::int64_t, float>(const Tokens&, std::int64_t)>;
+
+inline std::uint64_t mix(std::uint64_t z) {
+    z += 0x9E3779B97F4A7C15U;
+    z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31U);
+}
+
+/// The model of tests/conformance/make_loops.py.
+inline std::pair<std::int64_t, float> hashed(const Tokens& known, std::int64_t masks) {
+    std::uint64_t state = 0;
+    for (const std::int64_t token : known) state = mix(state ^ static_cast<std::uint64_t>(token));
+    state = mix(state ^ static_cast<std::uint64_t>(masks + 1000));
+    return {1 + static_cast<std::int64_t>((state >> 40U) % 12), static_cast<float>(state & 0xFFFFFFU) / 16777216.0F};
+}
+
+class Cache : public mars::Cache {
+  public:
+    explicit Cache(std::int64_t num_rows) : entries(static_cast<std::size_t>(num_rows)) {}
+
+    std::int64_t capacity() const override { return capacity_; }
+
+    void reserve(std::int64_t capacity) override {
+        capacity_ = std::max(capacity, capacity_);
+        for (Tokens& row : entries) row.resize(static_cast<std::size_t>(capacity_), -1);
+    }
+
+    void move(std::int64_t source, std::int64_t target, std::int64_t length) override {
+        const Tokens& from = entries[static_cast<std::size_t>(source)];
+        std::copy_n(from.begin(), length, entries[static_cast<std::size_t>(target)].begin());
+    }
+
+    std::vector<Tokens> entries;
+
+  private:
+    std::int64_t capacity_ = 0;
+};
+
+class Backend : public mars::Backend {
+  public:
+    explicit Backend(Predict predict = hashed, std::int64_t max_capacity = 1000000, std::optional<std::int64_t> max_slots = std::nullopt)
+        : predict_(std::move(predict)), max_capacity_(max_capacity), max_slots_(max_slots) {}
+
+    const std::vector<std::string>& outputs() const override { return outputs_; }
+    std::optional<std::int64_t> max_slots() const override { return max_slots_; }
+    std::int64_t max_capacity() const override { return max_capacity_; }
+    std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override { return std::make_unique<Cache>(num_rows); }
+
+    void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool, mars::StepOutput& output) override {
+        auto& entries = dynamic_cast<Cache&>(cache).entries;
+        output.outputs = input.outputs;
+        output.token_ids.clear();
+        output.confidence.clear();
+        for (std::int64_t i = 0; i < input.rows; ++i) {
+            const std::int64_t start = input.kv_length[static_cast<std::size_t>(i)];
+            if (start + input.slots > cache.capacity()) throw std::logic_error("the loop must reserve what a step writes");
+            Tokens& row = entries[static_cast<std::size_t>(first + i)];
+            std::copy_n(input.input_ids.begin() + i * input.slots, input.slots, row.begin() + start);
+            for (std::int64_t j = 0; j < input.outputs; ++j) {
+                const std::int64_t slot = input.output_index[static_cast<std::size_t>(i * input.outputs + j)];
+                Tokens known(row.begin(), row.begin() + start + slot + 1);
+                const auto seen = static_cast<std::int64_t>(known.size());
+                while (!known.empty() && known.back() == mask) known.pop_back();
+                for (const std::int64_t token : known)
+                    if (token == mask || token == -1) throw std::logic_error("a stale entry is attended to");
+                const auto [token, confidence] = predict_(known, seen - static_cast<std::int64_t>(known.size()));
+                output.token_ids.push_back(token);
+                output.confidence.push_back(confidence);
+            }
+        }
+    }
+
+  private:
+    std::vector<std::string> outputs_{"token_ids", "confidence"};
+    Predict predict_;
+    std::int64_t max_capacity_;
+    std::optional<std::int64_t> max_slots_;
+};
+
+} // namespace fake

@@ -1,0 +1,98 @@
+// Both cache loops over a fake model: tests/conformance/loops.json exactly, and rows that change their minds.
+#include <mars/block_commit.hpp>
+#include <mars/errors.hpp>
+
+#include "conformance.hpp"
+#include "fake.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+
+template <typename T>
+std::optional<T> optional_of(const Json& value) {
+    return value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
+}
+
+std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
+    mars::GenerationConfig config;
+    config.tau = wanted["taus"][0];
+    config.max_new_tokens = wanted["max_new_tokens"];
+    config.window = optional_of<std::int64_t>(wanted["window"]);
+    config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
+    const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
+    return std::make_unique<mars::Row>(index, wanted["prompt"].get<fake::Tokens>(), config, fake::Tokens{},
+                                       [stop](std::int64_t token) { return token == stop; });
+}
+
+std::unique_ptr<mars::Steps> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Row*>& rows) {
+    if (each["commit"] == "block") return mars::decode_blocks(backend, rows, each["block"], fake::mask, each["cache_block"]);
+    return mars::decode(backend, rows, each["block"], fake::mask);
+}
+
+} // namespace
+
+TEST_CASE("every case of loops.json") {
+    for (const auto& each : conformance("loops.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        fake::Backend backend(fake::hashed, each["max_capacity"], optional_of<std::int64_t>(each["max_slots"]));
+        std::vector<std::unique_ptr<mars::Row>> rows;
+        std::vector<mars::Row*> pointers;
+        for (const Json& wanted : each["rows"]) {
+            rows.push_back(row_of(static_cast<std::int64_t>(rows.size()), wanted));
+            pointers.push_back(rows.back().get());
+        }
+        std::vector<std::vector<fake::Tokens>> runs(rows.size());
+        const auto loop = loop_of(each, backend, pointers);
+        while (const auto accepted = loop->next())
+            for (const mars::Accepted& event : *accepted) {
+                const auto i = static_cast<std::size_t>(event.row);
+                runs[i].push_back(event.token_ids);
+                const Json& taus = each["rows"][i]["taus"];
+                rows[i]->set_tau(taus[std::min(runs[i].size(), taus.size() - 1)]);
+            }
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            const Json& expected = each["rows"][i]["expected"];
+            CAPTURE(i);
+            CHECK(runs[i] == expected["runs"].get<std::vector<fake::Tokens>>());
+            CHECK(to_string(*rows[i]->finish_reason) == expected["finish_reason"].get<std::string>());
+            CHECK(rows[i]->stats.forwards == expected["forwards"].get<std::int64_t>());
+            CHECK(rows[i]->stats.prefill_forwards == expected["prefill_forwards"].get<std::int64_t>());
+        }
+    }
+}
+
+TEST_CASE("a cancelled row ends before its next step, the others go on") {
+    for (const bool blocks : {false, true}) {
+        CAPTURE(blocks);
+        fake::Backend backend;
+        mars::GenerationConfig config;
+        config.max_new_tokens = 20;
+        mars::Row one(0, {1, 2, 3}, config, {}), two(1, {4}, config, {}), three(2, fake::Tokens(700, 5), config, {});
+        const auto loop = blocks ? mars::decode_blocks(backend, {&one, &two, &three}, 4, fake::mask, 8)
+                                 : mars::decode(backend, {&one, &two, &three}, 4, fake::mask);
+        REQUIRE(loop->next());
+        one.cancel();
+        three.cancel(); // in or before its prefill
+        while (loop->next()) {
+        }
+        CHECK(one.finish_reason == mars::FinishReason::cancelled);
+        CHECK(three.finish_reason == mars::FinishReason::cancelled);
+        CHECK(three.stats.tokens == 0);
+        CHECK(two.finish_reason == mars::FinishReason::length);
+        CHECK(two.stats.tokens == 20);
+    }
+}
+
+TEST_CASE("a cache block that no step can hold is refused") {
+    fake::Backend backend(fake::hashed, 1000, 16);
+    mars::Row row(0, {1}, {}, {});
+    CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 17),
+                         "a cache block of 17 tokens does not fit a step of 16 slots; give a smaller one", mars::SessionError);
+}
+
+TEST_CASE("capacities grow by a quarter, in steps") {
+    CHECK(mars::bucket(1, 0) == 128);
+    CHECK(mars::bucket(129, 128) == 256);
+    CHECK(mars::bucket(1025, 1024) == 1280);
+}

@@ -1,0 +1,66 @@
+// Draws and choices against tests/conformance/uniform.json and choices.json; settings out of range.
+#include <cmath>
+
+#include <mars/errors.hpp>
+#include <mars/sample.hpp>
+
+#include "conformance.hpp"
+
+TEST_CASE("every case of uniform.json") {
+    for (const auto& each : conformance("uniform.json")) {
+        const std::uint64_t seed = std::stoull(each["seed"].get<std::string>());
+        CHECK(mars::uniform(seed, each["position"]) == each["numerator"].get<double>() / 9007199254740992.0);
+    }
+}
+
+TEST_CASE("every case of choices.json") {
+    for (const auto& each : conformance("choices.json")) {
+        CAPTURE(each.dump());
+        mars::GenerationConfig config;
+        config.temperature = each["temperature"];
+        config.top_k = each["top_k"];
+        config.top_p = each["top_p"];
+        config.repetition_penalty = each["repetition_penalty"];
+        config.metric = metric_of(each["metric"]);
+        config.seed = each["seed"];
+        const auto logits = each["logits"].get<std::vector<float>>();
+        const auto made = mars::choose(logits.data(), static_cast<std::int64_t>(logits.size()), config, each["seen"], each["position"]);
+        CHECK(made.token == each["token"].get<std::int64_t>());
+        CHECK(std::abs(made.confidence - each["confidence"].get<double>()) < 1e-6);
+    }
+}
+
+TEST_CASE("a draw covers the whole distribution, unlikely tokens and equal ones too") {
+    const std::vector<float> logits{0, 0, -1, -50};
+    mars::GenerationConfig config;
+    config.temperature = 1;
+    std::vector<int> counts(4);
+    for (config.seed = 0; config.seed < 2000; ++config.seed)
+        ++counts[static_cast<std::size_t>(mars::choose(logits.data(), 4, config, {}, 0).token)];
+    CHECK(std::abs(counts[0] - 844) < 90);
+    CHECK(std::abs(counts[1] - 844) < 90);
+    CHECK(std::abs(counts[2] - 311) < 70);
+    CHECK(counts[3] == 0);
+}
+
+TEST_CASE("every value out of range is named") {
+    mars::GenerationConfig config;
+    config.tau = std::nan("");
+    config.max_new_tokens = 0;
+    config.window = 0;
+    config.eos_ids = std::vector<std::int64_t>{-1};
+    config.stop = {""};
+    config.temperature = -1;
+    config.top_k = -1;
+    config.top_p = 0;
+    config.repetition_penalty = 0;
+    try {
+        config.check();
+        FAIL("accepted");
+    } catch (const mars::SessionError& error) {
+        for (const char* name :
+             {"tau", "max_new_tokens", "window", "eos_ids", "stop", "temperature", "top_k", "top_p", "repetition_penalty"})
+            CHECK_MESSAGE(std::string(error.what()).find(std::string(name) + " must be ") != std::string::npos, name);
+    }
+    CHECK_NOTHROW(mars::GenerationConfig{}.check());
+}

@@ -1,0 +1,181 @@
+// Sessions and streams over a fake model: requests and their refusals, several threads, tau that changes on the way.
+#include <atomic>
+#include <thread>
+
+#include <mars/ort.hpp>
+#include <mars/session.hpp>
+
+#include "conformance.hpp"
+#include "fake.hpp"
+#include "manifest.hpp"
+
+namespace {
+
+constexpr std::int64_t context = 64;
+
+mars::Session session(const fake::Predict& predict = fake::hashed) {
+    mars::Bundle bundle{"nowhere", mars::parse_manifest(valid().dump())};
+    return {std::move(bundle), std::make_unique<fake::Backend>(predict, context), std::nullopt};
+}
+
+/// Every prediction is the number of known tokens, and sure.
+std::pair<std::int64_t, float> counting(const fake::Tokens& known, std::int64_t masks) {
+    return {3 + (static_cast<std::int64_t>(known.size()) + masks) % 10, 1.0F};
+}
+
+mars::GenerationConfig config_of(double tau, std::int64_t max_new_tokens) {
+    mars::GenerationConfig config;
+    config.tau = tau;
+    config.max_new_tokens = max_new_tokens;
+    return config;
+}
+
+} // namespace
+
+TEST_CASE("a completion is what its events add up to") {
+    const mars::Session opened = session();
+    for (const auto kind : {mars::Commit::Kind::cursor, mars::Commit::Kind::block}) {
+        fake::Tokens seen;
+        const auto done = opened.generate(fake::Tokens{4, 5}, config_of(0.3, 20),
+                                          [&](const mars::Event& event) {
+                                              seen.insert(seen.end(), event.token_ids.begin(), event.token_ids.end());
+                                              return false;
+                                          },
+                                          {kind, 8});
+        CHECK(done.token_ids == seen);
+        CHECK(done.confidences.size() == seen.size());
+        CHECK(done.text.empty());
+        CHECK(done.stats.tokens == static_cast<std::int64_t>(seen.size()));
+        CHECK(done.token_ids == opened.generate(fake::Tokens{4, 5}, config_of(0.3, 20)).token_ids);
+    }
+}
+
+TEST_CASE("tau 1 takes one token a forward, tau 0 whole blocks") {
+    const mars::Session opened = session(counting);
+    CHECK(opened.generate(fake::Tokens{4}, config_of(1, 12)).stats.forwards == 12);
+    CHECK(opened.generate(fake::Tokens{4}, config_of(0, 12)).stats.forwards == 3);
+}
+
+TEST_CASE("a callback stops an answer, and its exception reaches the caller") {
+    const mars::Session opened = session(counting);
+    int calls = 0;
+    const auto done = opened.generate(fake::Tokens{4}, config_of(1, 12), [&](const mars::Event&) { return ++calls == 3; });
+    CHECK(done.finish_reason == mars::FinishReason::cancelled);
+    CHECK(done.token_ids.size() == 3);
+    CHECK_THROWS_AS(opened.generate(fake::Tokens{4}, {}, [](const mars::Event&) -> bool { throw std::out_of_range("mine"); }),
+                    std::out_of_range);
+}
+
+TEST_CASE("rows of a batch are independent") {
+    const mars::Session opened = session();
+    const std::vector<mars::Prompt> prompts{fake::Tokens{1}, fake::Tokens(30, 2), fake::Tokens{3, 4}};
+    const std::vector<mars::GenerationConfig> configs{config_of(0.2, 30), config_of(1, 50), config_of(0.6, 3)};
+    const auto done = opened.generate_batch(prompts, configs);
+    for (std::size_t i = 0; i < prompts.size(); ++i) CHECK(done[i].token_ids == opened.generate(prompts[i], configs[i]).token_ids);
+    CHECK(opened.generate_batch({}, {}).empty());
+    CHECK_THROWS_WITH_AS(opened.generate_batch(prompts, {config_of(1, 1)}), "3 prompts but 1 configs", mars::SessionError);
+}
+
+TEST_CASE("a stream's tau holds from the next step on, and the stream outlives its session") {
+    std::optional<mars::Stream> stream;
+    {
+        const mars::Session opened = session(counting);
+        stream = opened.stream(fake::Tokens{4}, config_of(1, 40));
+    }
+    CHECK(stream->next()->token_ids.size() == 1);
+    stream->set_tau(0.5);
+    CHECK(stream->tau() == 0.5);
+    CHECK(stream->next()->token_ids.size() == 4);
+    stream->set_tau(1);
+    CHECK(stream->next()->token_ids.size() == 1);
+    CHECK_THROWS_AS(stream->set_tau(-0.1), mars::SessionError);
+    stream->cancel();
+    CHECK_FALSE(stream->next());
+    CHECK_FALSE(stream->next());
+    CHECK(stream->completion().finish_reason == mars::FinishReason::cancelled);
+    CHECK(stream->completion().token_ids.size() == 6);
+}
+
+TEST_CASE("a full context ends an answer and keeps what is there") {
+    const auto done = session(counting).generate(fake::Tokens(60, 3), config_of(0.5, 100));
+    CHECK(done.finish_reason == mars::FinishReason::capacity);
+    CHECK(done.token_ids.size() == 5); // the context's entries, and one prediction after the last
+}
+
+TEST_CASE("requests that cannot be served say why") {
+    const mars::Session opened = session();
+    const auto refused = [&](const mars::Prompt& prompt, const mars::GenerationConfig& config, const std::string& part) {
+        CAPTURE(part);
+        try {
+            opened.generate(prompt, config);
+            FAIL("served");
+        } catch (const mars::SessionError& error) {
+            CHECK(std::string(error.what()).find(part) != std::string::npos);
+        }
+    };
+    mars::GenerationConfig sampled, margin, stopped;
+    sampled.temperature = 1;
+    margin.metric = mars::Metric::margin;
+    stopped.stop = {"x"};
+    refused(fake::Tokens{}, {}, "the prompt is empty");
+    refused(fake::Tokens{1, -1, 20, 1LL << 40}, {}, "token ids outside the vocabulary of 20: -1, 20, 1099511627776");
+    refused(fake::Tokens(65, 1), {}, "the prompt has 65 tokens, this bundle's context holds 64");
+    refused(std::string("words"), {}, "no tokenizer; pass token ids");
+    refused(std::vector<mars::Message>{{"user", "words"}}, {}, "no tokenizer; pass token ids");
+    refused(fake::Tokens{1}, sampled, "need a bundle exported with --logits");
+    refused(fake::Tokens{1}, margin, "the metric margin needs a bundle exported with --metrics");
+    refused(fake::Tokens{1}, stopped, "stop strings need a bundle with a tokenizer");
+    refused(fake::Tokens{1}, config_of(-1, 0), "max_new_tokens must be");
+    CHECK_THROWS_AS(opened.generate(fake::Tokens{1}, {}, nullptr, {mars::Commit::Kind::block, 0}), mars::SessionError);
+}
+
+TEST_CASE("a failed step ends the stream with an error, then for good") {
+    const mars::Session opened = session([](const fake::Tokens& known, std::int64_t masks) -> std::pair<std::int64_t, float> {
+        if (known.size() > 5) throw mars::SessionError("the device is gone");
+        return counting(known, masks);
+    });
+    mars::Stream stream = opened.stream(fake::Tokens{1, 2, 3}, config_of(1, 10));
+    CHECK(stream.next());
+    CHECK(stream.next());
+    CHECK(stream.next());
+    CHECK_THROWS_WITH_AS(stream.next(), "the device is gone", mars::SessionError);
+    CHECK_FALSE(stream.next());
+    CHECK(stream.completion().token_ids.size() == 3);
+}
+
+TEST_CASE("one session, many threads, and hands on their streams") {
+    const mars::Session opened = session();
+    const auto expected = opened.generate(fake::Tokens{7}, config_of(0.4, 30)).token_ids;
+    std::atomic<int> equal{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i)
+        threads.emplace_back([&] {
+            for (int request = 0; request < 20; ++request)
+                equal += opened.generate(fake::Tokens{7}, config_of(0.4, 30)).token_ids == expected;
+            mars::Stream stream = opened.stream(fake::Tokens{7}, config_of(0.4, 50));
+            std::thread hand([&] {
+                for (int change = 0; change < 50; ++change) stream.set_tau(change % 2 == 0 ? 0.2 : 1.0);
+                stream.cancel();
+            });
+            while (stream.next()) {
+            }
+            hand.join();
+        });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(equal == 160);
+}
+
+TEST_CASE("a device that is not there is an error that names those that are") {
+    const mars::Bundle bundle{"nowhere", mars::parse_manifest(valid().dump())};
+    const mars::Variant& variant = bundle.manifest.variants.front();
+    try {
+        mars::OrtBackend(bundle, variant, "abacus", std::nullopt);
+        FAIL("opened");
+    } catch (const mars::SessionError& error) {
+        CHECK(std::string(error.what()).find("has no device `abacus` (it has: ") != std::string::npos);
+        CHECK(std::string(error.what()).find("CPUExecutionProvider") != std::string::npos);
+    }
+    CHECK_THROWS_AS(mars::OrtBackend(bundle, variant, "cpu", 0), mars::SessionError);
+    CHECK_THROWS_AS(mars::OrtBackend(bundle, variant, "cpu", 1), mars::SessionError); // there is no such file
+    CHECK(mars::OrtBackend::version().rfind("1.", 0) == 0);
+}

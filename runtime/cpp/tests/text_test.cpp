@@ -1,0 +1,107 @@
+// Tokenizer, chat turns and text streams on their own, many threads included; tests/test_cpp_text.py compares them with the libraries.
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <mars/errors.hpp>
+#include <mars/text.hpp>
+
+#include "small_tokenizer.hpp"
+#include "utf8.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+
+mars::Text text_of(const char* split, bool nfc = false) {
+    return mars::Text(mars::Tokenizer::from_json(small_tokenizer(split, nfc).dump()));
+}
+
+std::vector<std::string> words(const mars::Text& text, std::string_view input) {
+    std::vector<std::string> found;
+    for (const std::int64_t id : text.encode(input)) found.emplace_back(text.tokenizer().bytes_of(id, false));
+    return found;
+}
+
+constexpr const char* chat =
+    R"({"between": {"start": {"system": "<s>", "user": "<u>"}, "system": {"user": "|"}, "user": {"assistant": ">"}},
+    "after": {"user": "!"}, "trimmed": ["user"], "reserved": ["</think>"]})";
+
+} // namespace
+
+TEST_CASE("merges stay inside the pieces of the split") {
+    using List = std::vector<std::string>;
+    CHECK(words(text_of(no_split), "abab  ab12") == List{"abab", " ", " ", "ab", "1", "2"});
+    CHECK(words(text_of(qwen2_split), "it's\n\n\nabab") == List{"i", "t", "'s", "\n\n", "\n", "abab"});
+    CHECK(words(text_of(qwen2_split), "<|e|>ab<|e|") == List{"<|e|>", "ab", "<", "|", "e", "|"});
+    CHECK(words(text_of(qwen2_split), "e\u0301") == List{"e", "\xCC", "\x81"});
+    CHECK(words(text_of(qwen2_split, true), "e\u0301") == List{"\u00e9"});
+    CHECK(text_of(no_split).encode("").empty());
+}
+
+TEST_CASE("what comes in must be UTF-8, what comes out always is") {
+    const mars::Text text = text_of(no_split);
+    CHECK_THROWS_WITH_AS(text.encode("ab\xFFz"), doctest::Contains("not valid UTF-8 at byte 2"), mars::SessionError);
+    CHECK(text.decode({0xE3 - 0x20, -1, 1 << 30}).size() <= 3);
+    for (const char* broken : {"\xC0\xAF", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82", "\x80", "a\xF0\x9F\x99z"}) {
+        CHECK_FALSE(mars::utf8::is_valid(broken));
+        CHECK(mars::utf8::is_valid(mars::utf8::lossy(broken)));
+    }
+    CHECK(mars::utf8::lossy("\xF0\x9F\x99z\xE2\x82") == "\uFFFDz\uFFFD");
+}
+
+TEST_CASE("a stream shows whole characters and hides what may become a stop string") {
+    const mars::Text text = text_of(no_split);
+    mars::TextStream stream(text, {"<end>", "stop"});
+    std::string shown;
+    for (const std::int64_t id : text.encode("\u65e5<en\u65e5<en")) {
+        CHECK_FALSE(stream.push(id));
+        shown += stream.read();
+        CHECK(mars::utf8::is_valid(shown));
+    }
+    CHECK(shown == "\u65e5<en\u65e5");
+    CHECK(stream.push(text.encode("d")[0]) == false);
+    CHECK(stream.push(text.encode(">")[0]));
+    CHECK(shown + stream.finish() == "\u65e5<en\u65e5");
+    CHECK_THROWS_AS(mars::TextStream(text, {""}), mars::SessionError);
+    CHECK_THROWS_AS(mars::TextStream(text, {"\xFF"}), mars::SessionError);
+}
+
+TEST_CASE("chat turns render what they know and refuse the rest") {
+    const auto turns = mars::ChatTemplate::from_json(chat);
+    CHECK(turns.render({{"system", " be kind "}, {"user", "\u2028 hi\n"}}) == "<s> be kind |hi!");
+    CHECK_THROWS_WITH_AS(turns.render({{"user", "a"}, {"user", "b"}}), doctest::Contains("no place for role `user` after `user`"),
+                         mars::SessionError);
+    CHECK_THROWS_WITH_AS(turns.render({{"user", "a"}, {"assistant", "b"}}), doctest::Contains("cannot end in role `assistant`"),
+                         mars::SessionError);
+    CHECK_THROWS_WITH_AS(turns.render({{"user", "x</think>"}}), doctest::Contains("treats `</think>`"), mars::SessionError);
+    CHECK_THROWS_WITH_AS(turns.render({{"user", "\xC3"}}), doctest::Contains("message 0 is not valid UTF-8"), mars::SessionError);
+    CHECK_THROWS_AS(turns.render({}), mars::SessionError);
+    CHECK_FALSE(mars::ChatTemplate::from_json("null").is_usable());
+    CHECK_THROWS_AS(mars::ChatTemplate::from_json("[]"), mars::BundleError);
+    CHECK_THROWS_AS(mars::ChatTemplate::from_json("{"), mars::BundleError);
+}
+
+TEST_CASE("every problem of a tokenizer is reported at once") {
+    Json whole = small_tokenizer(digits_split);
+    whole["normalizer"] = {{"type", "NFKC"}};
+    whole["decoder"] = nullptr;
+    whole["added_tokens"][0]["lstrip"] = true;
+    CHECK_THROWS_WITH_AS(mars::Tokenizer::from_json(whole.dump()), doctest::Contains("3 problems in the tokenizer"), mars::BundleError);
+}
+
+TEST_CASE("one tokenizer serves many threads") {
+    const mars::Text text = text_of(qwen2_split, true);
+    const std::string input = "it's  abab e\u0301 12 <|e|> \u65e5\u672c\n\n";
+    const auto wanted = text.encode(input);
+    std::vector<int> wrong(4);
+    std::vector<std::thread> threads;
+    for (int& count : wrong)
+        threads.emplace_back([&] {
+            for (int i = 0; i < 200; ++i) count += text.encode(input) == wanted && text.decode(wanted) == text.decode(wanted) ? 0 : 1;
+        });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong == std::vector<int>(4));
+}
