@@ -361,7 +361,7 @@ def inspect(
         table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
     out.print(table)
     for v in manifest.variants:
-        if v.quantization is not None and not v.is_static:
+        if v.quantization is not None and not v.is_static and not v.is_engine:
             q = v.quantization
             grain = f"blocks of {q.block_size}" if q.block_size else "one scale a channel"
             out.print(f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from mars_export.exporter.output import replacing
 from mars_export.exporter.plan import EngineOptions, Plan, make_plan
 from mars_export.exporter.recipe import RECIPE_FILE, recipe
 from mars_export.runtime.bundle import MANIFEST_FILE, Bundle, Manifest, Variant, write_manifest
-from mars_export.runtime.engine_info import EngineInfo
+from mars_export.runtime.engine_info import EngineInfo, this_platform
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.files import FileEntry, describe
 
@@ -85,7 +84,9 @@ def export_engine(
         return Outcome(plan, estimate, None)
     report = progress or (lambda phase, done, total: None)
     with replacing(target, 3 * size, force) as directory:
-        manifest = write_bundle(directory, checkpoint, replace(graph, kv_layout=plan.kv_layout), report)
+        # Level 0, because TensorRT multiplies with the decoded weights: ONNX Runtime's faster products would be judged instead.
+        exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
+        manifest = write_bundle(directory, checkpoint, exact, report)
         return Outcome(plan, estimate, _add(directory, manifest, manifest.variants[0], plan, report))
 
 
@@ -221,7 +222,7 @@ def _entry(variant: Variant, plan: Plan, built: tensorrt.Built, graph: FileEntry
     info = EngineInfo(
         version=built.version,
         cuda=built.cuda,
-        platform=f"{platform.system().lower()}-{platform.machine().lower()}",
+        platform=this_platform(),
         compute_capabilities=plan.target.compute_capabilities,
         ranges=plan.ranges,
         graph=graph.path,

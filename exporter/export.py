@@ -55,6 +55,7 @@ class ExportOptions:
     prefill: int = 128
     allow_drift: bool = False
     kv_layout: str = "static"
+    accuracy_level: int = FASTEST_LEVEL
 
     @property
     def dtype(self) -> str:
@@ -199,7 +200,7 @@ def _self_check(
     with_logits = replace(spec, logits=True)
     judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
     outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
-    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec, layer_done)
+    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec, options.accuracy_level, layer_done)
     if not options.allow_drift:
         selfcheck.require(drift, spec.weight_precision)
     return drift
@@ -221,7 +222,7 @@ def _quantization_info(chosen: Quantization | None) -> QuantizationInfo | None:
 def _manifest(directory: Path, checkpoint: Checkpoint, options: ExportOptions, model: ModelInfo, variants: list[Variant], drift: Drift) -> Manifest:
     vocabulary = checkpoint.vocabulary
     # The fixed-shape graphs have the same nodes and weights; the dynamic one was measured.
-    level = FASTEST_LEVEL if options.precision in LEVELED else None
+    level = options.accuracy_level if options.precision in LEVELED else None
     storage = _quantization_info(options.quantization)
     judged = [replace(v, drift=None if v.is_static else drift, quantization=storage, accuracy_level=level) for v in variants]
     files = [describe(path) for path in sorted(directory.iterdir())]

@@ -41,6 +41,7 @@ def check(
     checkpoint: Checkpoint,
     model: ModelInfo,
     spec: StepGraph,
+    accuracy_level: int,
     progress: Callable[[], None] | None = None,
 ) -> Drift:
     """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks; measure the drift.
@@ -54,7 +55,7 @@ def check(
     worst_logit = worst_confidence = 0.0
     positions = matches = 0
     flips = dict.fromkeys(FLIP_TAUS, 0)
-    for got, want in zip(_run(directory, graph, outputs, model, spec, sequences), expected, strict=True):
+    for got, want in zip(_run(directory, graph, outputs, model, spec, accuracy_level, sequences), expected, strict=True):
         want[:, vocabulary.mask_token_id] += np.float32(NEVER)
         keep = np.arange(dims.vocab_size) != vocabulary.mask_token_id
         token_ids, confidence, logits = got
@@ -93,14 +94,20 @@ def _prompts(checkpoint: Checkpoint, block: int) -> list[list[int]]:
 
 
 def _run(
-    directory: Path, graph: onnx.ModelProto, outputs: tuple[str, ...], model: ModelInfo, spec: StepGraph, sequences: Sequence[Sequence[int]]
+    directory: Path,
+    graph: onnx.ModelProto,
+    outputs: tuple[str, ...],
+    model: ModelInfo,
+    spec: StepGraph,
+    accuracy_level: int,
+    sequences: Sequence[Sequence[int]],
 ) -> list[tuple[np.ndarray, ...]]:
     scratch = directory / "check.onnx"
     is_emulated = spec.precision == "bfloat16"
     onnx.save(emulate.widened(graph) if is_emulated else graph, scratch)
     try:
         kv_dtype = "float32" if is_emulated else spec.precision
-        backend = OrtBackend(scratch, outputs, model, kv_dtype, kv_layout=spec.kv_layout)
+        backend = OrtBackend(scratch, outputs, model, kv_dtype, accuracy_level=accuracy_level, kv_layout=spec.kv_layout)
         results = []
         for sequence in sequences:
             cache, parts = backend.new_cache(1), []

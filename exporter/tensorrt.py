@@ -14,6 +14,7 @@ from typing import Any
 
 from mars_export.exporter import memory
 from mars_export.runtime.errors import ExportError
+from mars_export.runtime.trt_engine import collecting_logger
 
 BACKENDS = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 INSTALL = {
@@ -78,7 +79,7 @@ def version(flavor: str) -> tuple[int, int] | None:
 def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built:
     """Parse, check and build. Raises ExportError with TensorRT's own words, KeyboardInterrupt after a Ctrl-C during the build."""
     trt = load(request.flavor)
-    logger = _logger(trt)
+    logger = collecting_logger(trt)
     builder = trt.Builder(logger)
     network = parse(trt, logger, builder, request.graph)
     check(trt, network, request)
@@ -91,7 +92,7 @@ def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built
     if stop.reason is not None:
         raise stop.reason
     if data is None:
-        raise ExportError(f"{BACKENDS[request.flavor]} {trt.__version__} cannot build {request.graph.name}: {logger.last()}")
+        raise ExportError(f"{BACKENDS[request.flavor]} {trt.__version__} cannot build {request.graph.name}: {logger.last(LONGEST_LIST)}")
     return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - begun, memory.peak())
 
 
@@ -102,7 +103,7 @@ def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(graph)):
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        lines = [f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:LONGEST_LIST]] or [logger.last()]
+        lines = [f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:LONGEST_LIST]] or [logger.last(LONGEST_LIST)]
         raise ExportError(f"TensorRT {trt.__version__} cannot read {graph.name}:\n  " + "\n  ".join(lines))
     return network
 
@@ -165,7 +166,7 @@ def _config(trt: Any, builder: Any, request: BuildRequest) -> Any:
 def is_malformed(flavor: str, data: bytes) -> bool:
     """Whether `data` is no engine of this flavor at all. Needs no GPU; says nothing about whether it would run here."""
     trt = load(flavor)
-    _, diagnostics = trt.Runtime(_logger(trt)).get_engine_validity(data)
+    _, diagnostics = trt.Runtime(collecting_logger(trt)).get_engine_validity(data)
     return bool(int(diagnostics) & int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE))
 
 
@@ -176,24 +177,6 @@ def _cuda(trt: Any) -> str:
     names = packages_distributions().get(trt.__name__, [])
     found = [name.rpartition("cu")[2] for name in names if name.rpartition("cu")[2].isdecimal()]
     return found[0] if found else "unknown"
-
-
-def _logger(trt: Any) -> Any:
-    class Collected(trt.ILogger):  # type: ignore[misc]
-        """Keeps errors instead of printing them."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                self.errors.append(message)
-
-        def last(self) -> str:
-            return "\n  ".join(self.errors[-LONGEST_LIST:]) or "it gave no reason"
-
-    return Collected()
 
 
 class _Stop:

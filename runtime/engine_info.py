@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 from mars_export.runtime.fields import Fields
@@ -69,6 +70,11 @@ class EngineInfo:
     @property
     def max_outputs(self) -> int:
         return max(r.outputs.max for r in self.ranges)
+
+
+def this_platform() -> str:
+    """The operating system and processor of this machine, such as `linux-x86_64`."""
+    return f"{platform.system()}-{platform.machine()}".lower()
 
 
 def read_engine(fields: Fields) -> EngineInfo:

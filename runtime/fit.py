@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mars_export.runtime.bundle import Bundle, Variant
+from mars_export.runtime.engine_info import this_platform
 from mars_export.runtime.errors import SessionError
 from mars_export.runtime.ort import KV_DTYPES, NO_KERNELS
 
@@ -28,13 +29,11 @@ class Here:
 
 def look_around() -> Here:
     """Ask the machine. Loads TensorRT and CUDA libraries where they are installed."""
-    import platform
-
     from mars_export.runtime.cuda import find_gpu
     from mars_export.runtime.trt_engine import EXTRAS, installed_version
 
     versions = {backend: found for backend in EXTRAS if (found := installed_version(backend)) is not None}
-    system = f"{platform.system().lower()}-{platform.machine().lower()}"
+    system = this_platform()
     gpu = find_gpu()
     if isinstance(gpu, str):
         return Here(system, versions, no_gpu=gpu)

@@ -33,13 +33,13 @@ class LoadedEngine:
         """Load a variant's engine. Raises SessionError."""
         assert variant.engine is not None
         trt = load(variant.backend)
-        logger = _logger(trt)
+        logger = collecting_logger(trt)
         path = bundle.path / variant.file
         data = path.read_bytes()
         runtime = trt.Runtime(logger)
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
-            reasons = [*_diagnostics(trt, runtime, data), *logger.errors[-3:]] or ["TensorRT gave no reason"]
+            reasons = [*_diagnostics(trt, runtime, data), logger.last(3)]
             raise SessionError(f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend)}): {'; '.join(reasons)}")
         sha = next((f.sha256 for f in bundle.manifest.files if f.path == variant.file), "")
         return cls(trt, engine, logger, _kernel_file(bundle, variant, sha))
@@ -56,7 +56,7 @@ class LoadedEngine:
         return context
 
     def last_error(self) -> str:
-        return self._logger.errors[-1] if self._logger.errors else "it gave no reason"
+        return str(self._logger.last())
 
     def keep_kernels(self) -> None:
         """Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next start is warm."""
@@ -137,10 +137,10 @@ def _kernel_file(bundle: Bundle, variant: Variant, sha: str) -> Path | None:
     return directory.parent / f".{directory.name}.{variant.name}-{sha[:12]}.kernels"
 
 
-def _logger(trt: Any) -> Any:
-    class Collected(trt.ILogger):  # type: ignore[misc]
-        """Keeps errors instead of printing them."""
+def collecting_logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps `errors` instead of printing them; `last()` says the newest in words."""
 
+    class Collected(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []
@@ -148,5 +148,8 @@ def _logger(trt: Any) -> Any:
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self.errors = [*self.errors[-20:], message]
+
+        def last(self, count: int = 1) -> str:
+            return "\n  ".join(self.errors[-count:]) or "it gave no reason"
 
     return Collected()

@@ -28,6 +28,7 @@ from mars_export.runtime import ExportError, Session, SessionError
 from mars_export.runtime.bundle import open_bundle
 from mars_export.runtime.files import describe
 from mars_export.runtime.ort import OrtBackend
+from mars_export.runtime.trt_engine import collecting_logger
 
 trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'mars-export[rtx]'")
 Named = Callable[[str], Path]
@@ -78,7 +79,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_the_parsed_network_is_the_graph(family: str, precision: str, layout: str, graphs: Callable[[str, str, str], Path], tmp_path: Path) -> None:
     bundle = open_bundle(graphs(family, precision, layout))
     layers, variant = bundle.manifest.model.num_layers, bundle.manifest.variants[0]
-    logger = tensorrt._logger(trt)
+    logger = collecting_logger(trt)
     builder = trt.Builder(logger)
     onnx.save(fixed(onnx.load(bundle.path / "model.onnx", load_external_data=False), {"capacity": CAPACITY}), tmp_path / "fixed.onnx")
     shutil.copy(bundle.path / "weights.bin", tmp_path)
@@ -102,7 +103,7 @@ def test_the_parsed_network_is_the_graph(family: str, precision: str, layout: st
 
 def test_a_symbolic_capacity_is_what_tensorrt_refuses(graphs: Callable[[str, str, str], Path]) -> None:
     """Why an engine has an ONNX file of its own: the day this fails, it needs none."""
-    logger = tensorrt._logger(trt)
+    logger = collecting_logger(trt)
     with pytest.raises(ExportError, match="must have a static sequence length"):
         tensorrt.parse(trt, logger, trt.Builder(logger), graphs("llama", "fp16", "static") / "model.onnx")
 
@@ -284,10 +285,9 @@ def test_a_session_on_the_cpu_takes_the_graph(graphs: Callable[[str, str, str], 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int4"])
 def test_the_default_checkpoint(precision: str, tmp_path: Path) -> None:
-    outcome = export_engine(
-        open_checkpoint(None), tmp_path / "b", ExportOptions(block=8, precision=precision, activations="fp16", embedding="float"), EngineOptions()
-    )
-    variant = outcome.variant
+    # Four bits of plain rounding are too few for this checkpoint's self-check; the engine is what is looked at here.
+    graph = ExportOptions(block=8, precision=precision, activations="fp16", embedding="float", head="float", allow_drift=precision == "int4")
+    variant = export_engine(open_checkpoint(None), tmp_path / "b", graph, EngineOptions()).variant
     assert variant is not None
     assert not tensorrt.is_malformed("rtx", (tmp_path / "b" / variant.file).read_bytes())
     open_bundle(tmp_path / "b", full=True)

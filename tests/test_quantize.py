@@ -224,7 +224,7 @@ def test_int4_in_half_precision_keeps_half_precision_kv(checkpoints: Named, tmp_
         ({"precision": "int4", "quant_block": 20}, "--quant-block must be one of 16, 32, 64, 128, 256, not 20"),
         ({"precision": "int4", "quant_block": 16, "head": "int2"}, "--head must be one of float, int8, int4, not int2"),
         ({"precision": "int4", "quant_block": 16, "embedding": "int4"}, "--embedding must be float or int8, not int4"),
-        ({"precision": "int8", "quant_block": 16, "activations": "bf8"}, "--activations must be one of fp32, fp16, not bf8"),
+        ({"precision": "int8", "quant_block": 16, "activations": "bf8"}, "--activations must be one of fp32, fp16, bf16, not bf8"),
         ({"precision": "w8a8", "activations": "fp16"}, "w8a8 is computed with --activations fp32 only"),
         ({"precision": "w8a8", "asymmetric": True, "head": "int4"}, "--asymmetric is for int4 and int8.*; --head int4 is for"),
     ],
