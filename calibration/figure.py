@@ -34,6 +34,7 @@ def svg(calibration: Calibration) -> str:
 def _figure(calibration: Calibration, ink: str) -> Iterator[Any]:
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     style = {
         "font.family": "sans-serif", "font.sans-serif": ["Inter", "Helvetica Neue", "Arial", "DejaVu Sans"], "font.size": 9.5,
@@ -42,8 +43,7 @@ def _figure(calibration: Calibration, ink: str) -> Iterator[Any]:
         "svg.hashsalt": "mars", "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.titlepad": 12,
     }  # fmt: skip
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(10, 4.1), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+        figure = Figure(figsize=(10, 4.1), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         left, right = figure.subplots(1, 2)
         _measured(left, calibration, ink)
         _predicted(right, calibration, ink)

@@ -46,6 +46,11 @@ struct Directory {
     ~Directory() { fs::remove_all(path); }
     void write(const std::string& name, const std::string& data) const { std::ofstream(path / name, std::ios::binary) << data; }
 
+    std::string read(const std::string& name) const {
+        std::ifstream file(path / name, std::ios::binary);
+        return {std::istreambuf_iterator<char>(file), {}};
+    }
+
     /// A bundle whose files are right.
     void write_bundle() const {
         Json manifest = valid();
@@ -182,6 +187,16 @@ TEST_CASE("a bundle directory") {
         bundle.write("manifest.sha256", hash_of("x") + "  manifest.json\n");
         CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));
         fs::remove(bundle.path / "manifest.sha256");
+        CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));
+    }
+    SUBCASE("a rewrite that was interrupted leaves two checksums, either of which will do") {
+        const std::string other = hash_of("x") + "  manifest.json\n";
+        const std::string own = hash_of(bundle.read("manifest.json")) + "  manifest.json\n";
+        for (const std::string& lines : {own + other, other + own}) {
+            bundle.write("manifest.sha256", lines);
+            CHECK(bundle.refusal() == "");
+        }
+        bundle.write("manifest.sha256", other + own.substr(0, own.size() - 1));
         CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));
     }
     SUBCASE("stamps that are hostile or of another file are not believed") {
