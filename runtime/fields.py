@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+LARGEST = sys.float_info.max
 
 
 class Fields:
@@ -31,7 +33,8 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self.value.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        # Compared, not converted: an integer may be too large for a float.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
             self.wrong(name, f"a finite number is expected, not {_kind(value)}")
             return 0.0
         return float(value)

@@ -59,6 +59,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("variants.0.quantization", {"block_size": 0, "symmetric": True, "head": "int8", "embedding": "int8"}, "block_size: an integer of 1 to"),
     ("variants.0.quantization", {"block_size": 32, "symmetric": 1, "head": "int8", "embedding": "int8"}, "symmetric: true or false is expected"),
     ("variants.0.quantization", {"block_size": 32, "symmetric": True, "embedding": "int8"}, "head: a non-empty string"),
+    ("profiles.0.tau", 10**400, "tau: a finite number is expected"),
+    ("profiles.0.tau", float("nan"), "tau: a finite number is expected"),
     ("variants.0.accuracy_level", "4", "accuracy_level: an integer of 0 to"),
     ("variants.0.drift.acceptance_flips", {"0.9": -1}, "acceptance_flips.0.9: an integer of 0 to"),
     ("variants.0.drift.acceptance_flips", [1], "acceptance_flips: an object is expected"),
