@@ -33,6 +33,8 @@ def driver_path() -> Path:
         return Path(named)
     built = [ROOT / "build" / "cpp" / preset / "tests" / "text_driver" for preset in ("release", "debug", "asan", "tsan")]
     found = next((path for path in built if path.is_file()), None)
+    if found is None and os.environ.get("CI"):
+        pytest.fail("the C++ runtime is not built, and CI must test it: make cpp")
     return found or pytest.skip("the C++ runtime is not built: make cpp")
 
 
