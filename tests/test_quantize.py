@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 from oracle import Oracle
 
-from mars_export.exporter import ExportOptions, choose_precision, export_onnx, open_checkpoint
+from mars_export.exporter.checkpoint import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.precision import choose_precision
 from mars_export.exporter.quantize import Codec, Quantization, pack
 from mars_export.exporter.weights import total_bytes
 from mars_export.runtime import ExportError, GenerationConfig, Session, SessionError

@@ -1,0 +1,223 @@
+"""The commands that write bundles: onnx, trt, demo. Parse, one call, print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mars_export.runtime.console import Json, Threads, advance, err, out, print_json, progress_bars
+
+app = typer.Typer()
+
+QuantBlock = Annotated[int, typer.Option(help="Inputs that share a scale, for int4 and int8.")]
+Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
+Search = Annotated[bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")]
+Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
+Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
+
+
+@app.command()
+def onnx(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]", help="Hugging Face directory, hub id, PEFT adapter directory or .gguf; without it, the default checkpoint."
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")] = Path("mars.bundle"),
+    block: Annotated[int, typer.Option(min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with.")] = 8,
+    precision: Annotated[
+        str, typer.Option(help="Of the weights: fp32, fp16, bf16 (TensorRT only), int8, int4, w8a8 (8-bit activations too), or auto.")
+    ] = "fp32",
+    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")] = "fp32",
+    quant_block: QuantBlock = 32,
+    asymmetric: Asymmetric = False,
+    search: Search = False,
+    head: Head = "int8",
+    embedding: Embedding = "int8",
+    metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the --static graphs.")] = 1,
+    capacity: Annotated[int, typer.Option(min=1, help="KV entries a row of the --static graphs holds.")] = 1024,
+    prefill: Annotated[int, typer.Option(min=1, help="Slots of the --static prefill graph.")] = 128,
+    mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
+    kv_layout: Annotated[str, typer.Option("--kv-layout", help="static, or delta: plain operators for TensorRT before 10.15.")] = "static",
+    allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Export a MARS checkpoint to a bundle for ONNX Runtime."""
+    from mars_export.exporter.checkpoint import open_checkpoint
+    from mars_export.exporter.export import ExportOptions, export_onnx
+    from mars_export.exporter.precision import choose_precision
+
+    if checkpoint is None:
+        err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+    if precision == "auto":
+        precision, reason = choose_precision()
+        err.print(f"precision {precision}: {reason}")
+    options = ExportOptions(
+        block=block, precision=precision, activations=activations, quant_block=quant_block, asymmetric=asymmetric, search=search, head=head,
+        embedding=embedding, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
+        allow_drift=allow_drift, kv_layout=kv_layout,
+    )  # fmt: skip
+    with progress_bars() as bars:
+        opened = open_checkpoint(checkpoint, revision=revision, base=base, mask_token=mask_token)
+        manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
+    if as_json:
+        print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
+        return
+    drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
+    out.print(f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)} graph(s)")
+    if drift is not None:
+        out.print(_drift_line(drift))
+    out.print(f"try: mars-export chat {output}")
+
+
+@app.command()
+def trt(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT|BUNDLE]", help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default checkpoint."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle to write: mars.bundle by default, a given bundle itself.")
+    ] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Slots a decode step is built for: 8, or the given bundle's.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the weights: fp16 (default), bf16, fp32, int8 or int4; a given bundle has its own.")
+    ] = None,
+    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")] = "fp16",
+    quant_block: QuantBlock = 32,
+    search: Search = False,
+    head: Head = "float",
+    batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
+    capacity: Annotated[int | None, typer.Option(min=1, help="KV entries a row holds: 1024, or the model's context if that is less.")] = None,
+    prefill: Annotated[int | None, typer.Option(min=1, help="Most slots of a prefill step: 128 by default.")] = None,
+    target: Annotated[str, typer.Option(help="rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")] = "rtx",
+    flavor: Annotated[str, typer.Option(help="auto, tensorrt (Jetson, data centre) or rtx (desktop, builds without a GPU).")] = "auto",
+    jetpack: Annotated[str | None, typer.Option(help="JetPack version of a Jetson target: it decides the KV layout.")] = None,
+    kv_layout: Annotated[str | None, typer.Option("--kv-layout", help="static or delta, instead of what the target's TensorRT takes.")] = None,
+    static: Annotated[bool, typer.Option("--static", help="An engine for exactly --batch rows of --block slots.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
+    mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
+    allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle or engine; build even if memory looks too small.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own into the bundle."""
+    from mars_export.exporter.checkpoint import open_checkpoint
+    from mars_export.exporter.engines import add_engine, export_engine, is_bundle
+    from mars_export.exporter.export import ExportOptions
+    from mars_export.exporter.plan import EngineOptions
+    from mars_export.runtime.bundle import open_bundle
+
+    engine = EngineOptions(
+        target=target, flavor=flavor, jetpack=jetpack, kv_layout=kv_layout, batch=batch, capacity=capacity, prefill=prefill, static=static
+    )
+    if source is None:
+        err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+    with progress_bars() as bars:
+        if source is not None and is_bundle(source):
+            written = output or Path(source)
+            outcome = add_engine(
+                open_bundle(source), written, engine, precision=precision, block=block, force=force, dry_run=dry_run, progress=advance(bars)
+            )
+        else:
+            written = output or Path("mars.bundle")
+            graph = ExportOptions(
+                block=block or 8, precision=precision or "fp16", activations=activations, quant_block=quant_block, search=search, head=head,
+                embedding="float", metrics=metrics, logits=logits, allow_drift=allow_drift,
+            )  # fmt: skip
+            opened = open_checkpoint(source, revision=revision, base=base, mask_token=mask_token)
+            outcome = export_engine(opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars))
+    if as_json:
+        print_json({"bundle": str(written)} | outcome.to_dict())
+    else:
+        _print_engine(written, outcome)
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Where to keep the bundle; the user's cache by default.")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Export the default checkpoint and answer a few requests at tau 1 and 0.95, side by side."""
+    from rich.table import Table
+
+    from mars_export.exporter.demo import answers, prepare, summarize
+
+    with progress_bars() as bars:
+        bundle = prepare(output, advance(bars))
+    err.print(f"bundle: {bundle}")
+    rows = []
+    for answer in answers(bundle, threads):
+        rows.append(answer)
+        if not as_json:
+            _print_answer(answer)
+    if as_json:
+        print_json({"bundle": str(bundle), "answers": [answer.to_dict() for answer in rows]})
+        return
+    table = Table("tau", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", box=None)
+    for line in summarize(rows):
+        speeds = (f"{line.tokens_per_forward:.2f}", f"{line.tokens_per_second:.1f}", f"{line.speed_up:.2f}x")
+        table.add_row(f"{line.tau:g}", str(line.tokens), str(line.forwards), *speeds)
+    out.print(table)
+    out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
+
+
+def _print_engine(bundle: Path, outcome: Any) -> None:
+    plan, variant = outcome.plan, outcome.variant
+    out.print(f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)}, {plan.backend}, KV layout {plan.kv_layout}")
+    for r in plan.ranges:
+        out.print(f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}")
+    if variant is not None:
+        info, size = variant.engine, next(f.size for f in outcome.manifest.files if f.path == variant.file)
+        cost = f"in {info.seconds:.1f} s, {info.peak_memory / 1e9:.1f} GB of memory at most"
+        out.print(f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} {cost}")
+        if variant.drift is not None:
+            out.print(_drift_line(variant.drift))
+        out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")
+        return
+    if plan.obstacle is None:
+        out.print(f"dry run: nothing was built; about {outcome.memory / 1e9:.1f} GB of memory would be needed")
+        return
+    err.print(f"No engine {'would be' if outcome.manifest is None else 'was'} built: {plan.obstacle}.", style="yellow")
+    if outcome.manifest is not None:
+        out.print(f"The bundle holds a recipe instead; on the device: sh {bundle}/{outcome.recipe}", markup=False)
+
+
+def _drift_line(drift: Any) -> str:
+    line = (
+        f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error {drift.max_logit_error:.1e},"
+        f" confidence error {drift.max_confidence_error:.1e}"
+    )
+    flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
+    return line + (f", acceptance flips {flips}" if flips else "")
+
+
+def _print_answer(answer: Any) -> None:
+    stats = answer.stats
+    if answer.tau >= 1:
+        out.print(f"\n> {answer.request}", style="bold", markup=False)
+    out.print(
+        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward  {stats.tokens / answer.seconds:5.1f} tokens/s  ",
+        end="",
+        style="cyan",
+    )
+    out.print(answer.text, markup=False)

@@ -1,0 +1,253 @@
+"""The commands that answer: generate and chat. Parse, one call, print."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mars_export.runtime.console import (
+    BundleArgument,
+    Device,
+    Json,
+    Level,
+    Metric,
+    Threads,
+    err,
+    out,
+    print_error,
+    print_json,
+    progress_bars,
+)
+from mars_export.runtime.errors import MarsError
+
+if TYPE_CHECKING:
+    from mars_export.runtime import Completion, GenerationConfig, Session, Stream
+
+app = typer.Typer()
+
+VariantName = Annotated[str | None, typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best.")]
+Tau = Annotated[
+    float | None, typer.Option("--tau", min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward; 0.95 by default.")
+]
+ProfileName = Annotated[str | None, typer.Option("--profile", help="Take tau, metric and window from this calibrated profile of the bundle.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits.")]
+TopK = Annotated[int, typer.Option(min=0, help="Draw from the k likeliest tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability; 1 is off.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
+Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be given several times.")]
+Window = Annotated[int | None, typer.Option(min=1, help="Most predictions made in one step; the bundle's block by default.")]
+System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
+Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
+
+
+@app.command()
+def generate(
+    bundle: BundleArgument,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - or nothing reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")] = False,
+    system: System = None,
+    tau: Tau = None,
+    metric: Metric = None,
+    profile: ProfileName = None,
+    max_new_tokens: MaxNewTokens = 256,
+    window: Window = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    repetition_penalty: Penalty = 1.0,
+    stop: Stop = None,
+    commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
+    cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")] = 32,
+    device: Device = "cpu",
+    variant: VariantName = None,
+    threads: Threads = None,
+    accuracy_level: Level = None,
+    runs: Runs = False,
+    as_json: Json = False,
+) -> None:
+    """Answer one prompt, streaming."""
+    from mars_export.runtime import Commit, GenerationConfig, Session
+
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, window=window, stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        repetition_penalty=repetition_penalty, **_knob(profile, tau, metric, window),
+    )  # fmt: skip
+    loop = Commit(commit, cache_block)
+    text = _prompt_text(prompt, file)
+    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
+    config = _profiled(session, profile, config)
+    stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
+    done = _show(stream, runs=runs, quiet=as_json)
+    if as_json:
+        print_json(_completion_json(done, config))
+    else:
+        err.print(_summary(done), style="dim")
+    if done.finish_reason == "cancelled":
+        raise typer.Exit(130)
+    if done.finish_reason == "capacity":
+        raise MarsError(f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short. Shorten the prompt")
+
+
+@app.command()
+def chat(
+    bundle: BundleArgument,
+    system: System = None,
+    tau: Tau = None,
+    metric: Metric = None,
+    profile: ProfileName = None,
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    repetition_penalty: Penalty = 1.0,
+    device: Device = "cpu",
+    variant: VariantName = None,
+    threads: Threads = None,
+    accuracy_level: Level = None,
+    runs: Runs = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")] = False,
+) -> None:
+    """Talk with the model. /tau 0.8 changes the knob, /runs shows accepted runs, /reset forgets, /quit leaves."""
+    from mars_export.runtime import GenerationConfig, Session
+
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
+        **_knob(profile, tau, metric),
+    )  # fmt: skip
+    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
+    config = _profiled(session, profile, config)
+    history: list[dict[str, str]] = _messages(system, None)
+    start = len(history)
+    while (line := _ask(quiet=as_json)) is not None:
+        command, _, value = line.partition(" ")
+        if command in ("/quit", "/exit"):
+            return
+        if command == "/reset":
+            del history[start:]
+        elif command == "/runs":
+            runs = not runs
+        elif command == "/tau":
+            config = _with_tau(config, value)
+        elif command.startswith("/"):
+            err.print("commands: /tau NUMBER, /runs, /reset, /quit")
+        elif line.strip():
+            history.append({"role": "user", "content": line})
+            try:
+                done = _show(session.stream(history, config), runs=runs, quiet=as_json)
+            except MarsError as error:
+                history.pop()
+                print_error(error)
+                continue
+            history.append({"role": "assistant", "content": done.text})
+            if as_json:
+                print_json(_completion_json(done, config))
+            else:
+                err.print(_summary(done), style="dim")
+
+
+def _messages(system: str | None, text: str | None) -> list[dict[str, str]]:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return messages if text is None else [*messages, {"role": "user", "content": text}]
+
+
+def _prompt_text(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None and file is not None:
+        raise MarsError("give the prompt with --prompt or with --file, not both")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        if prompt is not None and prompt != "-":
+            return prompt
+        if sys.stdin.isatty():
+            err.print("Reading the prompt from standard input; end it with Ctrl-D.", style="dim")
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
+
+
+def _ask(*, quiet: bool) -> str | None:
+    """The next line of the user, or None at the end."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (gives input() a history and line editing)
+    try:
+        return input("" if quiet or not sys.stdin.isatty() else "> ")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _knob(profile: str | None, tau: float | None, metric: str | None, window: int | None = None) -> dict[str, Any]:
+    """The settings of tau that were given; they and a profile exclude each other."""
+    given: dict[str, Any] = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
+    if profile is not None and (given or window is not None):
+        raise MarsError("a profile sets tau, metric and window; give --profile, or them, not both")
+    return given
+
+
+def _profiled(session: Session, profile: str | None, config: GenerationConfig) -> GenerationConfig:
+    if profile is None:
+        return config
+    found = session.profile(profile)
+    return config.with_values(tau=found.tau, metric=found.metric, window=found.window)
+
+
+def _with_tau(config: GenerationConfig, value: str) -> GenerationConfig:
+    try:
+        changed = config.with_values(tau=float(value))
+    except (ValueError, MarsError):
+        err.print(f"/tau needs a number of 0 or more, not {value!r}", markup=False)
+        return config
+    err.print(f"tau {changed.tau:g}", style="dim")
+    return changed
+
+
+def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
+    """Print a stream as it comes; Ctrl-C ends the answer and keeps what is there. Long prefills show a bar."""
+    bars, task, odd = progress_bars(), None, False
+    try:
+        for event in stream:
+            if not event.token_ids and event.finish_reason is None:
+                if task is None:
+                    task = bars.add_task("prompt", total=stream.stats.prompt_tokens)
+                    bars.start()
+                bars.update(task, completed=stream.prefilled)
+                continue
+            bars.stop()  # before any text: a live bar would capture standard output
+            if not quiet:
+                out.print(event.text, end="", markup=False, style="black on cyan" if runs and odd else None)
+                out.file.flush()
+            odd = not odd
+    except KeyboardInterrupt:
+        stream.cancel()
+    finally:
+        bars.stop()
+    if not quiet:
+        out.print()
+    return stream.completion
+
+
+def _summary(done: Completion) -> str:
+    stats = done.stats
+    return (
+        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
+        f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
+    )
+
+
+def _completion_json(done: Completion, config: GenerationConfig) -> dict[str, Any]:
+    return {
+        "text": done.text,
+        "token_ids": list(done.token_ids),
+        "confidences": [round(c, 6) for c in done.confidences],
+        "finish_reason": done.finish_reason,
+        "tau": config.tau,
+        "stats": done.stats.to_dict(),
+    }

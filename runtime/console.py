@@ -1,0 +1,72 @@
+"""What the command line has in common: its two consoles, options that several commands take, tables, bars and errors. Knows no command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mars_export.runtime.errors import MarsError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
+Metric = Annotated[
+    str | None, typer.Option(help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export.")
+]
+Level = Annotated[int | None, typer.Option("--accuracy-level", help="int4 and int8 weights: 0 is exact and slow, 4 is fast (8-bit activations).")]
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    out.print(table, width=max(out.width, 160))  # a long line is better than cells broken apart
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def progress_bars() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def advance(bars: Progress) -> Any:
+    """A progress callback (phase, done, total) that keeps one bar per phase."""
+    tasks: dict[str, Any] = {}
+
+    def report(phase: str, done: int, total: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(phase, total=total)
+        bars.update(tasks[phase], completed=done)
+
+    return report
+
+
+def print_error(error: MarsError) -> None:
+    err.print("error: ", style="bold red", end="")
+    err.print(str(error), markup=False)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
