@@ -142,7 +142,7 @@ def estimate(request: Request) -> Estimate:
     some = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
     session.generate(some[0].prompt, GenerationConfig(max_new_tokens=1))  # warm up
     began = time.perf_counter()
-    traces = [trace for batch in record(session, some, options.batch) for trace in batch]
+    traces = list(record(session, some, options.batch))
     per_row = (time.perf_counter() - began) / len(some)
     rows, eos = len(plan.tasks), session.bundle.manifest.tokens.eos
     candidates = []
