@@ -116,12 +116,12 @@ class Calibrator:
         return [kind.from_dict(self.journal[key]) for key in keys]
 
 
-def identity(session: Session, batch: int) -> dict[str, Any]:
-    """What a journal's work belongs to: a graph with its weights, on a device, in batches of one size."""
+def identity(session: Session) -> dict[str, Any]:
+    """What a journal's work belongs to: a graph with its weights, and how it is run."""
     files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
     variant = session.variant
     weights = files.get(variant.weights) if variant.weights else None
-    return {"graph": files[variant.file], "weights": weights, "level": variant.accuracy_level, "block": session.bundle.manifest.block, "batch": batch}
+    return {"graph": files[variant.file], "weights": weights, "level": variant.accuracy_level, "block": session.bundle.manifest.block}
 
 
 def calibrate(calibrator: Calibrator, tasks: Sequence[Task], options: CalibrationOptions) -> Calibration:
