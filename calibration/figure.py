@@ -13,6 +13,7 @@ from mars_export.calibration.calibrate import Calibration, Tested
 COLORS = {"probability": "#2f7ebc", "margin": "#d1703c", "entropy": "#5f9e52"}
 MARKERS = {"probability": "o", "margin": "s", "entropy": "D"}
 INK, PAPER, QUIET = "#24292f", "#ffffff", "#8a8f98"
+NAME = "name"  # of a point, as against other texts in a picture
 CURRENT = "#010203"  # stands for the page's own text colour until the picture is written
 
 
@@ -35,6 +36,7 @@ def _figure(calibration: Calibration, ink: str) -> Iterator[Any]:
     with two_panels(ink) as (figure, left, right):
         _measured(left, calibration, ink)
         _predicted(right, calibration, ink)
+        part_names(figure, left)
         yield figure
 
 
@@ -106,7 +108,25 @@ def _line_of(axes: Any, calibration: Calibration, tested: Sequence[Tested], metr
 
 def name_point(axes: Any, text: str, x: float, y: float, above: float, weight: str = "normal") -> None:
     """Write `text` so many points above a point of the data."""
-    axes.annotate(text, (x, y), xytext=(0, above), textcoords="offset points", ha="center", fontsize=8.5, weight=weight)
+    axes.annotate(text, (x, y), xytext=(0, above), textcoords="offset points", ha="center", fontsize=8.5, weight=weight, gid=NAME)
+
+
+def part_names(figure: Any, axes: Any) -> None:
+    """Move names that lie on each other or on another named point, upwards or below, until each can be read."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.transforms import Bbox
+
+    FigureCanvasAgg(figure)  # something must measure text
+    figure.draw_without_rendering()
+    names = [text for text in axes.texts if text.get_gid() == NAME]
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in axes.transData.transform([name.xy for name in names])]
+    for name in sorted(names, key=lambda name: name.xy):
+        above = name.xyann[1]
+        for offset in (above, -above - 9, above + 12, -above - 21, above + 24):
+            name.xyann = (0, offset)
+            if not any(name.get_window_extent().overlaps(box) for box in taken):
+                break
+        taken.append(name.get_window_extent())
 
 
 def _predicted(axes: Any, calibration: Calibration, ink: str) -> None:

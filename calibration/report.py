@@ -14,7 +14,7 @@ from mars_export.calibration.profile import Confirmation
 from mars_export.runtime.bundle import Profile
 from mars_export.runtime.errors import CalibrationError
 
-COLUMNS = ("metric", "tau", "quality, %", "drop, points", "below", "same answer", "tokens/forward", "predicted", "tokens/s", "verdict")
+COLUMNS = ("metric", "tau", "quality, %", "drop", "below", "same", "tokens/forward", "predicted", "tokens/s", "verdict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _line(tested: Tested, is_chosen: bool) -> tuple[str, ...]:
 
 def _quality(measured: Measured) -> str:
     low, high = measured.quality_interval
-    return f"{100 * measured.quality:.1f} ({100 * low:.0f} to {100 * high:.0f})"
+    return f"{100 * measured.quality:.1f} ({100 * low:.0f}–{100 * high:.0f})"
 
 
 def _speed(measured: Measured) -> str:

@@ -37,7 +37,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_num
     table = Table(*(Column(name, justify="right" if of_numbers else "left") for name in columns), box=None)
     for row in rows:
         table.add_row(*map(escape, row))
-    out.print(table, width=max(out.width, 160))  # a long line is better than cells broken apart
+    # A console as wide as the table, wherever the output goes: a long line is better than cells broken apart.
+    Console(file=out.file, highlight=False, width=max(out.width, 240)).print(table)
 
 
 def print_json(value: Any) -> None:
