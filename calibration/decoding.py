@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mars_export.calibration.metrics import Output
 from mars_export.calibration.tasks import Task
 from mars_export.runtime import Completion, GenerationConfig
+from mars_export.runtime.config import FULL_WINDOW
 from mars_export.runtime.session import Prompt
 
 
@@ -47,10 +48,13 @@ class Outcome:
 
 
 def decode_rows(session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int) -> Iterator[list[Outcome]]:
-    """Decode the tasks in their order, `batch` rows at a time; yields the outcomes of each batch as it ends."""
+    """Decode the tasks in their order, `batch` rows at a time; yields the outcomes of each batch as it ends.
+
+    With full windows unless `config` fixes a narrower one: what is judged must not depend on how fast this machine is.
+    """
     for start in range(0, len(tasks), batch):
         some = tasks[start : start + batch]
-        configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in some]
+        configs = [config.with_values(max_new_tokens=task.max_new_tokens, window=config.window or FULL_WINDOW) for task in some]
         began = time.perf_counter()
         done = session.generate_batch([task.prompt for task in some], configs)
         seconds = time.perf_counter() - began
