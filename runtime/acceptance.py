@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 KEEP = 0.97  # what an older observation counts after a newer one of the same mask
-FIRST = 0.8  # believed of the first mask before anything was seen
+FIRST = 0.5  # believed of the first mask before anything was seen
 RISE = 0.3  # a mask whose predecessor was accepted is believed to be surer than that one: this much nearer to certain
 BELIEF = 0.5  # observations that a belief counts for
 

@@ -43,7 +43,9 @@ Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 ma
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be given several times.")]
 Window = Annotated[
     str | None,
-    typer.Option("--window", metavar="auto|N", help="Most predictions made in one step: auto (the default) chooses for speed, step by step; N fixes it."),
+    typer.Option(
+        "--window", metavar="auto|N", help="Most predictions made in one step: auto (the default) chooses for speed, step by step; N fixes it."
+    ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from time import perf_counter
 
 import numpy as np
@@ -31,8 +31,8 @@ class Cost:
 
     def __post_init__(self) -> None:
         sizes, seconds = [p for p, _ in self.points], [s for _, s in self.points]
-        rising = all(a < b for a, b in zip(sizes, sizes[1:], strict=False))
-        if not (0 < len(sizes) <= MOST_POINTS and 1 <= sizes[0] and sizes[-1] <= MOST_POSITIONS and rising and all(0 < s < 1e6 for s in seconds)):
+        rising = all(a < b for a, b in pairwise(sizes))
+        if not (0 < len(sizes) <= MOST_POINTS and sizes[0] >= 1 and sizes[-1] <= MOST_POSITIONS and rising and all(0 < s < 1e6 for s in seconds)):
             raise ValueError("a cost table needs rising positions and seconds above 0")
         object.__setattr__(self, "points", tuple(zip(sizes, accumulate(seconds, max), strict=True)))
 

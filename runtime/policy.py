@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 
 from mars_export.runtime.cost import Cost
 from mars_export.runtime.row import Row
@@ -41,7 +43,8 @@ class Policy:
             # Each row will feed again what it is expected to accept, so that is what the choice costs, not what is pending now.
             tokens = [e[m] for e, m in zip(expected, fed(masks), strict=True)]
             slots = max(t + m for t, m in zip(tokens, fed(masks), strict=True))
-            return sum(tokens) / cost.of(len(rows) * slots)
+            # In this order, and not with sum(), which some versions of Python round otherwise: C++ must choose the same.
+            return reduce(add, tokens) / cost.of(len(rows) * slots)
 
         def seconds(masks: int) -> float:
             return cost.of(len(rows) * max(row.num_pending + m for row, m in zip(rows, fed(masks), strict=True)))

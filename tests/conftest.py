@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -30,7 +31,7 @@ def _every_step_costs_the_same() -> Iterator[None]:
     """No test depends on how fast this machine is: with steps that all cost the same, windows are always full."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mars_export.runtime.session.measure", lambda *_: Cost(((1, 1.0),)))
-        patch.setattr("mars_export.runtime.session.CostFile.of", lambda *_: None)
+        patch.setattr("mars_export.runtime.session.CostFile", SimpleNamespace(of=lambda *_: None))
         yield
 
 

@@ -201,9 +201,7 @@ def test_each_step_accepts_what_a_fixed_window_of_its_width_would_from_there(
 
 @settings(deadline=None, max_examples=30)
 @given(rows=ROWS, cost=RANDOM_COSTS)
-def test_tokens_of_an_auto_row_are_those_of_the_same_windows_fixed_one_by_one(
-    rows: list[tuple[list[int], GenerationConfig]], cost: Cost
-) -> None:
+def test_tokens_of_an_auto_row_are_those_of_the_same_windows_fixed_one_by_one(rows: list[tuple[list[int], GenerationConfig]], cost: Cost) -> None:
     prompt, config = rows[0]
     config = config.with_values(window=None)
     backend = FakeBackend(chaotic)
