@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from mars_export.runtime import GenerationConfig, Session
+from mars_export.runtime.config import FULL_WINDOW
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -48,7 +49,7 @@ def main() -> None:
                 seconds = {"python": 0.0, "c++": 0.0}
                 for ids, limit in rows:
                     begun = perf_counter()
-                    wanted = python.generate(ids, GenerationConfig(tau=tau, max_new_tokens=limit))
+                    wanted = python.generate(ids, GenerationConfig(tau=tau, max_new_tokens=limit, window=FULL_WINDOW))
                     between = perf_counter()
                     made = twin.generate(ids, tau=tau, max_new_tokens=limit)
                     seconds["python"] += between - begun

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mars_export.calibration.metrics import Output
 from mars_export.calibration.tasks import Task
 from mars_export.runtime import Completion, GenerationConfig
+from mars_export.runtime.config import FULL_WINDOW
 from mars_export.runtime.session import Prompt
 
 
@@ -47,8 +48,11 @@ class Outcome:
 
 
 def decode_rows(session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int) -> Iterator[Outcome]:
-    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields outcomes in their order."""
-    configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in tasks]
+    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields outcomes in their order.
+
+    With full windows unless `config` fixes a narrower one: what is judged must not depend on how fast this machine is.
+    """
+    configs = [config.with_values(max_new_tokens=task.max_new_tokens, window=config.window or FULL_WINDOW) for task in tasks]
     began = time.perf_counter()
     for completion in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
         ended = time.perf_counter()

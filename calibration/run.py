@@ -21,6 +21,7 @@ from mars_export.calibration.report import Report
 from mars_export.calibration.request import STATE_FILE, TaskRequest
 from mars_export.calibration.tasks import Task, load
 from mars_export.runtime import GenerationConfig, Session, profiles
+from mars_export.runtime.config import FULL_WINDOW
 from mars_export.runtime.errors import CalibrationError
 
 EXAMPLES = 3
@@ -74,7 +75,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
 def _calibrated(request: Request, session: Session, calibrator: Calibrator, plan: Plan, tasks: Sequence[Task], others: Sequence[Task]) -> Report:
     calibration = calibrate(calibrator, tasks, request.options)
     profile = make_profile(session, calibration, request.profile_name, request.task_name, plan.tasks, request.device)
-    config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window)
+    config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window or FULL_WINDOW)
     confirmation = confirm(calibrator, others, config, request.options) if others else None
     shown = decode_examples(session, plan.tasks[:EXAMPLES], config)
     return Report(request.task_name, request.bundle.name, request.machine, calibration, profile, confirmation, shown)

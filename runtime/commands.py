@@ -41,7 +41,12 @@ TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be given several times.")]
-Window = Annotated[int | None, typer.Option(min=1, help="Most predictions made in one step; the bundle's block by default.")]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--window", metavar="auto|N", help="Most predictions made in one step: auto (the default) chooses for speed, step by step; N fixes it."
+    ),
+]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
 
@@ -77,7 +82,7 @@ def generate(
     from mars_export.runtime import Commit, GenerationConfig, Session
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, window=window, stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        max_new_tokens=max_new_tokens, window=_fixed(window), stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         repetition_penalty=repetition_penalty, **_knob(profile, tau, metric, window),
     )  # fmt: skip
     loop = Commit(commit, cache_block)
@@ -104,6 +109,7 @@ def chat(
     metric: Metric = None,
     profile: ProfileName = None,
     max_new_tokens: MaxNewTokens = 512,
+    window: Window = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -120,8 +126,8 @@ def chat(
     from mars_export.runtime import GenerationConfig, Session
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
-        **_knob(profile, tau, metric),
+        max_new_tokens=max_new_tokens, window=_fixed(window), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        repetition_penalty=repetition_penalty, **_knob(profile, tau, metric, window),
     )  # fmt: skip
     session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
     config = _profiled(session, profile, config)
@@ -184,7 +190,16 @@ def _ask(*, quiet: bool) -> str | None:
         return None
 
 
-def _knob(profile: str | None, tau: float | None, metric: str | None, window: int | None = None) -> dict[str, Any]:
+def _fixed(window: str | None) -> int | None:
+    """The number that --window gives, None for auto."""
+    if window is None or window == "auto":
+        return None
+    if not (window.isascii() and window.isdecimal() and len(window) < 10 and int(window) >= 1):
+        raise typer.BadParameter(f"auto or a number of 1 or more, not {window!r}", param_hint="--window")
+    return int(window)
+
+
+def _knob(profile: str | None, tau: float | None, metric: str | None, window: str | None) -> dict[str, Any]:
     """The settings of tau that were given; they and a profile exclude each other."""
     given: dict[str, Any] = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
     if profile is not None and (given or window is not None):

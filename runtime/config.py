@@ -9,13 +9,16 @@ from typing import Any
 from mars_export.runtime.accept import METRICS, is_one_token
 from mars_export.runtime.errors import SessionError
 
+FULL_WINDOW = 2**31 - 1  # larger than any block, and so always the block
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """Settings of one request.
 
     tau: confidence bound, the speed/quality knob; tau >= 1 (entropy: tau <= 0) is one-token mode. metric: probability,
-    margin (top-2) or entropy (nats). window: most predictions made in one step, None for the bundle's block. eos_ids:
+    margin (top-2) or entropy (nats). window: most predictions made in one step; None chooses
+    their number step by step, at most the bundle's block, for speed (docs/decoding.md). eos_ids:
     None for the model's own. stop: strings that end the text and are not part of it. temperature 0 is greedy; above it a
     candidate is drawn and its own probability is what tau is compared with. top_k 0 and top_p 1 are off. seed: draws depend
     on it and on the position only. repetition_penalty 1 is off.

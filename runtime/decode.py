@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from mars_export.runtime.backend import Backend, StepOutput
+from mars_export.runtime.policy import Policy
 from mars_export.runtime.row import Accepted, Predictions, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward
@@ -74,13 +75,13 @@ class Batch:
             yield
 
 
-def decode(backend: Backend, rows: Sequence[Row], block: int, mask_id: int) -> Iterator[list[Accepted]]:
+def decode(backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None) -> Iterator[list[Accepted]]:
     """Decode `rows` with cursor commit; yields, for each step, what it accepted in each row that took part, nothing for a prefill chunk.
 
     A step feeds [tokens accepted last step | masks] from each row's own cursor: the known tokens' KV become final in the
     same forward that makes the next predictions (paper: "cursor-based cache management"). The last prefill chunk carries
     masks too, so the first step already yields a run. A row may be given a new config, or a finish_reason from outside,
-    between two steps.
+    between two steps. `policy` chooses the masks of rows whose window is not fixed; without one they get full windows.
     """
     batch = Batch(backend, len(rows), mask_id)
     started = perf_counter()
@@ -93,19 +94,19 @@ def decode(backend: Backend, rows: Sequence[Row], block: int, mask_id: int) -> I
             yield [_first_step(batch, row, block, started, begun)]
         batch.drop_finished()
     while batch.active:
-        yield step(batch, block)
+        yield step(batch, block, policy)
         for row in batch.active:
             row.stats.decode_time = perf_counter() - started - row.stats.time_to_first_token
         batch.drop_finished()
 
 
-def step(batch: Batch, block: int) -> list[Accepted]:
+def step(batch: Batch, block: int, policy: Policy | None) -> list[Accepted]:
     """One forward over all active rows, and what each accepts."""
     ended = [row.finish("capacity") for row in batch.active if row.finish_reason is None and not fits(batch, row)]
     batch.drop_finished()
     if not batch.active:
         return ended
-    windows = [window_of(batch, row, block) for row in batch.active]
+    windows = windows_of(batch, batch.active, block, policy)
     output = batch.forward(0, windows)
     return ended + [commit(row, window, output, i) for i, (row, window) in enumerate(zip(batch.active, windows, strict=True))]
 
@@ -124,8 +125,17 @@ def fits(batch: Batch, row: Row) -> bool:
     return len(row.tokens) <= batch.backend.max_capacity
 
 
+def windows_of(batch: Batch, rows: Sequence[Row], block: int, policy: Policy | None) -> list[Window]:
+    """The windows of a decode step: as wide as may be, or with the masks that `policy` chooses."""
+    widest = [window_of(batch, row, block) for row in rows]
+    if policy is None:
+        return widest
+    masks = policy.masks(rows, [w.masks for w in widest])
+    return [Window(w.known, m) for w, m in zip(widest, masks, strict=True)]
+
+
 def window_of(batch: Batch, row: Row, block: int) -> Window:
-    """All pending tokens of a row, and as many masks as it wants and there is room for."""
+    """All pending tokens of a row, and as many masks as it may have and there is room for."""
     known = row.num_pending
     room = batch.backend.max_capacity - row.cursor - known
     if batch.backend.max_slots is not None:

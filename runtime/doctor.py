@@ -135,7 +135,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here) -> Findi
         return Finding(subject, "absent", "fits this machine; it is tried with --device cuda")
     try:
         session = Session.open(bundle.path, device, variant=variant.name)
-        done = session.generate([bundle.manifest.tokens.pad], GenerationConfig(max_new_tokens=4, tau=0.0))
+        done = session.generate([bundle.manifest.tokens.pad], GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block))
     except MarsError as error:
         return Finding(subject, "absent", str(error))
     return Finding(subject, "good", f"opens on {device} and decodes ({done.stats.forwards} step(s))")

@@ -116,7 +116,7 @@ class Engine:
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        self._schedule = Schedule(session.backend, manifest.block, manifest.tokens.mask, self.limits)
+        self._schedule = Schedule(session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy())
         self._requests: dict[int, Request] = {}
         self._arrivals: deque[Row] = deque()  # submitted, and not yet seen by the thread that owns the schedule
         self._indices = itertools.count()
@@ -133,6 +133,7 @@ class Engine:
         `await asyncio.to_thread(engine.submit, prompt, config, wait=None)`.
         """
         row, text = self.session.new_row(next(self._indices), prompt, config or GenerationConfig())
+        self.session.prepare([row])
         request = Request(self, row, text)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.num_waiting < self.limits.max_waiting, wait)

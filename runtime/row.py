@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from mars_export.runtime.accept import accept
+from mars_export.runtime.acceptance import Acceptance
 from mars_export.runtime.backend import StepOutput
 from mars_export.runtime.config import GenerationConfig
 from mars_export.runtime.sample import choose
@@ -66,6 +67,7 @@ class Row:
         self.cursor = 0
         self.finish_reason: FinishReason | None = None
         self.stats = Stats(prompt_tokens=len(prompt))
+        self.acceptance = Acceptance()
 
     @property
     def pending(self) -> list[int]:
@@ -81,7 +83,7 @@ class Row:
         return self.config.max_new_tokens - self.stats.tokens
 
     def look_ahead(self, block: int) -> int:
-        """How many predictions the next step should make: one in one-token mode, never more than can be used."""
+        """How many predictions the next step may make: one in one-token mode, never more than can be used."""
         most = 1 if self.config.one_token else min(block, self.config.window or block)
         return max(1, min(most, self.remaining))
 
@@ -98,6 +100,7 @@ class Row:
                 count, self.finish_reason = i + 1, "stop"
                 break
         self.stats.count(count)
+        self.acceptance.saw(count, len(token_ids) - 1)  # where something else than tau ended the run, the row is over
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         return Accepted(self.index, tuple(token_ids[:count]), tuple(confidences[:count]), self.finish_reason)

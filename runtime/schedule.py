@@ -9,8 +9,9 @@ from functools import partial
 from time import perf_counter
 
 from mars_export.runtime.backend import Backend, StepOutput
-from mars_export.runtime.decode import Batch, Window, commit, fits, window_of
+from mars_export.runtime.decode import Batch, Window, commit, fits, window_of, windows_of
 from mars_export.runtime.errors import SessionError
+from mars_export.runtime.policy import Policy
 from mars_export.runtime.row import Accepted, Row
 
 
@@ -44,8 +45,8 @@ class Failure:
 class Schedule:
     """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being prefilled."""
 
-    def __init__(self, backend: Backend, block: int, mask_id: int, limits: Limits) -> None:
-        self.backend, self.block, self.mask_id, self.limits = backend, block, mask_id, limits
+    def __init__(self, backend: Backend, block: int, mask_id: int, limits: Limits, policy: Policy | None = None) -> None:
+        self.backend, self.block, self.mask_id, self.limits, self.policy = backend, block, mask_id, limits, policy
         self.waiting: deque[Row] = deque()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
@@ -115,12 +116,16 @@ class Schedule:
         rows = self._batch.active[: self._num_decoding]
         if not rows:
             return
-        windows = [window_of(self._batch, row, self.block) for row in rows]
-        outputs: list[StepOutput] = []
-        if not self._guard(rows, failures, lambda: outputs.append(self._batch.forward(0, windows))):
+        made: list[tuple[list[Window], StepOutput]] = []
+        if not self._guard(rows, failures, lambda: made.append(self._forward(rows))):
             return
+        windows, output = made[0]
         for i, (row, window) in enumerate(zip(rows, windows, strict=True)):
-            self._guard([row], failures, partial(self._commit, row, window, outputs[0], i, accepted))
+            self._guard([row], failures, partial(self._commit, row, window, output, i, accepted))
+
+    def _forward(self, rows: list[Row]) -> tuple[list[Window], StepOutput]:
+        windows = windows_of(self._batch, rows, self.block, self.policy)
+        return windows, self._batch.forward(0, windows)
 
     def _commit(self, row: Row, window: Window, output: StepOutput, i: int, accepted: list[Accepted]) -> None:
         accepted.append(commit(row, window, output, i))

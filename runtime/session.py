@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from mars_export.runtime import profiles
 from mars_export.runtime.backend import Backend
 from mars_export.runtime.block_commit import decode_blocks
 from mars_export.runtime.bundle import Bundle, Variant, open_bundle
-from mars_export.runtime.config import GenerationConfig
+from mars_export.runtime.config import FULL_WINDOW, GenerationConfig
+from mars_export.runtime.cost import Cost, measure
+from mars_export.runtime.cost_file import CostFile
 from mars_export.runtime.decode import decode
 from mars_export.runtime.errors import SessionError
+from mars_export.runtime.policy import Policy
 from mars_export.runtime.row import Accepted, FinishReason, Row
 from mars_export.runtime.schedule import Limits, Schedule
 from mars_export.runtime.stats import Stats
@@ -66,8 +70,10 @@ class Event:
 class Session:
     """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV memory."""
 
-    def __init__(self, bundle: Bundle, variant: Variant, backend: Backend) -> None:
+    def __init__(self, bundle: Bundle, variant: Variant, backend: Backend, cost_file: CostFile | None = None) -> None:
         self.bundle, self.variant, self.backend = bundle, variant, backend
+        self._cost: Cost | None = None
+        self._cost_file, self._measuring = cost_file, threading.Lock()
         manifest = bundle.manifest
         self.text = Text.of(bundle) if manifest.text is not None else None
 
@@ -98,7 +104,8 @@ class Session:
             raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
         backend = _backend(bundle, chosen, device, threads, accuracy_level)
         # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
-        return cls(bundle, chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level), backend)
+        running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
+        return cls(bundle, running, backend, CostFile.of(bundle, running, device, threads))
 
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Completion:
         """Answer one prompt: a text as it stands, chat messages, or token ids."""
@@ -123,7 +130,7 @@ class Session:
         A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row is raised.
         """
         manifest, streams = self.bundle.manifest, self._new_rows(prompts, config)
-        schedule = Schedule(self.backend, manifest.block, manifest.tokens.mask, Limits(max_rows=batch))
+        schedule = Schedule(self.backend, manifest.block, manifest.tokens.mask, Limits(max_rows=batch), self.policy())
         for row, _ in streams:
             schedule.add(row)
         confidences: list[list[float]] = [[] for _ in streams]
@@ -166,14 +173,42 @@ class Session:
         return Row(index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None), text
 
     def profile(self, name: str) -> GenerationConfig:
-        """The settings that a calibrated profile of the bundle names: tau, its metric and the window.
+        """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full unless it says otherwise.
 
         Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights or another precision.
         """
         found = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window)
+        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window or FULL_WINDOW)
         self.check(config)
         return config
+
+    @property
+    def cost(self) -> Cost:
+        """What a step costs here: as an earlier session of this user wrote down, else measured now, which takes about a second."""
+        with self._measuring:
+            if self._cost is None:
+                self._cost = self._cost_file.read() if self._cost_file is not None else None
+            if self._cost is None:
+                manifest = self.bundle.manifest
+                self._cost = measure(self.backend, manifest.block, manifest.tokens.mask)
+                if self._cost_file is not None:
+                    self._cost_file.write(self._cost)
+            return self._cost
+
+    @cost.setter
+    def cost(self, value: Cost) -> None:
+        """Take this for what a step costs, and measure nothing: the same windows in every run."""
+        self._cost = value
+
+    def policy(self) -> Policy:
+        """A chooser of windows for one batch."""
+        # A captured engine step is bound to its sizes, so it is better to have few of them.
+        return Policy(lambda: self.cost, few_sizes=self.variant.is_engine)
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """See to it that costs are known if one of `rows` needs them, so that no step has to wait for a measurement."""
+        if any(row.config.window is None and not row.config.one_token for row in rows):
+            _ = self.cost
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when this variant's graph lacks what `config` needs."""
@@ -197,7 +232,8 @@ class Session:
         manifest = self.bundle.manifest
         if commit.kind == "block":
             return decode_blocks(self.backend, rows, manifest.block, manifest.tokens.mask, commit.cache_block)
-        return decode(self.backend, rows, manifest.block, manifest.tokens.mask)
+        self.prepare(rows)
+        return decode(self.backend, rows, manifest.block, manifest.tokens.mask, self.policy())
 
 
 class Answer:

@@ -53,6 +53,21 @@ def test_generate_json(plain: Path) -> None:
     assert value["finish_reason"] in ("eos", "length")
 
 
+def test_the_window_is_auto_or_a_number(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
+    for window in ("auto", "1", "3"):
+        assert run(*arguments, "--window", window).returncode == 0
+    assert len(list((tmp_path / "mars-export" / "costs").iterdir())) == 1, "measured for auto, and kept"
+    for wrong in ("0", "x", "9" * 500):
+        refused = run(*arguments, "--window", wrong)
+        assert refused.returncode == 2
+        assert "auto or a number of 1 or more" in " ".join(refused.stderr.replace("│", " ").split())
+    both = run("generate", plain, "-p", "x", "--profile", "p", "--window", "auto")
+    assert both.returncode == 1
+    assert "a profile sets tau, metric and window" in both.stderr
+
+
 @pytest.mark.parametrize("source", ["option", "file", "stdin"])
 def test_prompt_sources_agree(plain: Path, tmp_path: Path, source: str) -> None:
     (tmp_path / "prompt.txt").write_text("hello", encoding="utf-8")
@@ -63,7 +78,7 @@ def test_prompt_sources_agree(plain: Path, tmp_path: Path, source: str) -> None:
 
 
 def test_streamed_text_is_the_json_text(plain: Path) -> None:
-    arguments = ("generate", plain, "-p", "hello", "--max-new-tokens", "16")
+    arguments = ("generate", plain, "-p", "hello", "--max-new-tokens", "16", "--window", "4")
     assert run(*arguments).stdout.rstrip("\n") == json.loads(run(*arguments, "--json").stdout)["text"].rstrip("\n")
 
 

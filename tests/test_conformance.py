@@ -1,4 +1,4 @@
-"""The loops and the choice of tokens: exactly what tests/conformance/loops.json and choices.json hold, as the C++ runtime must too."""
+"""The loops, the choice of tokens and adaptive windows: exactly what the files in tests/conformance hold, as the C++ runtime must too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from fake import MASK, FakeBackend
 
 from mars_export.runtime.block_commit import decode_blocks
 from mars_export.runtime.config import GenerationConfig
+from mars_export.runtime.cost import Cost
 from mars_export.runtime.decode import decode
+from mars_export.runtime.policy import Policy
 from mars_export.runtime.row import Row
 from mars_export.runtime.sample import choose
 
@@ -25,8 +27,8 @@ def cases(name: str) -> list[dict[str, Any]]:
     return json.loads((CONFORMANCE / name).read_text(encoding="utf-8"))
 
 
-def maker() -> ModuleType:
-    spec = spec_from_file_location("conformance_make_loops", CONFORMANCE / "make_loops.py")
+def maker(name: str = "make_loops") -> ModuleType:
+    spec = spec_from_file_location(f"conformance_{name}", CONFORMANCE / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -68,5 +70,22 @@ def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:
-    for path, text in maker().files().items():
-        assert path.read_text(encoding="utf-8") == text, f"run tests/conformance/make_loops.py and read the diff of {path.name}"
+    for name in ("make_loops", "make_windows"):
+        for path, text in maker(name).files().items():
+            assert path.read_text(encoding="utf-8") == text, f"run tests/conformance/{name}.py and read the diff of {path.name}"
+
+
+@pytest.mark.parametrize("case", cases("windows.json"), ids=lambda case: case["name"])
+def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
+    cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
+    policy = Policy(lambda: cost, case["few_sizes"])
+    rows = [Row(i, [1], GenerationConfig(window=None if row["is_free"] else row["most"] + 1), ()) for i, row in enumerate(case["rows"])]
+    made = []
+    for step in range(case["steps"]):
+        made.append(policy.masks(rows, [row["most"] for row in case["rows"]]))
+        for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
+            good = min(script["accepted"][step], masks)
+            row.acceptance.saw(good + 1, masks)
+            row.cursor = len(row.tokens)
+            row.tokens += [1] * (good + 1)
+    assert made == case["masks"]

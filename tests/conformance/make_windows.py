@@ -1,0 +1,128 @@
+"""Writes windows.json: the number of masks that an adaptive window takes at each step, which every implementation must reproduce.
+
+`python tests/conformance/make_windows.py`, then read the diff. A case has a cost table and rows; `accepted` says how many of its masks a
+row would have accepted at each step, had they been fed (the token before them is accepted in any case). The expected masks come from this
+file's own simulation, written from docs/decoding.md. All numbers are doubles, added and multiplied in the order written here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+KEEP, FIRST, RISE, BELIEF, TRIALS = 0.97, 0.5, 0.3, 0.5, 0.015
+
+
+def cost(points: list[list[float]], positions: float) -> float:
+    """Linear between the points, constant before the first, with the last slope after the last; never falling."""
+    table: list[tuple[float, float]] = []
+    for at, seconds in points:
+        table.append((at, max([seconds, *(s for _, s in table)])))
+    if positions <= table[0][0] or len(table) == 1:
+        return table[0][1]
+    high = next((i for i, (at, _) in enumerate(table) if at >= positions), len(table) - 1)
+    (low_at, low), (high_at, dear) = table[high - 1], table[high]
+    return low + (dear - low) * ((positions - low_at) / (high_at - low_at))
+
+
+class Simulation:
+    """One batch whose rows run until their script ends, all of the same length."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case, self.saved = case, 0.0
+        self.rows = case["rows"]
+        self.tried = [[0.0] * case["block"] for _ in self.rows]
+        self.passed = [[0.0] * case["block"] for _ in self.rows]
+        self.pending = [1] * len(self.rows)
+
+    def expected(self, i: int, masks: int) -> float:
+        tokens, chance, belief = 1.0, 1.0, FIRST
+        for k in range(masks):
+            share = (self.passed[i][k] + BELIEF * belief) / (self.tried[i][k] + BELIEF)
+            chance = chance * share
+            tokens = tokens + chance
+            belief = share + RISE * (1.0 - share)
+        return tokens
+
+    def fed(self, masks: int) -> list[int]:
+        return [min(masks, row["most"]) if row["is_free"] else row["most"] for row in self.rows]
+
+    def rate(self, masks: int) -> float:
+        tokens = [self.expected(i, m) for i, m in enumerate(self.fed(masks))]
+        total = tokens[0]
+        for more in tokens[1:]:
+            total = total + more
+        slots = max(t + m for t, m in zip(tokens, self.fed(masks), strict=True))
+        return total / cost(self.case["cost"], len(self.rows) * slots)
+
+    def seconds(self, masks: int) -> float:
+        slots = max(p + m for p, m in zip(self.pending, self.fed(masks), strict=True))
+        return cost(self.case["cost"], len(self.rows) * slots)
+
+    def choose(self) -> list[int]:
+        widest = max((row["most"] for row in self.rows if row["is_free"]), default=0)
+        if widest == 0:
+            return self.fed(0)
+        choices = [m for m in range(widest + 1) if not self.case["few_sizes"] or m == widest or (m + 1) & m == 0]
+        best = choices[0]
+        for masks in choices:
+            if self.rate(masks) >= self.rate(best):
+                best = masks
+        self.saved = min(self.saved + TRIALS * self.seconds(best), self.seconds(widest))
+        trial = next((m for m in choices if m > 2 * best), widest)
+        extra = self.seconds(trial) - self.seconds(best)
+        if trial > best and extra <= self.saved:
+            self.saved = self.saved - extra
+            best = trial
+        return self.fed(best)
+
+    def run(self) -> list[list[int]]:
+        """Masks of each row at each step."""
+        made = []
+        for step in range(self.case["steps"]):
+            masks = self.choose()
+            for i, (row, fed) in enumerate(zip(self.rows, masks, strict=True)):
+                good = min(row["accepted"][step], fed)
+                for k in range(min(good + 1, fed)):
+                    self.tried[i][k] = self.tried[i][k] * KEEP + 1.0
+                    self.passed[i][k] = self.passed[i][k] * KEEP + (1.0 if k < good else 0.0)
+                self.pending[i] = good + 1
+            made.append(masks)
+        return made
+
+
+def cases() -> list[dict[str, Any]]:
+    draw = random.Random(404)
+    tables = [
+        [[1, 33.0], [2, 33.0], [4, 35.0], [8, 42.3], [15, 48.9]],
+        [[1, 10.5], [2, 11.7], [4, 15.7], [8, 23.0], [16, 35.7]],
+        [[1, 12.0], [2, 16.9], [4, 19.7], [8, 25.1], [16, 33.6], [32, 60.0]],
+        [[1, 0.001]],
+        [[1, 5.0], [2, 4.0], [8, 80.0]],
+    ]
+    made = []
+    for i in range(40):
+        block = draw.choice([1, 2, 4, 8, 8, 16])
+        steps = draw.choice([5, 40])
+        case: dict[str, Any] = {"name": f"windows {i}", "block": block, "steps": steps, "cost": draw.choice(tables), "few_sizes": i % 4 == 3}
+        rows = []
+        for _ in range(draw.choice([1, 1, 2, 4])):
+            chance = draw.choice([0.0, 0.2, 0.6, 0.95, 1.0])
+            accepted = [next((k for k in range(block) if draw.random() >= chance), block) for _ in range(steps)]
+            is_free = draw.random() < 0.8
+            rows.append({"is_free": is_free, "most": block - 1 if is_free else draw.randrange(block), "accepted": accepted})
+        case["rows"] = rows
+        made.append({**case, "masks": Simulation(case).run()})
+    return made
+
+
+def files() -> dict[Path, str]:
+    return {HERE / "windows.json": "[\n" + ",\n".join(f"  {json.dumps(case)}" for case in cases()) + "\n]\n"}
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
