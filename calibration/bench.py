@@ -141,11 +141,17 @@ def rotated(settings: Sequence[Setting], turn: int) -> Iterator[Setting]:
 
 
 def check_folder(folder: Path, force: bool) -> None:
-    """Raise CalibrationError for a place where a report must not be written."""
+    """Make the folder. Raises CalibrationError for a place where a report must not or cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise CalibrationError(f"{folder}: a file is where the report's folder should be; give another with --output")
     if folder.is_dir() and not force and not (folder / STATE_FILE).exists() and any(folder.iterdir()):
         raise CalibrationError(f"{folder}: the folder holds other files and no benchmark; give another with --output, or --force to write into it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CalibrationError(f"{folder}: the report's folder cannot be made: {error.strerror}; give another with --output") from error
+    if not os.access(folder, os.W_OK):
+        raise CalibrationError(f"{folder}: the report's folder is read-only; give another with --output")
 
 
 def _plan(session: Session, tasks: Sequence[Task], options: BenchOptions) -> Plan:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mars_export.calibration.spread import Rounds
 from mars_export.runtime import Session
+from mars_export.runtime.errors import CalibrationError
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12)
 REPEATS = 3  # timed steps of one shape in a sweep; their median counts
@@ -61,7 +62,12 @@ class StepTimer:
         self.slots = tuple(sorted({s for s in (*SLOTS, most) if s <= min(most, backend.max_slots or most)}))
         self.cursor = max(0, min(cursor, backend.max_capacity - self.slots[-1]))
         self._cache = backend.new_cache(max(self.batches))
-        self._cache.reserve(self.cursor + self.slots[-1])
+        try:
+            self._cache.reserve(self.cursor + self.slots[-1])
+        except MemoryError as error:
+            raise CalibrationError(
+                f"there is no memory for a batch of {max(self.batches)} rows of {self.cursor} tokens; give a smaller one"
+            ) from error
 
     @property
     def capacity(self) -> int:

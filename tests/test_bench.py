@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Named
+from missing import need
 from typer.testing import CliRunner
 
 from mars_export.calibration import bench_report
@@ -111,7 +112,7 @@ def test_the_tables_fit_a_terminal(request_for: Callable[..., BenchRequest], tmp
 
 
 def test_the_picture(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the picture needs matplotlib: pip install 'mars-export[calibrate]'")
+    need("matplotlib", "calibrate")
     report = bench(request_for(options=replace(OPTIONS, batches=(1,), windows=(None, 2), rounds=1, limit=2)))
     assert report.no_picture is None
     assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
@@ -198,6 +199,8 @@ def test_folders_that_are_not_ours(request_for: Callable[..., BenchRequest], tmp
         bench(request_for(output=tmp_path / "mine"))
     with pytest.raises(CalibrationError, match="a file is where the report's folder should be"):
         bench(request_for(output=tmp_path / "words.jsonl"))
+    with pytest.raises(CalibrationError, match="the report's folder cannot be made"):
+        bench(request_for(output=tmp_path / "words.jsonl" / "deeper"))
     bench(request_for(output=tmp_path / "mine", force=True, options=replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1, limit=1)))
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 

@@ -195,6 +195,18 @@ def test_a_sweep_keeps_within_the_device() -> None:
     assert timer.cursor == 16
 
 
+def test_a_batch_that_memory_does_not_hold() -> None:
+    class Full(Blind):
+        def new_cache(self, num_rows: int) -> Any:
+            def reserve(capacity: int) -> None:
+                raise MemoryError(f"{num_rows} rows of {capacity}")
+
+            return SimpleNamespace(reserve=reserve)
+
+    with pytest.raises(CalibrationError, match="no memory for a batch of 999 rows of 8 tokens"):
+        StepTimer(fake_session(Full(predict)), (1, 999), 8)
+
+
 @pytest.mark.parametrize("setting", [Setting(1), Setting(3), Setting(3, 0.5), Setting(3, 0.5, 2), Setting(2, 0.5, None, Commit("block", 3))])
 def test_rows_are_served_with_the_time_of_each_event(setting: Setting) -> None:
     tasks = [task("a" * n, limit=3 + n) for n in range(1, 8)]
