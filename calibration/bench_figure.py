@@ -109,9 +109,10 @@ def _legend(axes: Any, report: BenchReport, colors: Colors) -> None:
 
 
 def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
-    axes.set_title("Cost of a step (lines), and what it yields (dots)")
+    yields = [one for one in report.compared if report.window_size(one.setting) is not None]
+    axes.set_title("Cost of a step (lines), and what it yields (dots)" if yields else "Cost of a step")
     axes.set_xlabel("slots of a step")
-    axes.set_ylabel("steps of one slot; tokens per forward")
+    axes.set_ylabel("steps of one slot; tokens per forward" if yields else "steps of one slot")
     costs = {curve.batch: curve for curve in report.curves}
     for batch, curve in costs.items():
         color, base = _color(Setting(batch), colors), curve.milliseconds[0].median
@@ -119,7 +120,6 @@ def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
         middle = [p.median for p in curve.relative]
         axes.plot(curve.slots, middle, "-", color=color, linewidth=1.6, label=f"cost, batch {batch} (one slot: {base:.3g} ms)")
     _break_evens(axes, report, colors)
-    yields = [one for one in report.compared if report.window_size(one.setting) is not None]
     for one in yields:
         slots, k = _slots(report, one), one.tokens_per_forward
         color = _color(one.setting, colors)

@@ -71,16 +71,17 @@ class BenchReport:
 
     @property
     def break_evens(self) -> list[tuple[int, int, float | None]]:
-        """(batch, window, tokens per forward below which nothing is gained) of each curve, for the windows that are known."""
-        windows = dict.fromkeys(size for size in (self.window_size(line.setting) for line in self.compared) if size is not None)
+        """(batch, window, tokens per forward below which nothing is gained) of each curve, for the fixed windows, or a full one."""
+        sizes = [size for line in self.compared if (size := self.window_size(line.setting)) is not None]
+        windows = dict.fromkeys(sizes or [self.block])
         return [(curve.batch, window, curve.break_even(window)) for curve in self.curves for window in windows]
 
     def window_size(self, setting: Setting) -> int | None:
-        """Predictions of a full step with cursor commit; None where it is not known: one-token mode and block commit aside, a
-        window that is chosen while decoding."""
-        if setting.config(1).one_token or setting.commit.kind != "cursor" or isinstance(setting.window, str):
+        """Predictions of a full step with cursor commit; None where there is no such number: one-token mode, block commit, and a
+        window that is chosen at each step."""
+        if setting.config(1).one_token or setting.commit.kind != "cursor" or setting.window is None:
             return None
-        return min(setting.window or self.block, self.block)
+        return min(setting.window, self.block)
 
     @property
     def facts(self) -> list[str]:

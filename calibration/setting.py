@@ -9,8 +9,8 @@ from typing import Any
 from mars_export.runtime import Commit, GenerationConfig, MarsError
 from mars_export.runtime.errors import CalibrationError
 
-WindowSize = int | str | None
-"""What GenerationConfig.window takes; None is the runtime's default."""
+WindowSize = int | None
+"""What GenerationConfig.window takes; None: chosen anew for each step."""
 MIN_ROWS = 16
 WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a batch is seldom full
 
@@ -40,7 +40,7 @@ class Setting:
 
     @property
     def window_name(self) -> str:
-        return "default" if self.window is None else str(self.window)
+        return "auto" if self.window is None else str(self.window)
 
     @property
     def commit_name(self) -> str:
