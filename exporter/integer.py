@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
 
 from mars_export.exporter.nodes import Nodes
 from mars_export.exporter.quantize import Codec
