@@ -257,20 +257,22 @@ class _Writer:
         wanted = nodes.add("GatherND", hidden, index, name="wanted", batch_dims=1)  # [b, o, hidden]
         normed = self.norm(wanted, "norm", "wanted_normed")
         flat = nodes.add("Reshape", normed, nodes.constant("flat_hidden", [-1, dims.hidden_size]), name="wanted_flat")
-        table = "embed_tokens.weight" if shares_table(dims, spec.quantization) else "lm_head.weight"
         codec = spec.quantization.table(spec.quantization.head) if spec.quantization else None
         if codec is None:
+            table = "embed_tokens.weight" if shares_table(dims, spec.quantization) else "lm_head.weight"
             raw = nodes.add("Gemm", flat, table, name="lm_head_product", transB=1)
         else:
-            raw = self.product(flat, table, "lm_head_product", codec)
+            raw = self.product(flat, "lm_head.weight", "lm_head_product", codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
-        never = np.zeros(dims.vocab_size, np.float32)
-        never[spec.mask_token_id] = NEVER
-        allowed = nodes.add("Add", raw, nodes.constant("mask_token_bias", never, np.float32), name="allowed")
         like = nodes.add("Shape", "output_index", name="output_shape")
         full = nodes.add("Concat", like, nodes.constant("vocab", [dims.vocab_size]), name="logits_shape", axis=0)
-        logits = nodes.add("Reshape", allowed, full, name="logits_rows", output="logits")  # [b, o, vocab] fp32
+        rows = nodes.add("Reshape", raw, full, name="logits_rows")
+        never = np.zeros(dims.vocab_size, np.float32)
+        never[spec.mask_token_id] = NEVER
+        # Added behind the Reshape: ONNX Runtime would make a Gemm of MatMul and Add, and then decode the whole table in every step.
+        bias = nodes.constant("mask_token_bias", never, np.float32)
+        logits = nodes.add("Add", rows, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
         last = nodes.constant("last_axis", [-1])
         nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
         top = nodes.add("ReduceMax", logits, last, name="top_logit", keepdims=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
 
 from mars_export.exporter.nodes import Nodes
 from mars_export.exporter.quantize import Codec
@@ -18,19 +17,18 @@ def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> s
 
 
 def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
-    """x [..., in] fp32 times an int8 weight [in, out]; each row of x gets its own scale, so that rows cannot disturb each other."""
+    """x [..., in] fp32 times an int8 weight [in, out]; each row of x gets its own scale, so that rows cannot disturb each other.
+
+    The row is divided by its largest number, so that the scale of the codes is a constant: ONNX Runtime then makes one kernel of
+    everything from DequantizeLinear to MatMul. Codes are unsigned, around 128: unsigned times signed bytes is the fast product.
+    """
     largest = nodes.add("ReduceMax", nodes.add("Abs", x, name=f"{name}_abs"), nodes.constant("last_axis", [-1]), name=f"{name}_max", keepdims=1)
-    scale = nodes.add("Mul", largest, nodes.constant("code_step", 1 / 127, np.float32), name=f"{name}_row")
-    scale = nodes.add("Max", scale, nodes.constant("smallest_step", 1e-30, np.float32), name=f"{name}_row_scale")  # a row of zeros
-    # Codes are 128 + round(x / scale), unsigned: the product of unsigned and signed bytes is the fast one. The cast cuts off.
-    shifted = nodes.add(
-        "Add", nodes.add("Div", x, scale, name=f"{name}_scaled"), nodes.constant("half_up", 128.5, np.float32), name=f"{name}_shifted"
-    )
-    codes = nodes.add("Cast", shifted, name=f"{name}_codes", to=TensorProto.UINT8)
-    whole = nodes.add("MatMulInteger", codes, weight, nodes.constant("middle", 128, np.uint8), name=f"{name}_integer")
-    wide = nodes.add("Cast", whole, name=f"{name}_f32", to=TensorProto.FLOAT)
-    columns = nodes.add("Mul", wide, f"{weight}_scale", name=f"{name}_columns")
-    return nodes.add("Mul", columns, scale, name=name)
+    largest = nodes.add("Max", largest, nodes.constant("smallest_row", 1e-28, np.float32), name=f"{name}_row")  # a row of zeros
+    step = (nodes.constant("code_step", 1 / 127, np.float32), nodes.constant("middle", 128, np.uint8))
+    codes = nodes.add("QuantizeLinear", nodes.add("Div", x, largest, name=f"{name}_unit"), *step, name=f"{name}_codes")
+    decoded = nodes.add("DequantizeLinear", codes, *step, name=f"{name}_decoded")
+    matrix = nodes.add("DequantizeLinear", weight, f"{weight}_scale", name=f"{name}_weight", axis=1)
+    return nodes.add("Mul", nodes.add("MatMul", decoded, matrix, name=f"{name}_units"), largest, name=name)
 
 
 def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:

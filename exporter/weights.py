@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,7 +92,11 @@ def recipes(dims: Dims, precision: str, quantization: Quantization | None = None
 
 
 def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
-    """Whether lm_head and the embedding are one weight of the graph."""
+    """Whether lm_head and the embedding are the same bytes of the weights file.
+
+    Codes have two names there, `embed_tokens.weight` and `lm_head.weight`: ONNX Runtime 1.31 does not fuse
+    DequantizeLinear and MatMul of an initializer that another node reads too, and would decode the whole table in every step.
+    """
     return dims.tied and (quantization is None or quantization.head == quantization.embedding)
 
 
@@ -126,6 +130,9 @@ def write_weights(
                 placed[entry.name] = entry
                 if progress is not None:
                     progress(entry.length)
+    if quantization is not None and quantization.table(quantization.head) is not None and shares_table(dims, quantization):
+        aliases = [replace(entry, name=name.replace("embed_tokens", "lm_head")) for name, entry in placed.items() if "embed_tokens" in name]
+        placed |= {alias.name: alias for alias in aliases}
     return placed
 
 

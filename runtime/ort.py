@@ -33,6 +33,8 @@ class OrtCache:
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
         self.capacity = 0
         self.buffers: list[np.ndarray] = []
+        self.binding: Any = None
+        self.bound: tuple[int, int, int, bool] | None = None  # what it stands for: first row, rows, capacity, logits wanted
 
     def reserve(self, capacity: int) -> None:
         if capacity <= self.capacity:
@@ -82,7 +84,7 @@ class OrtBackend:
         self._vocab = model.vocab_size
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[kv_dtype]
-        self._in_place = kv_layout == "static"
+        self._in_place, self._on_host = kv_layout == "static", device == "cpu"
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -113,15 +115,9 @@ class OrtBackend:
     def step(self, cache: Cache, first: int, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray, want_logits: bool) -> StepOutput:
         assert isinstance(cache, OrtCache)
         rows = input_ids.shape[0]
-        binding = self._session.io_binding()
+        binding = self._binding(cache, first, rows, want_logits)
         for name, array in (("input_ids", input_ids), ("kv_length", kv_length), ("output_index", output_index)):
             binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
-        shape = (rows, *cache.buffers[0].shape[1:])
-        for suffix, buffer in zip(self._suffixes, cache.buffers, strict=True):
-            address = buffer.ctypes.data + first * buffer.strides[0]
-            binding.bind_input(f"past_key_values.{suffix}", "cpu", 0, self._dtype, shape, address)
-            if self._in_place:
-                binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
         new = [] if self._in_place else self._bind_new_entries(binding, input_ids.shape)
         results = {name: self._bind_result(binding, name, output_index.shape) for name in self.outputs if name != "logits" or want_logits}
         try:
@@ -131,6 +127,24 @@ class OrtBackend:
         if new:
             cache.place(first, kv_length, new)
         return StepOutput(**results)
+
+    def _binding(self, cache: OrtCache, first: int, rows: int, want_logits: bool) -> Any:
+        """KV memory of some rows bound as past and present: the cache's last binding while it still stands for the same memory.
+
+        Another device gets a copy of a host array when it is bound, so there every step binds anew.
+        """
+        wanted = (first, rows, cache.capacity, want_logits)
+        if cache.bound == wanted and self._on_host:
+            return cache.binding
+        cache.bound, cache.binding = None, self._session.io_binding()
+        shape = (rows, *cache.buffers[0].shape[1:])
+        for suffix, buffer in zip(self._suffixes, cache.buffers, strict=True):
+            address = buffer.ctypes.data + first * buffer.strides[0]
+            cache.binding.bind_input(f"past_key_values.{suffix}", "cpu", 0, self._dtype, shape, address)
+            if self._in_place:
+                cache.binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
+        cache.bound = wanted
+        return cache.binding
 
     def _bind_result(self, binding: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
         dtype = np.int64 if name == "token_ids" else np.float32

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import tiny
 import torch
@@ -188,16 +190,39 @@ def test_tied_tables_of_one_form_are_stored_once_and_sizes_are_near_the_bits(qua
         return {i.name: i for i in model.graph.initializer}
 
     shared, apart = initializers("int4"), initializers("int4-tables")
-    assert "lm_head.weight" not in shared
     assert shared["embed_tokens.weight"].data_type == onnx.TensorProto.INT8
+    for suffix in ("", "_scale"):
+        assert place(shared[f"lm_head.weight{suffix}"]) == place(shared[f"embed_tokens.weight{suffix}"])
     assert apart["lm_head.weight"].data_type == onnx.TensorProto.INT4
     assert apart["embed_tokens.weight"].data_type == onnx.TensorProto.FLOAT
     checkpoint = open_checkpoint(str(checkpoints("llama")))
     for choice in CHOICES:
         options = ExportOptions(quant_block=16, **CHOICES[choice])
         expected = total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
-        weights = [i for i in initializers(choice).values() if i.data_location == onnx.TensorProto.EXTERNAL]
-        assert expected == sum(int(e.value) for i in weights for e in i.external_data if e.key == "length"), choice
+        stored = {place(i) for i in initializers(choice).values() if i.data_location == onnx.TensorProto.EXTERNAL}
+        assert expected == sum(length for _, length in stored), choice
+
+
+def place(weight: onnx.TensorProto) -> tuple[int, int]:
+    """Offset and length of a weight in the weights file."""
+    found = {e.key: e.value for e in weight.external_data}
+    return int(found["offset"]), int(found["length"])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", ["llama", "llama-bias", "qwen2", "qwen3"])
+def test_onnx_runtime_has_a_kernel_for_every_quantized_product(name: str, choice: str, quantized: Any, tmp_path: Path) -> None:
+    # A DequantizeLinear that is left over decodes a whole matrix in every step: the tokens are right and the step takes ten times as long.
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(quantized(name, choice) / "model.onnx", options, providers=["CPUExecutionProvider"])
+    kernels = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node)
+    quantization = ExportOptions(quant_block=16, **CHOICES[choice]).quantization
+    assert quantization is not None
+    products = 4 * open_bundle(quantized(name, choice)).manifest.model.num_layers + (quantization.head != "float")
+    assert kernels["MatMulIntegerToFloat" if quantization.is_integer else "MatMulNBits"] == products
+    assert kernels["DequantizeLinear"] == 0
 
 
 def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
