@@ -124,7 +124,7 @@ def unpacked(stored: Tensors, codec: Codec) -> PackedTensors:
     """See a quantized checkpoint's tensors as weights. Raises CheckpointError that lists every part that is missing or does not fit."""
     shapes = stored.shapes
     packed: dict[str, tuple[int, int]] = {}
-    problems = []
+    problems: list[str] = []
     for key in shapes:
         name, _, part = key.rpartition("_")
         if part != "packed" or not name.endswith(".weight"):
