@@ -5,6 +5,7 @@ PYTHON ?= python3
 # Pinned, and installed first: a later unpinned torch would pull gigabytes of CUDA on Linux.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+comma := ,
 CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
@@ -44,10 +45,11 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
+# CI also tests the lm-evaluation-harness class, half a gigabyte that people are spared.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,dev$(if $(CI),$(comma)lm-eval)]'
 	touch $@
 
 clean:

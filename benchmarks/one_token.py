@@ -1,4 +1,4 @@
-"""What a step costs by its slots, and one-token mode beside transformers' generate: same weights, same threads, one run.
+"""One-token mode beside transformers' generate: same weights, same threads, one run. (What a step costs: `mars-export bench`.)
 
     python benchmarks/one_token.py BUNDLE MODEL_DIRECTORY [--threads 2] [--rounds 7] [--json FILE]
 
@@ -14,28 +14,16 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import numpy as np
-
 from mars_export.runtime import GenerationConfig, Session
 
 PROMPT = "The history of the steam engine begins in the first century, when"
 NEW_TOKENS = 48
-SLOTS = (1, 2, 4, 8, 15)
 
 
 def timed(work: Callable[[], object]) -> float:
     begun = perf_counter()
     work()
     return perf_counter() - begun
-
-
-def step_of(session: Session, slots: int, length: int) -> Callable[[], object]:
-    """One forward of `slots` slots, all of them wanted, at cursor `length`."""
-    cache = session.backend.new_cache(1)
-    cache.reserve(length + slots)
-    ids = np.full((1, slots), session.bundle.manifest.tokens.mask, np.int64)
-    index = np.arange(slots, dtype=np.int64)[None]
-    return lambda: session.backend.step(cache, 0, ids, np.array([length], np.int64), index, False)
 
 
 def ours(session: Session) -> Callable[[], object]:
@@ -65,16 +53,13 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     session = Session.open(args.bundle, threads=args.threads)
-    works = {f"step, {slots} slots": step_of(session, slots, 128) for slots in SLOTS}
-    works["one-token mode, 48 tokens"] = ours(session)
-    works["transformers generate, 48 tokens"] = theirs(args.model, session.encode(PROMPT))
+    works = {"one-token mode, 48 tokens": ours(session), "transformers generate, 48 tokens": theirs(args.model, session.encode(PROMPT))}
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()
     for _ in range(args.rounds):
         for name, work in works.items():
-            repeats = 10 if name.startswith("step") else 1
-            times[name] += [timed(work) for _ in range(repeats)]
+            times[name].append(timed(work))
     medians = {name: median(values) * 1000 for name, values in times.items()}
     for name, value in medians.items():
         print(f"{name:34} {value:8.1f} ms")

@@ -104,25 +104,24 @@ class Calibrator:
         phase = "one token" if config.one_token else f"{config.metric} {config.tau:g}"
         return self._kept(phase, tasks, lambda rows: decode_rows(self.session, rows, config, self.batch), Outcome)
 
-    def _kept(self, phase: str, tasks: Sequence[Task], work: Callable[[Sequence[Task]], Iterator[list[K]]], kind: type[K]) -> list[K]:
+    def _kept(self, phase: str, tasks: Sequence[Task], work: Callable[[Sequence[Task]], Iterator[K]], kind: type[K]) -> list[K]:
         keys = [f"{phase}/{task.digest[:24]}" for task in tasks]
         missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self.journal}
-        names, done = list(missing), len(tasks) - len(missing)
+        done = len(tasks) - len(missing)
         self.report(phase, done, len(tasks))
-        for made in work(list(missing.values())):
-            for value in made:
-                self.journal[names.pop(0)] = value.to_dict()
-            done += len(made)
+        for key, value in zip(missing, work(list(missing.values())), strict=True):
+            self.journal[key] = value.to_dict()
+            done += 1
             self.report(phase, done, len(tasks))
         return [kind.from_dict(self.journal[key]) for key in keys]
 
 
-def identity(session: Session, batch: int) -> dict[str, Any]:
-    """What a journal's work belongs to: a graph with its weights, on a device, in batches of one size."""
+def identity(session: Session) -> dict[str, Any]:
+    """What a journal's work belongs to: a graph with its weights, and how it is run."""
     files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
     variant = session.variant
     weights = files.get(variant.weights) if variant.weights else None
-    return {"graph": files[variant.file], "weights": weights, "level": variant.accuracy_level, "block": session.bundle.manifest.block, "batch": batch}
+    return {"graph": files[variant.file], "weights": weights, "level": variant.accuracy_level, "block": session.bundle.manifest.block}
 
 
 def calibrate(calibrator: Calibrator, tasks: Sequence[Task], options: CalibrationOptions) -> Calibration:

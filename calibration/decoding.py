@@ -16,7 +16,7 @@ from mars_export.runtime.session import Prompt
 class Generator(Protocol):
     """What decoding needs of a session."""
 
-    def generate_batch(self, prompts: Sequence[Prompt], config: Sequence[GenerationConfig]) -> list[Completion]: ...
+    def generate_each(self, prompts: Sequence[Prompt], config: Sequence[GenerationConfig], *, batch: int) -> Iterator[Completion]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Outcome:
     """One row decoded.
 
     With one row at a time `seconds` and `tokens_timed` leave out the prompt and its first step: the speed of decoding alone.
-    In a batch rows start at different times: there they are the row's share of everything.
+    In a batch rows start at different times: there `seconds` is the time since the row before, and only sums mean anything.
     """
 
     text: str
@@ -46,15 +46,14 @@ class Outcome:
         return cls(**values | {"token_ids": tuple(values["token_ids"])})
 
 
-def decode_rows(session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int) -> Iterator[list[Outcome]]:
-    """Decode the tasks in their order, `batch` rows at a time; yields the outcomes of each batch as it ends."""
-    for start in range(0, len(tasks), batch):
-        some = tasks[start : start + batch]
-        configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in some]
-        began = time.perf_counter()
-        done = session.generate_batch([task.prompt for task in some], configs)
-        seconds = time.perf_counter() - began
-        yield [_outcome(completion, None if batch == 1 else seconds / len(some)) for completion in done]
+def decode_rows(session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int) -> Iterator[Outcome]:
+    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields outcomes in their order."""
+    configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in tasks]
+    began = time.perf_counter()
+    for completion in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
+        ended = time.perf_counter()
+        yield _outcome(completion, None if batch == 1 else ended - began)
+        began = ended
 
 
 def _outcome(done: Completion, share: float | None) -> Outcome:

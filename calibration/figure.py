@@ -32,6 +32,15 @@ def svg(calibration: Calibration) -> str:
 
 @contextmanager
 def _figure(calibration: Calibration, ink: str) -> Iterator[Any]:
+    with two_panels(ink) as (figure, left, right):
+        _measured(left, calibration, ink)
+        _predicted(right, calibration, ink)
+        yield figure
+
+
+@contextmanager
+def two_panels(ink: str) -> Iterator[tuple[Any, Any, Any]]:
+    """(figure, left axes, right axes) in the style of all our pictures, which holds until the end of the `with`."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -45,13 +54,11 @@ def _figure(calibration: Calibration, ink: str) -> Iterator[Any]:
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(10, 4.1), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         left, right = figure.subplots(1, 2)
-        _measured(left, calibration, ink)
-        _predicted(right, calibration, ink)
         for axes in (left, right):
             axes.grid(True, color=QUIET, alpha=0.18, linewidth=0.7)
             axes.set_axisbelow(True)
             axes.tick_params(length=0)
-        yield figure
+        yield figure, left, right
 
 
 def _measured(axes: Any, calibration: Calibration, ink: str) -> None:
@@ -63,7 +70,7 @@ def _measured(axes: Any, calibration: Calibration, ink: str) -> None:
     axes.axhline(floor, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.errorbar(one.tokens_per_second, 100 * one.quality, yerr=_error([one]), color=ink, alpha=0.25, linewidth=1)
     axes.plot(one.tokens_per_second, 100 * one.quality, "o", color="none", markeredgecolor=ink, markersize=7, markeredgewidth=1.4, zorder=4)
-    _name(axes, "one token", one.tokens_per_second, 100 * one.quality, 9)
+    name_point(axes, "one token", one.tokens_per_second, 100 * one.quality, 9)
     for metric in options.metrics:
         _line_of(axes, calibration, [t for t in calibration.tested if t.measured.metric == metric], metric, ink)
     axes.margins(x=0.14, y=0.16)
@@ -92,12 +99,13 @@ def _line_of(axes: Any, calibration: Calibration, tested: Sequence[Tested], metr
         if t is calibration.chosen:
             axes.plot(across, up, "o", markersize=14, color="none", markeredgecolor=ink, markeredgewidth=1.4, zorder=5)
         if t is calibration.chosen:
-            _name(axes, f"tau {t.measured.tau:g}", across, up, 11, weight="bold")
+            name_point(axes, f"tau {t.measured.tau:g}", across, up, 11, weight="bold")
         elif is_alone:
-            _name(axes, f"{t.measured.tau:g}", across, up, 7)
+            name_point(axes, f"{t.measured.tau:g}", across, up, 7)
 
 
-def _name(axes: Any, text: str, x: float, y: float, above: float, weight: str = "normal") -> None:
+def name_point(axes: Any, text: str, x: float, y: float, above: float, weight: str = "normal") -> None:
+    """Write `text` so many points above a point of the data."""
     axes.annotate(text, (x, y), xytext=(0, above), textcoords="offset points", ha="center", fontsize=8.5, weight=weight)
 
 

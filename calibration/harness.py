@@ -43,11 +43,8 @@ class Answers:
     def answer(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """Texts for (context, generation settings). A context that does not fit is an error, never cut."""
         configs = [self.settings(kwargs) for _, kwargs in requests]
-        texts: list[str] = []
-        for start in range(0, len(requests), self.batch):
-            prompts = [self.encode(context) for context, _ in requests[start : start + self.batch]]
-            texts += [done.text for done in self.session.generate_batch(prompts, configs[start : start + self.batch])]
-        return texts
+        prompts = [self.encode(context) for context, _ in requests]
+        return [done.text for done in self.session.generate_each(prompts, configs, batch=self.batch)]
 
     def encode(self, context: str) -> list[int]:
         assert self.session.text is not None

@@ -69,10 +69,10 @@ def recorded_metrics(session: Session) -> tuple[str, ...]:
     return tuple(metric for metric, name in OUTPUTS.items() if name in session.backend.outputs)
 
 
-def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[list[Trace]]:
-    """Decode the tasks in their order, `batch` rows at a time; yields the traces of each batch as it ends."""
+def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trace]:
+    """Decode the tasks in their order, `batch` rows at a time; yields the traces of a batch as it ends."""
     for start in range(0, len(tasks), batch):
-        yield _record_batch(session, tasks[start : start + batch])
+        yield from _record_batch(session, tasks[start : start + batch])
 
 
 def _record_batch(session: Session, tasks: Sequence[Task]) -> list[Trace]:

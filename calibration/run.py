@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,57 +18,32 @@ from mars_export.calibration.profile import confirm, make_profile
 from mars_export.calibration.record import record
 from mars_export.calibration.replay import predict
 from mars_export.calibration.report import Report
-from mars_export.calibration.tasks import DATA, SUFFIX, Task, find, load
+from mars_export.calibration.request import STATE_FILE, TaskRequest
+from mars_export.calibration.tasks import Task, load
 from mars_export.runtime import GenerationConfig, Session, profiles
 from mars_export.runtime.errors import CalibrationError
 
 EXAMPLES = 3
 TRIAL_ROWS = 4  # decoded for an estimate
-STATE_FILE = "state.jsonl"
 BOUNDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of rows needed
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What `mars-export calibrate` is asked for. `score` is the metric of rows that name none; `confirm` a file of other rows."""
+class Request(TaskRequest):
+    """What `mars-export calibrate` is asked for. `name` is the profile's; `confirm` a file of rows that the choice never sees."""
 
-    bundle: Path
-    task: str
-    output: Path | None = None
     name: str | None = None
     confirm: Path | None = None
-    score: str | None = None
-    allow_exec: bool = False
-    device: str = "cpu"
-    threads: int | None = None
-    accuracy_level: int | None = None
-    resume: bool = False
-    force: bool = False
     store: bool = True
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
     @property
-    def file(self) -> Path:
-        return find(self.task)
-
-    @property
-    def task_name(self) -> str:
-        """The built-in task's name, or the file's without its folder."""
-        return self.file.name.removesuffix(SUFFIX) if self.file.parent == DATA else self.file.name
-
-    @property
     def profile_name(self) -> str:
-        return self.name or self.file.name.removesuffix(SUFFIX).removesuffix(".jsonl")
+        return self.name or self.stem
 
     @property
     def folder(self) -> Path:
         return self.output or Path(f"calibration-{self.profile_name}")
-
-    def rows(self) -> list[Task]:
-        return load(self.file, score=self.score, allow_exec=self.allow_exec)
-
-    def open(self) -> Session:
-        return Session.open(self.bundle, self.device, threads=self.threads, accuracy_level=self.accuracy_level)
 
 
 def run(request: Request, progress: Progress | None = None) -> Report:
@@ -85,9 +59,8 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     plan = make_plan(session, tasks, request.options)
     if request.store and not os.access(request.bundle, os.W_OK):
         raise CalibrationError(f"{request.bundle}: the profile cannot be stored, the bundle is read-only; --no-store leaves it as it is")
-    journal = Journal.open(
-        request.folder / STATE_FILE, identity(session, request.options.batch), resume=request.resume, force=request.force
-    )  # fmt: skip
+    work = identity(session) | {"batch": request.options.batch}
+    journal = Journal.open(request.folder / STATE_FILE, work, resume=request.resume, force=request.force)
     try:
         made = _calibrated(request, session, Calibrator(session, journal, request.options.batch, progress), plan, tasks, others)
     finally:
@@ -104,9 +77,7 @@ def _calibrated(request: Request, session: Session, calibrator: Calibrator, plan
     config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window)
     confirmation = confirm(calibrator, others, config, request.options) if others else None
     shown = decode_examples(session, plan.tasks[:EXAMPLES], config)
-    threads = f"{request.threads} thread{'s' if request.threads > 1 else ''}" if request.threads else "default threads"
-    machine = f"{platform.machine()}, {os.cpu_count()} logical cores, {request.device}, {threads}"
-    return Report(request.task_name, request.bundle.name, machine, calibration, profile, confirmation, shown)
+    return Report(request.task_name, request.bundle.name, request.machine, calibration, profile, confirmation, shown)
 
 
 def _check_apart(tasks: Sequence[Task], others: Sequence[Task], file: Path | None) -> None:
@@ -142,7 +113,7 @@ def estimate(request: Request) -> Estimate:
     some = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
     session.generate(some[0].prompt, GenerationConfig(max_new_tokens=1))  # warm up
     began = time.perf_counter()
-    traces = [trace for batch in record(session, some, options.batch) for trace in batch]
+    traces = list(record(session, some, options.batch))
     per_row = (time.perf_counter() - began) / len(some)
     rows, eos = len(plan.tasks), session.bundle.manifest.tokens.eos
     candidates = []

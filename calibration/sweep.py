@@ -84,8 +84,8 @@ def run(
     if references is None and not config.one_token and any(task.needs_reference for task in tasks):
         raise CalibrationError("tasks judged by agreement need the one-token outputs: decode them at tau 1 first")
     done: list[Outcome] = []
-    for made in decode_rows(session, tasks, config, batch):
-        done += made
+    for outcome in decode_rows(session, tasks, config, batch):
+        done.append(outcome)
         if progress is not None:
             progress(len(done), len(tasks))
     expected = [o.output for o in done] if config.one_token and references is None else [Output(text) for text in references or ()]

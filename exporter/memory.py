@@ -1,4 +1,4 @@
-"""Host memory of an engine build: what it will take, what there is, what it took. Knows Linux; elsewhere it does not know."""
+"""Host memory of an engine build: what it will take, and what there is. Knows Linux; elsewhere it does not know."""
 
 from __future__ import annotations
 
@@ -34,23 +34,6 @@ def require(weight_bytes: int, force: bool) -> None:
             f"building an engine from {weight_bytes / 1e9:.2f} GB of weights takes about {needed / 1e9:.1f} GB of memory and {there / 1e9:.1f} GB are"
             " available; close other programs, use a narrower --precision or a larger machine, or try all the same with --force"
         )
-
-
-def forget_peak() -> None:
-    """Begin a new measurement of `peak`. Where the system does not allow it, the peak counts from the start of the process."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return
-
-
-def peak() -> int:
-    """The most bytes this process held at once since `forget_peak`; 0 where unknown."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _meminfo(name: str) -> int | None:

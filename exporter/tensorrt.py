@@ -12,8 +12,8 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-from mars_export.exporter import memory
 from mars_export.runtime.errors import ExportError
+from mars_export.runtime.memory import forget_peak, peak
 from mars_export.runtime.trt_engine import collecting_logger
 
 BACKENDS = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
@@ -84,7 +84,7 @@ def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built
     network = parse(trt, logger, builder, request.graph)
     check(trt, network, request)
     config = _config(trt, builder, request)
-    memory.forget_peak()
+    forget_peak()
     begun = perf_counter()
     with _interruptible() as stop:
         config.progress_monitor = _monitor(trt, progress or (lambda phase, done, total: None), stop)
@@ -93,7 +93,7 @@ def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built
         raise stop.reason
     if data is None:
         raise ExportError(f"{BACKENDS[request.flavor]} {trt.__version__} cannot build {request.graph.name}: {logger.last(LONGEST_LIST)}")
-    return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - begun, memory.peak())
+    return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - begun, peak())
 
 
 def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:

@@ -16,6 +16,7 @@ from mars_export.runtime.console import (
     Level,
     Metric,
     Threads,
+    VariantName,
     err,
     out,
     print_error,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-VariantName = Annotated[str | None, typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best.")]
 Tau = Annotated[
     float | None, typer.Option("--tau", min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward; 0.95 by default.")
 ]

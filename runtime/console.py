@@ -23,17 +23,18 @@ BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
+VariantName = Annotated[str | None, typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best.")]
 Metric = Annotated[
     str | None, typer.Option(help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export.")
 ]
 Level = Annotated[int | None, typer.Option("--accuracy-level", help="int4 and int8 weights: 0 is exact and slow, 4 is fast (8-bit activations).")]
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*columns, box=None)
+    table = Table(*(Column(name, justify="right" if of_numbers else "left") for name in columns), box=None)
     for row in rows:
         table.add_row(*map(escape, row))
     out.print(table, width=max(out.width, 160))  # a long line is better than cells broken apart

@@ -14,6 +14,7 @@ from mars_export.runtime.config import GenerationConfig
 from mars_export.runtime.decode import decode
 from mars_export.runtime.errors import SessionError
 from mars_export.runtime.row import Accepted, FinishReason, Row
+from mars_export.runtime.schedule import Limits, Schedule
 from mars_export.runtime.stats import Stats
 from mars_export.runtime.text import Message, Text, TextStream
 
@@ -107,15 +108,33 @@ class Session:
         self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None = None, *, commit: Commit = CURSOR
     ) -> list[Completion]:
         """Answer several prompts as rows of one batch, each with its own config if a sequence is given."""
-        configs = list(config) if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
-        if len(configs) != len(prompts):
-            raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
-        streams = [self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))]
+        streams = self._new_rows(prompts, config)
         confidences: list[list[float]] = [[] for _ in streams]
         for events in self._decode([row for row, _ in streams], commit):
             for event in events:
                 confidences[event.row] += event.confidences
         return [_completion(row, text, c) for (row, text), c in zip(streams, confidences, strict=True)]
+
+    def generate_each(
+        self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None = None, *, batch: int = 8
+    ) -> Iterator[Completion]:
+        """Answer any number of prompts, at most `batch` at a time, and yield the answers in the order of the prompts.
+
+        A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row is raised.
+        """
+        manifest, streams = self.bundle.manifest, self._new_rows(prompts, config)
+        schedule = Schedule(self.backend, manifest.block, manifest.tokens.mask, Limits(max_rows=batch))
+        for row, _ in streams:
+            schedule.add(row)
+        confidences: list[list[float]] = [[] for _ in streams]
+        for (row, text), kept in zip(streams, confidences, strict=True):
+            while row.finish_reason is None:
+                accepted, failures = schedule.step()
+                for failure in failures:
+                    raise failure.error
+                for event in accepted:
+                    confidences[event.row] += event.confidences
+            yield _completion(row, text, kept)
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Stream:
         """Answer one prompt step by step."""
@@ -165,6 +184,14 @@ class Session:
             raise SessionError("temperature and repetition_penalty need a bundle exported with --logits")
         if config.stop and self.text is None:
             raise SessionError("stop strings need a bundle with a tokenizer")
+
+    def _new_rows(
+        self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None
+    ) -> list[tuple[Row, TextStream | None]]:
+        configs = list(config) if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
+        if len(configs) != len(prompts):
+            raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
+        return [self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))]
 
     def _decode(self, rows: Sequence[Row], commit: Commit) -> Iterator[list[Accepted]]:
         manifest = self.bundle.manifest

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from fields import with_field
 
 from mars_export.runtime.bundle import Drift, Manifest, ModelInfo, Profile, TextInfo, TokenInfo, Variant
 from mars_export.runtime.engine_info import EngineInfo, Extent, Range
@@ -32,14 +33,5 @@ GOOD = Manifest(
 
 
 def changed(path: str, value: Any, manifest: Manifest = GOOD) -> str:
-    """The good manifest (or another) with one field set; `...` removes it. `path` is dotted, list positions are numbers."""
-    whole = json.loads(manifest.to_json())
-    *parents, last = [int(p) if p.isdecimal() else p for p in path.split(".")]
-    target = whole
-    for parent in parents:
-        target = target[parent]
-    if value is ...:
-        del target[last]
-    else:
-        target[last] = value
-    return json.dumps(whole)
+    """The good manifest (or another) with one field set, as `with_field` does it."""
+    return with_field(manifest.to_json(), path, value)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Named
+from missing import need
 from typer.testing import CliRunner
 
 from mars_export.calibration import bounds
@@ -21,7 +22,7 @@ from mars_export.cli import app
 from mars_export.runtime import CalibrationError, MarsError, Session
 from mars_export.runtime.bundle import open_bundle, write_manifest
 
-pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip install 'mars-export[calibrate]'")
+need("matplotlib", "calibrate")
 WORDS = ("hello", "the cat", "one", "in the end", "an apple", "er", "on", "a hat", "thin air", "then", "he", "ten", "tan", "none", "a", "the")
 OPTIONS = CalibrationOptions(max_drop=0.4, taus=(0.999, 0.9, 0.5, 0.0), batch=4)
 

@@ -9,11 +9,13 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
+from missing import need
 from oracle import Oracle, generate
 from test_cli import run
 from test_decode import PROMPTS, agrees, config
@@ -30,7 +32,8 @@ from mars_export.runtime.files import describe
 from mars_export.runtime.ort import OrtBackend
 from mars_export.runtime.trt_engine import collecting_logger
 
-trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'mars-export[rtx]'")
+need("tensorrt_rtx", "rtx")
+trt = import_module("tensorrt_rtx")
 Named = Callable[[str], Path]
 BLOCK, CAPACITY = 6, 128
 SMALL = EngineOptions(target="sm86", static=True, capacity=CAPACITY)  # the quickest to build

@@ -30,17 +30,17 @@ def session(sessions: Sessions) -> Session:
 
 @pytest.fixture(scope="module")
 def traces(session: Session, tasks: Sequence[Task]) -> list[Trace]:
-    return [trace for batch in record(session, tasks, 4) for trace in batch]
+    return list(record(session, tasks, 4))
 
 
 def decoded(session: Session, tasks: Sequence[Task], config: GenerationConfig) -> list[tuple[tuple[int, ...], int]]:
-    return [(o.token_ids, o.forwards) for batch in decode_rows(session, tasks, config, 3) for o in batch]
+    return [(o.token_ids, o.forwards) for o in decode_rows(session, tasks, config, 3)]
 
 
 def test_the_recorded_answer_is_the_one_token_answer(session: Session, tasks: Sequence[Task], traces: Sequence[Trace]) -> None:
     plain = decoded(session, tasks, GenerationConfig(tau=1.0))
     assert [(t.outcome.token_ids, t.outcome.forwards) for t in traces] == plain
-    assert [t.outcome.text for t in traces] == [o.text for batch in decode_rows(session, tasks, GenerationConfig(tau=1.0), 1) for o in batch]
+    assert [t.outcome.text for t in traces] == [o.text for o in decode_rows(session, tasks, GenerationConfig(tau=1.0), 1)]
 
 
 def test_every_step_predicts_a_full_window_within_the_limit(session: Session, tasks: Sequence[Task], traces: Sequence[Trace]) -> None:
@@ -54,7 +54,7 @@ def test_every_step_predicts_a_full_window_within_the_limit(session: Session, ta
 
 
 def test_batches_change_nothing(session: Session, tasks: Sequence[Task], traces: Sequence[Trace]) -> None:
-    alone = [trace for batch in record(session, tasks, 1) for trace in batch]
+    alone = list(record(session, tasks, 1))
     assert [t.predicted for t in alone] == [t.predicted for t in traces]
 
 

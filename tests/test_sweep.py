@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -15,11 +15,11 @@ class Scripted:
     """Answers "slow" at tau 1 and "fast" below, with twice the tokens per forward."""
 
     def __init__(self) -> None:
-        self.batches: list[int] = []
+        self.asked: list[tuple[int, int]] = []  # rows, and how many at a time
 
-    def generate_batch(self, prompts: Sequence[object], config: Sequence[GenerationConfig]) -> list[Completion]:
-        self.batches.append(len(prompts))
-        return [self.answer(c) for c in config]
+    def generate_each(self, prompts: Sequence[object], config: Sequence[GenerationConfig], *, batch: int) -> Iterator[Completion]:
+        self.asked.append((len(prompts), batch))
+        return map(self.answer, config)
 
     def answer(self, config: GenerationConfig) -> Completion:
         stats = Stats(tokens=8, forwards=8 if config.one_token else 4, decode_time=2.0, tokens_after_first=6)
@@ -33,7 +33,7 @@ def tasks(metric: str, answer: str | None, count: int = 5) -> list[Task]:
 def test_counts() -> None:
     session = Scripted()
     made = run(session, tasks("exact_match", "fast"), 0.9, batch=2)
-    assert session.batches == [2, 2, 1]
+    assert session.asked == [(5, 2)]
     assert (made.point.accuracy, made.point.tokens_per_forward, made.point.agreement) == (1.0, 2.0, None)
 
 
@@ -46,7 +46,7 @@ def test_one_row_at_a_time_is_timed_without_the_prompt() -> None:
 def test_a_sweep_decodes_one_token_mode_once_and_compares_with_it() -> None:
     session = Scripted()
     points = list(sweep(session, tasks("agreement", None), (1.0, 0.9), batch=5))
-    assert session.batches == [5, 5]
+    assert session.asked == [(5, 5), (5, 5)]
     assert [p.accuracy for p in points] == [1.0, 0.0]
     assert [p.agreement for p in points] == [1.0, 0.0]
 

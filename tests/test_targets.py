@@ -16,6 +16,7 @@ from mars_export.exporter.targets import JETPACKS, TARGETS, layout_for
 from mars_export.runtime.bundle import ModelInfo
 from mars_export.runtime.cuda import Gpu
 from mars_export.runtime.errors import ExportError
+from mars_export.runtime.memory import forget_peak, peak
 
 MODEL = ModelInfo("llama", 288, 48, 2, 4, 2, 12, 4096)
 ORIN = Gpu("Orin", "sm87", "12.6")
@@ -150,5 +151,5 @@ def test_too_little_memory_is_said_with_the_figures(monkeypatch: pytest.MonkeyPa
 
 def test_memory_is_measured_here() -> None:
     assert (memory.available() or 0) > 10**8
-    memory.forget_peak()
-    assert memory.peak() > 10**7
+    forget_peak()
+    assert peak() > 10**7
