@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mars_export.exporter import adapter, embedded
+from mars_export.exporter import adapter, embedded, packed
 from mars_export.exporter.family import Dims, check_shapes, dims_from_config
 from mars_export.exporter.tensors import Tensors, open_tensors, read_json
 from mars_export.exporter.vocabulary import Vocabulary, read_vocabulary
@@ -44,7 +44,10 @@ def open_checkpoint(location: str | None, *, revision: str | None = None, base: 
         directories.append(embedded.base_directory() if is_default else _directory(base, config_of_adapter.revision))
     config = _read_config(directories[-1])
     dims = dims_from_config(config)
+    codec = packed.read_scheme(config.get("quantization_config"))
     tensors = open_tensors(directories[-1])
+    if codec is not None:
+        tensors = packed.unpacked(tensors, codec)
     if config_of_adapter is not None:
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter)
     check_shapes(dims, tensors.shapes)

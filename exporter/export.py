@@ -15,6 +15,7 @@ from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.family import Dims
 from mars_export.exporter.graph import StepGraph, StepShape
 from mars_export.exporter.output import replacing
+from mars_export.exporter.packed import require_same_form
 from mars_export.exporter.quantize import SCHEMES, Quantization
 from mars_export.exporter.weights import Placed, total_bytes, write_weights
 from mars_export.runtime.bundle import KV_LAYOUTS, Drift, Manifest, ModelInfo, QuantizationInfo, TextInfo, TokenInfo, Variant, write_manifest
@@ -109,6 +110,7 @@ def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *,
 
 def write_bundle(directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress) -> Manifest:
     """Fill an empty directory with a bundle whose options were checked; nothing is put right when it fails."""
+    require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     placed = _write_weights(directory, checkpoint, options, weight_bytes(checkpoint, options), report)
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)

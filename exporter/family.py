@@ -115,8 +115,6 @@ def _count(config: Mapping[str, Any], name: str) -> int:
 def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"config.json: hidden_act `{config['hidden_act']}` is not supported (known: silu)")
-    if config.get("quantization_config"):
-        raise CheckpointError("config.json: the checkpoint is already quantized; export the original one and quantize on export")
 
 
 def _windows(config: Mapping[str, Any], model_type: str, family: Family, num_layers: int) -> tuple[int | None, ...]:

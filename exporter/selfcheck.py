@@ -32,6 +32,7 @@ BOUNDS = {
     "int8": (8.0, 0.8, 0.75),
     "int4": (16.0, 1.0, 0.5),
 }
+REMEDIES = {"int4": "Use --precision int8 (or, with `onnx`, w8a8, or --asymmetric)"}
 
 
 def check(
@@ -79,7 +80,8 @@ def require(drift: Drift, precision: str) -> None:
         raise ExportError(
             f"the {precision} graph does not agree with the checkpoint: logit error {drift.max_logit_error:.3g} (bound {logit}),"
             f" confidence error {drift.max_confidence_error:.3g} (bound {confidence}), argmax {drift.argmax_matches}/{drift.positions}"
-            f" (bound {share:.0%}); nothing was written. Use a wider --precision, or --allow-drift to keep the bundle all the same"
+            f" (bound {share:.0%}); nothing was written. {REMEDIES.get(precision, 'Use a wider --precision')}, or --allow-drift to keep the bundle"
+            " all the same and measure it on your own task (docs/quantization.md)"
         )
 
 

@@ -22,6 +22,9 @@ DTYPES: Mapping[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+# Integers are the codes of a quantized checkpoint (packed.py) and nothing else; a weight of integers would be a mistake.
+INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx")
 
 
 class Tensors(Protocol):
@@ -141,9 +144,10 @@ def _read_entry(path: Path, name: str, entry: object, start: int, size: int) -> 
             raise TypeError("integers are expected")
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: the header entry of `{name}` is malformed; download the file again") from error
-    if kind not in DTYPES:
-        raise CheckpointError(f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(DTYPES)} (dequantize a quantized checkpoint first)")
-    dtype = DTYPES[kind]
+    known = {**DTYPES, **INTEGERS} if name.endswith(CODE_PARTS) else DTYPES
+    if kind not in known:
+        raise CheckpointError(f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(known)} (dequantize a quantized checkpoint first)")
+    dtype = known[kind]
     if min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)}; download the file again")
     if begin < 0 or start + end > size:

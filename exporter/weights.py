@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 
 from mars_export.exporter.family import Dims
-from mars_export.exporter.quantize import Codec, Quantization, pack
+from mars_export.exporter.packed import PackedTensors
+from mars_export.exporter.quantize import Codec, Encoded, Quantization, pack
 from mars_export.exporter.tensors import Tensors, check_finite, chunks
 from mars_export.runtime.errors import ExportError
 
@@ -155,18 +156,26 @@ def _align(file: BinaryIO) -> int:
     return file.tell()
 
 
-def _read(recipe: Recipe, tensors: Tensors) -> Iterator[np.ndarray]:
+def _read(recipe: Recipe, source: str, tensors: Tensors) -> np.ndarray:
+    part = tensors.read(source)
+    check_finite(source, part)
+    if _largest(part) > _limit(NUMPY_DTYPES[recipe.dtype]):
+        raise OverflowError(source)
+    return part
+
+
+def _encoded(recipe: Recipe, codec: Codec, tensors: Tensors, dtype: np.dtype[Any]) -> Iterator[Encoded]:
+    """Codes of the sources, some rows at a time; those that a checkpoint has already are kept as they are."""
     for source in recipe.sources:
-        part = tensors.read(source)
-        check_finite(source, part)
-        if _largest(part) > _limit(NUMPY_DTYPES[recipe.dtype]):
-            raise OverflowError(source)
-        yield part
+        if isinstance(tensors, PackedTensors) and tensors.holds(source, codec):
+            yield tensors.encoded(source, dtype)
+        else:
+            yield from (codec.encode(rows, dtype) for rows in chunks(_read(recipe, source, tensors), ENCODED_AT_ONCE))
 
 
 def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
     offset, dtype = _align(file), NUMPY_DTYPES[recipe.dtype]
-    parts = list(_read(recipe, tensors))
+    parts = [_read(recipe, source, tensors) for source in recipe.sources]
     if recipe.transpose:
         columns = sum(part.shape[0] for part in parts)
         shape: tuple[int, ...] = (parts[0].shape[1], columns)
@@ -191,14 +200,13 @@ def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors)
     blocks, dtype, width = codec.num_blocks(inputs), NUMPY_DTYPES[recipe.dtype], np.int8 if codec.symmetric else np.uint8
     codes, scales, zeros = np.empty((inputs, outputs), width), np.empty((blocks, outputs), dtype), np.empty((blocks, outputs), np.uint8)
     start = 0
-    for part in _read(recipe, tensors):
-        for rows in chunks(part, ENCODED_AT_ONCE):
-            encoded, stop = codec.encode(rows, dtype), start + len(rows)
-            codes[:, start:stop] = encoded.codes.reshape(len(rows), inputs).T
-            scales[:, start:stop] = encoded.scales.T
-            if encoded.zeros is not None:
-                zeros[:, start:stop] = encoded.zeros.T
-            start = stop
+    for encoded in _encoded(recipe, codec, tensors, dtype):
+        stop = start + len(encoded.codes)
+        codes[:, start:stop] = encoded.codes.reshape(stop - start, inputs).T
+        scales[:, start:stop] = encoded.scales.T
+        if encoded.zeros is not None:
+            zeros[:, start:stop] = encoded.zeros.T
+        start = stop
     shape = (outputs,) if codec.block_size is None else (blocks, outputs)
     made = [("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)), ("_scale", recipe.dtype, shape, scales.tobytes())]
     if not codec.symmetric:

@@ -41,7 +41,6 @@ def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Pa
         ({"num_key_value_heads": 3}, "4 heads over 3 key/value heads"),
         ({"head_dim": 13}, "of size 13 do not fit"),
         ({"hidden_act": "gelu"}, "hidden_act `gelu` is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "already quantized"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type `dynamic`"),
         ({"head_dim": "many"}, "config.json"),
         ({"num_key_value_heads": [2]}, "config.json"),
