@@ -104,10 +104,14 @@ def line(result: dict[str, Any]) -> str:
     return f"{text}  FAILED: {result['failed']}" if "failed" in result else text
 
 
-def save(path: Path, about: dict[str, Any], results: list[dict[str, Any]]) -> None:
+def save(path: Path, about: dict[str, Any], results: list[dict[str, Any]], places: dict[str, str]) -> None:
+    """`places`: directories of this machine, by the word that stands for each in what is saved."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps({"about": about, "exports": results}, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps({"about": about, "exports": results}, indent=1)
+    for word, place in places.items():
+        text = text.replace(place, word)
+    partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)
 
 
@@ -128,6 +132,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     about = {"machine": machine.describe(args.threads), "poll_seconds": watched.POLL_SECONDS, "memory_goals": GOALS, "speed_goal": GOAL_SPEED}
     results: list[dict[str, Any]] = []
+    places = {"WORK": str(args.work)} | ({"VENVS": str(args.venvs)} if args.venvs else {})
     try:
         for job in jobs(args):
             checkpoint = args.work / job.shape
@@ -135,7 +140,7 @@ def main() -> None:
                 make_checkpoint(checkpoint, random_checkpoint.SHAPES[job.shape])
             results.append(run(job, args.work, args.threads))
             print(line(results[-1]), flush=True)
-            save(args.json, about, results)
+            save(args.json, about, results, places)
     except KeyboardInterrupt:
         print(f"interrupted; what was measured is in {args.json}", file=sys.stderr)
         sys.exit(130)

@@ -115,14 +115,17 @@ def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, s
 class Results:
     """What has been measured so far; `save` after each round keeps it when the run is interrupted."""
 
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        self.path, self.about = path, about
+    def __init__(self, path: Path, about: dict[str, Any], places: dict[str, str]) -> None:
+        """`places`: directories of this machine, by the word that stands for each in what is saved."""
+        self.path, self.about, self.places = path, about, places
         self.rounds: dict[tuple[str, int, str], list[Round]] = {}
         self.prompts: dict[str, rows.Prompts] = {}
         self.entries: dict[tuple[int, str], Entry] = {}
 
     def add(self, prompts: rows.Prompts, entries: list[Entry], made: dict[str, Round]) -> None:
-        self.prompts[prompts.task] = prompts
+        known = self.prompts.get(prompts.task)
+        if known is None or len(known.rows) < len(prompts.rows):  # all are first rows of one file: the longest serves all
+            self.prompts[prompts.task] = prompts
         for entry in entries:
             self.entries[entry.batch, entry.label] = entry
             if entry.label in made:
@@ -157,7 +160,10 @@ class Results:
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".part")
-        partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(value, indent=1)
+        for word, place in self.places.items():
+            text = text.replace(place, word)
+        partial.write_text(text + "\n", encoding="utf-8")
         os.replace(partial, self.path)
 
 
@@ -226,7 +232,8 @@ def main() -> None:
         "failed": {},
     }
     processes, absent = start_all(args)
-    results = Results(args.json, about | {"absent": absent, "versions": {name: p.versions for name, p in processes.items()}})
+    about |= {"absent": absent, "versions": {name: p.versions for name, p in processes.items()}}
+    results = Results(args.json, about, {"VENVS": str(args.venvs), "WORK": str(args.work), "python": sys.executable})
     try:
         if REFERENCE.removesuffix(" tau 1") not in processes:
             sys.exit("error: our own fp32 bundle does not run, so there is nothing to compare with")
