@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +16,7 @@ import onnx
 
 from mars_export.exporter.family import Dims
 from mars_export.exporter.quantize import Codec, Quantization, pack
-from mars_export.exporter.tensors import Tensors, check_finite, chunks
+from mars_export.exporter.tensors import Tensors, check_finite, chunks, largest
 from mars_export.runtime.errors import ExportError
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
@@ -26,7 +29,9 @@ ONNX_DTYPES = {
     "int4": onnx.TensorProto.INT4,
     "uint4": onnx.TensorProto.UINT4,
 }
-ENCODED_AT_ONCE = 1 << 21  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
+ENCODED_AT_ONCE = 1 << 18  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
+TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: few enough for a processor's cache
+WORKERS = min(4, os.cpu_count() or 1)
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -151,8 +156,9 @@ def _align(file: BinaryIO) -> int:
 def _read(recipe: Recipe, tensors: Tensors) -> Iterator[np.ndarray]:
     for source in recipe.sources:
         part = tensors.read(source)
-        check_finite(source, part)
-        if _largest(part) > _limit(NUMPY_DTYPES[recipe.dtype]):
+        most = largest(part)
+        if not most <= _limit(NUMPY_DTYPES[recipe.dtype]):
+            check_finite(source, part)
             raise OverflowError(source)
         yield part
 
@@ -166,7 +172,12 @@ def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
         packed = np.empty(shape, dtype)
         start = 0
         for part in parts:
-            packed[:, start : start + part.shape[0]] = part.T
+            columns_of = packed[:, start : start + part.shape[0]]
+
+            def place(at: int, rows: np.ndarray, columns_of: np.ndarray = columns_of) -> None:
+                columns_of[:, at : at + len(rows)] = rows.astype(dtype).T
+
+            _in_threads(part, TRANSPOSED_AT_ONCE, place)
             start += part.shape[0]
         file.write(packed.view(np.uint8).data)
     else:
@@ -185,13 +196,16 @@ def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors)
     codes, scales, zeros = np.empty((inputs, outputs), width), np.empty((blocks, outputs), dtype), np.empty((blocks, outputs), np.uint8)
     start = 0
     for part in _read(recipe, tensors):
-        for rows in chunks(part, ENCODED_AT_ONCE):
-            encoded, stop = codec.encode(rows, dtype), start + len(rows)
-            codes[:, start:stop] = encoded.codes.reshape(len(rows), inputs).T
-            scales[:, start:stop] = encoded.scales.T
+
+        def encode(at: int, rows: np.ndarray, start: int = start) -> None:
+            encoded, to = codec.encode(rows, dtype), slice(start + at, start + at + len(rows))
+            codes[:, to] = encoded.codes.reshape(len(rows), inputs).T
+            scales[:, to] = encoded.scales.T
             if encoded.zeros is not None:
-                zeros[:, start:stop] = encoded.zeros.T
-            start = stop
+                zeros[:, to] = encoded.zeros.T
+
+        _in_threads(part, ENCODED_AT_ONCE, encode)
+        start += len(part)
     shape = (outputs,) if codec.block_size is None else (blocks, outputs)
     made = [("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)), ("_scale", recipe.dtype, shape, scales.tobytes())]
     if not codec.symmetric:
@@ -204,8 +218,12 @@ def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors)
     return placed
 
 
-def _largest(array: np.ndarray) -> float:
-    return max((float(np.abs(part).max()) for part in chunks(np.atleast_1d(array)) if part.size), default=0.0)
+def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], None]) -> None:
+    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter go while it computes."""
+    blocks = list(chunks(part, limit))
+    with ThreadPoolExecutor(WORKERS) as pool:
+        # list() waits for all and raises what one of them raised.
+        list(pool.map(work, accumulate((len(rows) for rows in blocks[:-1]), initial=0), blocks))
 
 
 def _limit(dtype: np.dtype) -> float:
@@ -217,7 +235,7 @@ def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -
     found: dict[str, float] = {}
     for recipe in weights:
         limit = _limit(NUMPY_DTYPES[recipe.dtype])
-        found |= {source: size for source in recipe.sources if (size := _largest(tensors.read(source))) > limit}
+        found |= {source: size for source in recipe.sources if (size := largest(tensors.read(source))) > limit}
     lines = [f"`{name}` reaches {size:.3g}" for name, size in found.items()]
     shown = lines[:LONGEST_LIST] + ([f"... and {len(lines) - LONGEST_LIST} more"] if len(lines) > LONGEST_LIST else [])
     limit = _limit(NUMPY_DTYPES[precision])
