@@ -258,4 +258,8 @@ def words() -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # while models were made or loaded: adapters end with their stdin
+        say("\ninterrupted before anything was measured")
+        sys.exit(130)
