@@ -93,6 +93,11 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
     return model
 
 
+def hidden_after(layer: int) -> str:
+    """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut in two."""
+    return f"layers.{layer}.mlp_residual"
+
+
 class _Writer:
     """Writes the decoder from input_ids to confidences. Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim."""
 

@@ -9,25 +9,30 @@ import torch
 from torch.nn import functional as F
 
 from mars_export.exporter.family import Dims
-from mars_export.exporter.tensors import Tensors
+from mars_export.exporter.tensors import Tensors, chunks
 
 
 def logits(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]], progress: Callable[[], None] | None = None) -> list[np.ndarray]:
     """fp32 logits [len(sequence), vocab] of each token sequence, plain causal, no cache. `progress` is called after each layer."""
     read = _reader(tensors)
-    embedding = read("model.embed_tokens.weight")
     with torch.inference_mode():
-        states = [embedding[torch.tensor(list(s))] for s in sequences]
-        if not dims.tied:
-            del embedding
+        # Of the vocabulary tables only rows, or a part at a time: whole and in fp32 they may take more than all else.
+        table = tensors.read("model.embed_tokens.weight")
+        states = [torch.from_numpy(np.array(table[list(s)], np.float32)) for s in sequences]
         for i in range(dims.num_layers):
             layer = {n: read(n) for n in tensors.shapes if n.startswith(f"model.layers.{i}.") and not n.endswith("inv_freq")}
             states = [_layer(dims, i, layer, x) for x in states]
+            del layer
             if progress is not None:
                 progress()
         norm = read("model.norm.weight")
-        head = embedding if dims.tied else read("lm_head.weight")
-        return [(_rms(x, norm, dims.rms_norm_eps) @ head.T).numpy() for x in states]
+        normed = [_rms(x, norm, dims.rms_norm_eps) for x in states]
+        parts: list[list[np.ndarray]] = [[] for _ in normed]
+        for rows in chunks(table if dims.tied else tensors.read("lm_head.weight")):
+            head = torch.from_numpy(np.array(rows, np.float32))
+            for x, made in zip(normed, parts, strict=True):
+                made.append((x @ head.T).numpy())
+        return [np.concatenate(made, -1) for made in parts]
 
 
 def _reader(tensors: Tensors) -> Callable[[str], torch.Tensor]:

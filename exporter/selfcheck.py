@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from mars_export.exporter import emulate, reference
+from mars_export.exporter import emulate, reference, segments
 from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.graph import NEVER, StepGraph
 from mars_export.runtime.bundle import Drift, ModelInfo
@@ -56,7 +56,9 @@ def check(
     worst_logit = worst_confidence = 0.0
     positions = matches = 0
     flips = dict.fromkeys(FLIP_TAUS, 0)
-    for got, want in zip(_run(directory, graph, outputs, model, spec, accuracy_level, sequences), expected, strict=True):
+    few = _layers_at_once(checkpoint)
+    ran = _run(directory, graph, outputs, model, spec, accuracy_level, sequences, few)
+    for got, want in zip(ran, expected, strict=True):
         want[:, vocabulary.mask_token_id] += np.float32(NEVER)
         keep = np.arange(dims.vocab_size) != vocabulary.mask_token_id
         token_ids, confidence, logits = got
@@ -85,6 +87,15 @@ def require(drift: Drift, precision: str) -> None:
         )
 
 
+def _layers_at_once(checkpoint: Checkpoint) -> int | None:
+    """How many layers of a large model the check runs together; None for a model that it runs whole."""
+    shapes = checkpoint.tensors.shapes
+    if segments.count_weights(shapes) <= segments.WHOLE:
+        return None
+    layer = segments.count_weights({name: shape for name, shape in shapes.items() if name.startswith("model.layers.0.")})
+    return max(1, segments.SEGMENT // layer)
+
+
 def _prompts(checkpoint: Checkpoint, block: int) -> list[list[int]]:
     from tokenizers import Tokenizer
 
@@ -103,11 +114,18 @@ def _run(
     spec: StepGraph,
     accuracy_level: int,
     sequences: Sequence[Sequence[int]],
+    few: int | None,
 ) -> list[tuple[np.ndarray, ...]]:
+    """token_ids, confidence and logits of each sequence; a large model goes through `few` layers at a time."""
     scratch = directory / "check.onnx"
     is_emulated = spec.precision == "bfloat16"
-    onnx.save(emulate.widened(graph) if is_emulated else graph, scratch)
+    graph = emulate.widened(graph) if is_emulated else graph
     try:
+        if few is not None:
+            wanted = ("token_ids", "confidence", "logits")
+            made = segments.run(scratch, graph, spec, few, wanted, accuracy_level, sequences)
+            return [tuple(result[name][0] for name in wanted) for result in made]
+        onnx.save(graph, scratch)
         kv_dtype = "float32" if is_emulated else spec.precision
         backend = OrtBackend(scratch, outputs, model, kv_dtype, accuracy_level=accuracy_level, kv_layout=spec.kv_layout)
         results = []

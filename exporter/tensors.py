@@ -162,6 +162,14 @@ def chunks(array: np.ndarray, limit: int = 1 << 24) -> Iterator[np.ndarray]:
         yield array[start : start + rows]
 
 
+def largest(array: np.ndarray) -> float:
+    """The largest magnitude; NaN or Inf where the array holds one. Read off the bits: without its sign, a float orders as an integer."""
+    bits = np.dtype(f"u{array.dtype.itemsize}")
+    unsigned = bits.type(np.iinfo(bits).max >> 1)
+    most = max((int((part.view(bits) & unsigned).max()) for part in chunks(np.atleast_1d(array), 1 << 18) if part.size), default=0)
+    return float(np.array(most, bits).view(array.dtype))
+
+
 def check_finite(name: str, array: np.ndarray) -> None:
     """Raise CheckpointError when `array` holds NaN or Inf."""
     for part in chunks(np.atleast_1d(array)):

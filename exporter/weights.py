@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +17,7 @@ import onnx
 from mars_export.exporter.family import Dims
 from mars_export.exporter.packed import PackedTensors
 from mars_export.exporter.quantize import Codec, Encoded, Quantization, pack
-from mars_export.exporter.tensors import Tensors, check_finite, chunks
+from mars_export.exporter.tensors import Tensors, check_finite, chunks, largest
 from mars_export.runtime.errors import ExportError
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
@@ -27,7 +30,9 @@ ONNX_DTYPES = {
     "int4": onnx.TensorProto.INT4,
     "uint4": onnx.TensorProto.UINT4,
 }
-ENCODED_AT_ONCE = 1 << 21  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
+ENCODED_AT_ONCE = 1 << 18  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
+TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: few enough for a processor's cache
+WORKERS = min(4, os.cpu_count() or 1)
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -158,19 +163,11 @@ def _align(file: BinaryIO) -> int:
 
 def _read(recipe: Recipe, source: str, tensors: Tensors) -> np.ndarray:
     part = tensors.read(source)
-    check_finite(source, part)
-    if _largest(part) > _limit(NUMPY_DTYPES[recipe.dtype]):
+    most = largest(part)
+    if not most <= _limit(NUMPY_DTYPES[recipe.dtype]):
+        check_finite(source, part)
         raise OverflowError(source)
     return part
-
-
-def _encoded(recipe: Recipe, codec: Codec, tensors: Tensors, dtype: np.dtype[Any]) -> Iterator[Encoded]:
-    """Codes of the sources, some rows at a time; those that a checkpoint has already are kept as they are."""
-    for source in recipe.sources:
-        if isinstance(tensors, PackedTensors) and tensors.holds(source, codec):
-            yield tensors.encoded(source, dtype)
-        else:
-            yield from (codec.encode(rows, dtype) for rows in chunks(_read(recipe, source, tensors), ENCODED_AT_ONCE))
 
 
 def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
@@ -182,7 +179,12 @@ def _write(file: BinaryIO, recipe: Recipe, tensors: Tensors) -> list[Placed]:
         packed = np.empty(shape, dtype)
         start = 0
         for part in parts:
-            packed[:, start : start + part.shape[0]] = part.T
+            columns_of = packed[:, start : start + part.shape[0]]
+
+            def place(at: int, rows: np.ndarray, columns_of: np.ndarray = columns_of) -> None:
+                columns_of[:, at : at + len(rows)] = rows.astype(dtype).T
+
+            _in_threads(part, TRANSPOSED_AT_ONCE, place)
             start += part.shape[0]
         file.write(packed.view(np.uint8).data)
     else:
@@ -200,13 +202,24 @@ def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors)
     blocks, dtype, width = codec.num_blocks(inputs), NUMPY_DTYPES[recipe.dtype], np.int8 if codec.symmetric else np.uint8
     codes, scales, zeros = np.empty((inputs, outputs), width), np.empty((blocks, outputs), dtype), np.empty((blocks, outputs), np.uint8)
     start = 0
-    for encoded in _encoded(recipe, codec, tensors, dtype):
-        stop = start + len(encoded.codes)
-        codes[:, start:stop] = encoded.codes.reshape(stop - start, inputs).T
-        scales[:, start:stop] = encoded.scales.T
+
+    def place(encoded: Encoded, start: int) -> None:
+        to = slice(start, start + len(encoded.codes))
+        codes[:, to] = encoded.codes.reshape(len(encoded.codes), inputs).T
+        scales[:, to] = encoded.scales.T
         if encoded.zeros is not None:
-            zeros[:, start:stop] = encoded.zeros.T
-        start = stop
+            zeros[:, to] = encoded.zeros.T
+
+    for source, size in zip(recipe.sources, sizes, strict=True):
+        if isinstance(tensors, PackedTensors) and tensors.holds(source, codec):
+            place(tensors.encoded(source, dtype), start)  # codes that the checkpoint has already are kept as they are
+        else:
+
+            def encode(at: int, rows: np.ndarray, start: int = start) -> None:
+                place(codec.encode(rows, dtype), start + at)
+
+            _in_threads(_read(recipe, source, tensors), ENCODED_AT_ONCE, encode)
+        start += size[0]
     shape = (outputs,) if codec.block_size is None else (blocks, outputs)
     made = [("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)), ("_scale", recipe.dtype, shape, scales.tobytes())]
     if not codec.symmetric:
@@ -219,8 +232,12 @@ def _write_coded(file: BinaryIO, recipe: Recipe, codec: Codec, tensors: Tensors)
     return placed
 
 
-def _largest(array: np.ndarray) -> float:
-    return max((float(np.abs(part).max()) for part in chunks(np.atleast_1d(array)) if part.size), default=0.0)
+def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], None]) -> None:
+    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter go while it computes."""
+    blocks = list(chunks(part, limit))
+    with ThreadPoolExecutor(WORKERS) as pool:
+        # list() waits for all and raises what one of them raised.
+        list(pool.map(work, accumulate((len(rows) for rows in blocks[:-1]), initial=0), blocks))
 
 
 def _limit(dtype: np.dtype) -> float:
@@ -232,7 +249,7 @@ def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -
     found: dict[str, float] = {}
     for recipe in weights:
         limit = _limit(NUMPY_DTYPES[recipe.dtype])
-        found |= {source: size for source in recipe.sources if (size := _largest(tensors.read(source))) > limit}
+        found |= {source: size for source in recipe.sources if (size := largest(tensors.read(source))) > limit}
     lines = [f"`{name}` reaches {size:.3g}" for name, size in found.items()]
     shown = lines[:LONGEST_LIST] + ([f"... and {len(lines) - LONGEST_LIST} more"] if len(lines) > LONGEST_LIST else [])
     limit = _limit(NUMPY_DTYPES[precision])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,3 +210,22 @@ def version_and_devices() -> tuple[str, list[str]] | None:
     except ImportError:
         return None
     return ort.__version__, [device for device, provider in PROVIDERS.items() if provider in ort.get_available_providers()]
+
+
+Results = dict[str, np.ndarray]
+"""Output arrays by name."""
+
+
+def open_graph(graph: Path, accuracy_level: int) -> Callable[[Mapping[str, np.ndarray]], Results]:
+    """Any graph on the CPU, arrays in and arrays out: for checking parts of a model. Its memory is given back when the result is dropped."""
+    ort = _import("cpu")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
+    try:
+        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]])
+    except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
+        raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))

@@ -1,0 +1,41 @@
+"""onnxruntime-genai: a model of its own builder, one token a step, with its Generator."""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+from typing import Any
+
+import onnxruntime_genai as og
+
+from peers.protocol import Answer, Reply, Request, serve
+
+
+def load(options: dict[str, Any]) -> tuple[Answer, str]:
+    config = og.Config(options["model"])
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": options["threads"]}}}}))
+    model = og.Model(config)
+
+    def answer(request: Request) -> Reply:
+        (prompt,), (limit,) = request.prompts, request.limits
+        begun = perf_counter()
+        params = og.GeneratorParams(model)
+        params.set_search_options(max_length=len(prompt) + limit, do_sample=False)
+        generator = og.Generator(model, params)
+        generator.append_tokens(prompt)
+        new: list[int] = []
+        first_seconds = 0.0
+        while not generator.is_done():
+            generator.generate_next_token()
+            new.append(int(generator.get_next_tokens()[0]))
+            if len(new) == 1:
+                first_seconds = perf_counter() - begun
+            if new[-1] in request.eos:
+                break
+        return Reply([new], perf_counter() - begun, first_seconds, 1, len(new))
+
+    return answer, f"onnxruntime-genai {og.__version__}"
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,102 @@
+"""A Llama-type Hugging Face directory as GGUF files for llama.cpp, without a vocabulary: prompts are token ids. Runs in llama.cpp's environment.
+
+python -m peers.gguf_file DIRECTORY OUT --kinds q4_0 q8_0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+KINDS = ("q4_0", "q8_0")
+LINEARS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp rotates neighbouring numbers of a head, Hugging Face's Llama its two halves: rows change places. [heads * d, in]"""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def write_fp32(directory: Path, target: Path) -> None:
+    from safetensors import safe_open
+
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] != "llama" or config.get("attention_bias") or config.get("rope_scaling"):
+        raise SystemExit(f"{directory}: only plain Llama models without biases or scaled rotary angles can be written, not {config['model_type']}")
+    heads, kv_heads, layers = config["num_attention_heads"], config["num_key_value_heads"], config["num_hidden_layers"]
+    writer = gguf.GGUFWriter(target, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("no_vocab")
+    with safe_open(directory / "model.safetensors", "np") as tensors:
+        writer.add_tensor("token_embd.weight", tensors.get_tensor("model.embed_tokens.weight"))
+        for i in range(layers):
+            for source, name in LINEARS.items():
+                weight = tensors.get_tensor(f"model.layers.{i}.{source}.weight")
+                count = {"attn_q": heads, "attn_k": kv_heads}.get(name)
+                writer.add_tensor(f"blk.{i}.{name}.weight", weight if count is None else np.ascontiguousarray(interleaved(weight, count)))
+        writer.add_tensor("output_norm.weight", tensors.get_tensor("model.norm.weight"))
+        if not config["tie_word_embeddings"]:
+            writer.add_tensor("output.weight", tensors.get_tensor("lm_head.weight"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def quantize(source: Path, target: Path, kind: str, threads: int) -> None:
+    """As llama.cpp's own llama-quantize does it."""
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.nthread = threads
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    partial = target.with_suffix(".part")
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(partial).encode(), params):
+        raise SystemExit(f"{source}: llama.cpp could not quantize it to {kind}")
+    partial.rename(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    plain = args.out / "fp32.gguf"
+    if not plain.exists():
+        write_fp32(args.directory, plain.with_suffix(".part"))
+        plain.with_suffix(".part").rename(plain)
+    for kind in args.kinds:
+        if not (args.out / f"{kind}.gguf").exists():
+            quantize(plain, args.out / f"{kind}.gguf", kind, args.threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The rows that everyone answers: held-out test rows as token ids, and who answered them rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mars_export.calibration import tasks
+from mars_export.calibration.metrics import Output
+from mars_export.calibration.tasks import Task
+from mars_export.runtime.bundle import open_bundle
+from mars_export.runtime.text import Text
+
+DATA = Path(__file__).resolve().parent.parent.parent / "examples" / "default-checkpoint" / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The rows of a task for one model: token ids, limits, the model's special tokens, and how answers are judged."""
+
+    task: str
+    rows: tuple[Task, ...]
+    ids: tuple[tuple[int, ...], ...]
+    eos: tuple[int, ...]
+    mask: int
+    text: Text
+
+    def limits(self, start: int, stop: int) -> list[int]:
+        return [row.max_new_tokens for row in self.rows[start:stop]]
+
+    def accuracy(self, answers: Sequence[Sequence[int]]) -> float:
+        """Share of rows answered rightly; `answers` are token ids with the end token."""
+        made = [Output(self.text.decode([i for i in ids if i not in self.eos])) for ids in answers]
+        return sum(row.score(output) for row, output in zip(self.rows, made, strict=False)) / max(len(made), 1)
+
+
+def read(task: str, count: int, bundle: Path) -> Prompts:
+    """The first `count` test rows of a task, encoded as the bundle does."""
+    opened = open_bundle(bundle)
+    text, tokens = Text.of(opened), opened.manifest.tokens
+    rows = tuple(tasks.load(DATA / f"{task}.test.jsonl")[:count])
+    return Prompts(task, rows, tuple(tuple(text.encode(row.prompt)) for row in rows), tokens.eos, tokens.mask, text)

@@ -1,0 +1,113 @@
+"""Makes checkpoints of real shapes with random bf16 weights, shard by shard, that pass for MARS ones. Memory: about two tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mars_export.exporter.family import dims_from_config, expected_shapes
+from peers import tensors_file
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SHARD_BYTES = 2 << 30
+POOL = 1 << 24  # random numbers that all tensors are cut from: making 7 billion of them would take longer than the export
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of a config.json that differ between the sizes of Qwen2.5."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    tie_word_embeddings: bool
+
+
+SHAPES = {
+    "0.5B": Shape(896, 4864, 24, 14, 2, 151936, True),
+    "1.5B": Shape(1536, 8960, 28, 12, 2, 151936, True),
+    "7B": Shape(3584, 18944, 28, 28, 4, 152064, False),
+}
+
+
+def config_of(shape: Shape) -> dict[str, object]:
+    fixed = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 32768,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 256,
+        "eos_token_id": 258,
+    }
+    return fixed | {name: getattr(shape, name) for name in Shape.__dataclass_fields__}
+
+
+def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
+    """Write a Hugging Face directory; an interrupted call leaves nothing at `target`."""
+    config = config_of(shape)
+    shapes = dict(expected_shapes(dims_from_config(config)))
+    pool = (np.random.default_rng(seed).standard_normal(POOL, np.float32) * 0.02).astype(BF16)
+    offsets = np.random.default_rng(seed + 1)
+
+    def make(name: str) -> np.ndarray:
+        wanted = shapes[name]
+        if name.endswith("norm.weight"):
+            return np.ones(wanted, BF16)
+        return np.resize(pool[int(offsets.integers(POOL // 2)) :], wanted)
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as scratch:
+        made = Path(scratch) / "model"
+        made.mkdir()
+        shards = _shards(shapes)
+        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+        for name, shard in zip(names, shards, strict=True):
+            tensors_file.write(made / name, shard, BF16, make)
+        index = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}), encoding="utf-8")
+        (made / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}), encoding="utf-8")
+        _write_tokenizer(made)
+        os.rename(made, target)
+
+
+def _shards(shapes: dict[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
+    """Consecutive tensors of at most SHARD_BYTES together; a larger tensor has a shard of its own."""
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    room = SHARD_BYTES
+    for name, shape in shapes.items():
+        size = int(np.prod(shape)) * BF16.itemsize
+        if size > room and shards[-1]:
+            shards.append({})
+            room = SHARD_BYTES
+        shards[-1][name] = shape
+        room -= size
+    return shards
+
+
+def _write_tokenizer(directory: Path) -> None:
+    """Bytes as tokens, and the special ones: enough to be a tokenizer with a mask token."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "mask_token": "<|mask|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
