@@ -23,7 +23,7 @@ Colors = Mapping[tuple[int, str], str]
 def save_png(report: BenchReport, path: Path) -> None:
     with two_panels(INK) as (figure, left, right):
         pairs = dict.fromkeys((s.batch, s.window_name) for s in report.options.settings if not s.is_baseline)
-        pairs |= dict.fromkeys((batch, "default") for batch in report.options.batches if not any(batch == b for b, _ in pairs))
+        pairs |= dict.fromkeys((batch, Setting(batch).window_name) for batch in report.options.batches if not any(batch == b for b, _ in pairs))
         colors = dict(zip(pairs, cycle(COLORS), strict=False))
         _pareto(left, report, colors)
         _costs(right, report, colors)
@@ -69,7 +69,7 @@ def _pareto(axes: Any, report: BenchReport, colors: Colors) -> None:
         text = f"tau {one.setting.tau:g}"
         axes.annotate(text, _place(one), xytext=offset, textcoords="offset points", ha="left", va=side, fontsize=8.5)
     _legend(axes, report, colors)
-    axes.margins(x=0.14)
+    axes.margins(x=0.2)
     axes.set_xlim(left=0)
     _scores(axes, [100 * one.score for one in report.compared])
 
@@ -91,7 +91,7 @@ def _scores(axes: Any, scores: list[float]) -> None:
     """Several points of score from bottom to top, so that a difference of next to nothing does not look like one."""
     low, high = min(scores), max(scores)
     margin = max(3.0, 0.3 * (high - low))
-    axes.set_ylim(low - margin, high + margin)
+    axes.set_ylim(low - margin, min(high + margin, 101.5))
     step = next((step for step in (1, 2, 5, 10, 20) if high - low + 2 * margin <= 8 * step), 25)
     axes.set_yticks([tick for tick in range(0, 101, step) if low - margin <= tick])
 
@@ -109,10 +109,8 @@ def _legend(axes: Any, report: BenchReport, colors: Colors) -> None:
 
 
 def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
-    yields = [one for one in report.compared if report.window_size(one.setting) is not None]
-    axes.set_title("Cost of a step (lines), and what it yields (dots)" if yields else "Cost of a step")
     axes.set_xlabel("slots of a step")
-    axes.set_ylabel("steps of one slot; tokens per forward" if yields else "steps of one slot")
+    axes.set_ylabel("steps of one slot; tokens per forward")
     costs = {curve.batch: curve for curve in report.curves}
     for batch, curve in costs.items():
         color, base = _color(Setting(batch), colors), curve.milliseconds[0].median
@@ -120,6 +118,9 @@ def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
         middle = [p.median for p in curve.relative]
         axes.plot(curve.slots, middle, "-", color=color, linewidth=1.6, label=f"cost, batch {batch} (one slot: {base:.3g} ms)")
     _break_evens(axes, report, colors)
+    # A window that changes has no number of slots, so it has no dot.
+    yields = [one for one in report.compared if report.window_size(one.setting) is not None]
+    axes.set_title("Cost of a step (lines), and what it yields (dots)" if yields else "Cost of a step")
     for one in yields:
         slots, k = _slots(report, one), one.tokens_per_forward
         color = _color(one.setting, colors)

@@ -71,15 +71,14 @@ class BenchReport:
 
     @property
     def break_evens(self) -> list[tuple[int, int, float | None]]:
-        """(batch, window, tokens per forward below which nothing is gained) of each curve, for the fixed windows, or a full one."""
-        sizes = [size for line in self.compared if (size := self.window_size(line.setting)) is not None]
-        windows = dict.fromkeys(sizes or [self.block])
+        """(batch, window, tokens per forward below which nothing is gained) of each curve, for the full window and those asked for."""
+        windows = dict.fromkeys([self.block, *(size for line in self.compared if (size := self.window_size(line.setting)) is not None)])
         return [(curve.batch, window, curve.break_even(window)) for curve in self.curves for window in windows]
 
     def window_size(self, setting: Setting) -> int | None:
-        """Predictions of a full step with cursor commit; None where there is no such number: one-token mode, block commit, and a
-        window that is chosen at each step."""
-        if setting.config(1).one_token or setting.commit.kind != "cursor" or setting.window is None:
+        """Predictions of a full step with cursor commit; None where it is not known: one-token mode and block commit aside, a
+        window that is chosen while decoding."""
+        if setting.config(1).one_token or setting.commit.kind != "cursor" or not isinstance(setting.window, int):
             return None
         return min(setting.window, self.block)
 
@@ -163,7 +162,7 @@ def _names(setting: Setting) -> Iterator[str]:
 
 def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """A head and lines that begin with batch, tau, window and commit; the last two are left out where all have the usual one."""
-    usual: list[set[str]] = [set(), set(), {"-", "default"}, {"cursor"}]
+    usual: list[set[str]] = [set(), set(), {"-", "auto"}, {"cursor"}]
     shown = [i for i in range(4) if not {line[i] for line in lines} <= usual[i]] + list(range(4, 4 + len(head)))
     return [tuple(line[i] for i in shown) for line in [("batch", "tau", "window", "commit", *head), *lines]]
 

@@ -100,7 +100,9 @@ def bench(
     task: Annotated[str, typer.Option("--task", "-t", help=TASK_HELP)] = "assistant",
     tau: Annotated[str, typer.Option(help="Bounds to compare with one-token mode, with commas between.")] = "0.95",
     batch: Annotated[str, typer.Option(help="Rows decoded at once, with commas between.")] = "1",
-    window: Annotated[str, typer.Option(help="Most predictions of a step, with commas between; auto chooses at each step.")] = "auto",
+    window: Annotated[
+        str, typer.Option(help="Most predictions of a step, with commas between: auto (chosen step by step), full, or numbers.")
+    ] = "auto",
     commit: Annotated[str, typer.Option(help="Cache loops, with commas between: cursor, block (the paper's).")] = "cursor",
     cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with block commit.")] = 32,
     limit: Annotated[int | None, typer.Option(help="Use at most so many rows: 16 by default, or four times the largest batch.")] = None,
@@ -192,7 +194,8 @@ def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _windows(text: str) -> tuple[WindowSize, ...]:
-    words = listed(text)
-    if wrong := [word for word in words if word != "auto" and not word.isdecimal()]:
-        raise MarsError(f"--window must be auto or whole numbers with commas between, not {', '.join(wrong)}")
-    return tuple(None if word == "auto" else int(word) for word in words)
+    """A word that is no number goes on to GenerationConfig as it is: what a window may be is said there."""
+    from mars_export.runtime.config import FULL_WINDOW
+
+    named = {"auto": None, "full": FULL_WINDOW}
+    return tuple(named[word] if word in named else int(word) if word.isdecimal() else word for word in listed(text))

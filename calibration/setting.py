@@ -7,10 +7,11 @@ from itertools import product
 from typing import Any
 
 from mars_export.runtime import Commit, GenerationConfig, MarsError
+from mars_export.runtime.config import FULL_WINDOW
 from mars_export.runtime.errors import CalibrationError
 
-WindowSize = int | None
-"""What GenerationConfig.window takes; None: chosen anew for each step."""
+WindowSize = int | str | None
+"""What GenerationConfig.window takes: None is chosen step by step, FULL_WINDOW the bundle's block; it refuses words."""
 MIN_ROWS = 16
 WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a batch is seldom full
 
@@ -40,7 +41,7 @@ class Setting:
 
     @property
     def window_name(self) -> str:
-        return "auto" if self.window is None else str(self.window)
+        return "auto" if self.window is None else "full" if self.window == FULL_WINDOW else str(self.window)
 
     @property
     def commit_name(self) -> str:

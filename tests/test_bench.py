@@ -99,14 +99,14 @@ def test_docs_describe_every_field(request_for: Callable[..., BenchRequest]) -> 
 
 def test_the_tables_fit_a_terminal(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
     common = (request_for().bundle, "--task", request_for().task, "--threads", "1", "--rounds", "1", "--limit", "3", "-o", tmp_path / "out")
-    done = shell(*common, "--tau", "0.5,0.9", "--batch", "1,2", "--window", "auto,3", "--commit", "cursor,block")
+    done = shell(*common, "--tau", "0.5,0.9", "--batch", "1,2", "--window", "auto,full", "--commit", "cursor,block")
     assert done.exit_code == 0, done.output
     tables = [line for line in done.output.splitlines() if line.startswith(" ")]
     assert len(tables) > 2 * (1 + 2 * (1 + 4 * 2))
     assert max(map(len, map(str.rstrip, tables))) <= 80
     assert "tokens/forward this device gains nothing" in done.output or "no number of tokens/forward" in done.output
     assert "TTFT" in done.output and "block 32" in done.output
-    again = shell(*common, "--tau", "0.5,0.9", "--batch", "1,2", "--window", "auto,3", "--commit", "cursor,block", "--resume", "--json")
+    again = shell(*common, "--tau", "0.5,0.9", "--batch", "1,2", "--window", "auto,full", "--commit", "cursor,block", "--resume", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["schema"] == bench_report.SCHEMA
 
@@ -223,8 +223,7 @@ def test_an_estimate_writes_nothing(request_for: Callable[..., BenchRequest], tm
         (["--tau", "nan"], CalibrationError, "tau must be a number of 0 or more, not nan"),
         (["--tau", "fast"], MarsError, "--tau must be numbers"),
         (["--tau", ","], CalibrationError, "give at least one tau"),
-        (["--window", "wide,3"], MarsError, "--window must be auto or whole numbers with commas between, not wide"),
-        (["--window", "0"], CalibrationError, "window must be"),
+        (["--window", "wide"], CalibrationError, "window must be"),
         (["--commit", "often"], CalibrationError, "commit must be one of"),
         (["--rounds", "0", "--limit", "-3"], CalibrationError, "rounds must be 1 or more, not 0; limit must be 1 or more, not -3"),
         (["--variant", "nothing"], BundleError, "nothing"),

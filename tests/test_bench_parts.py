@@ -66,8 +66,9 @@ def fake_session(backend: FakeBackend) -> Any:
         return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
 
     manifest = SimpleNamespace(block=BLOCK, tokens=SimpleNamespace(mask=MASK, eos=()))
-    full_windows = {"policy": lambda: None, "prepare": lambda rows: None}
-    return SimpleNamespace(backend=backend, bundle=SimpleNamespace(manifest=manifest), new_row=new_row, text=Words(), **full_windows)
+    return SimpleNamespace(
+        backend=backend, bundle=SimpleNamespace(manifest=manifest), new_row=new_row, text=Words(), policy=lambda: None, prepare=lambda rows: None
+    )
 
 
 def task(words: str, answer: str = "", limit: int = 6) -> Task:
@@ -108,6 +109,7 @@ def test_a_slice_fills_the_largest_batch_several_times() -> None:
         ({"taus": (math.nan,)}, "tau must be a number of 0 or more, not nan"),
         ({"taus": (-0.5,)}, "tau must be a number of 0 or more"),
         ({"taus": ()}, "give at least one tau"),
+        ({"windows": ("wide",)}, "window must be .* not 'wide'"),
         ({"windows": (0,)}, "window must be"),
         ({"commits": ("often",)}, "commit must be one of cursor, block"),
         ({"commits": ("block",), "cache_block": 0}, "cache_block must be 1 or more"),
