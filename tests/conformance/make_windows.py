@@ -17,10 +17,10 @@ KEEP, FIRST, RISE, BELIEF, TRIALS = 0.97, 0.5, 0.3, 0.5, 0.015
 
 
 def cost(points: list[list[float]], positions: float) -> float:
-    """Linear between the points, constant before the first, with the last slope after the last; never falling."""
+    """Linear between the points, constant before the first, with the last slope after the last; none is dearer than a later one."""
     table: list[tuple[float, float]] = []
     for at, seconds in points:
-        table.append((at, max([seconds, *(s for _, s in table)])))
+        table.append((at, min([seconds, *(s for later, s in points if later > at)])))
     if positions <= table[0][0] or len(table) == 1:
         return table[0][1]
     high = next((i for i, (at, _) in enumerate(table) if at >= positions), len(table) - 1)
