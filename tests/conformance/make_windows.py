@@ -73,9 +73,13 @@ class Simulation:
                 best = masks
         self.saved = min(self.saved + TRIALS * self.seconds(best), self.seconds(widest))
         trial = next((m for m in choices if m > 2 * best), widest)
-        extra = self.seconds(trial) - self.seconds(best)
-        if trial > best and extra <= self.saved:
-            self.saved = self.saved - extra
+        values = [self.expected(i, m) for i, m in enumerate(self.fed(trial))]
+        tokens = values[0]
+        for more in values[1:]:
+            tokens = tokens + more
+        lost = tokens * (1.0 / self.rate(trial) - 1.0 / self.rate(best))
+        if trial > best and lost <= self.saved:
+            self.saved = self.saved - lost
             best = trial
         return self.fed(best)
 
