@@ -12,7 +12,7 @@ import numpy as np
 
 from mars_export.runtime.backend import Backend
 
-ROUNDS = 3  # over all sizes, so that what else the machine does falls on all of them
+ROUNDS = 5  # over all sizes, so that what else the machine does falls on all of them
 ENOUGH = 1.0  # seconds: no further round begins after them; a large model is measured once
 BEHIND = 64  # KV entries before the measured slots
 MOST_POINTS = 64
@@ -24,7 +24,8 @@ class Cost:
     """Seconds of a step by its positions, which are rows x slots: on a CPU, 8 rows of 4 slots cost what one row of 32 does.
 
     `points` are (positions, seconds), both above 0, the positions rising. Between two points the cost is linear, beyond the last
-    it goes on with the last slope; it never falls, because what a table says against that is noise. Raises ValueError for other points.
+    it goes on with the last slope. Where a larger step took less, the smaller one was held up: it counts as no dearer. Raises ValueError
+    for other points.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -34,7 +35,8 @@ class Cost:
         rising = all(a < b for a, b in pairwise(sizes))
         if not (0 < len(sizes) <= MOST_POINTS and sizes[0] >= 1 and sizes[-1] <= MOST_POSITIONS and rising and all(0 < s < 1e6 for s in seconds)):
             raise ValueError("a cost table needs rising positions and seconds above 0")
-        object.__setattr__(self, "points", tuple(zip(sizes, accumulate(seconds, max), strict=True)))
+        at_most = list(accumulate(reversed(seconds), min))[::-1]
+        object.__setattr__(self, "points", tuple(zip(sizes, at_most, strict=True)))
 
     def of(self, positions: float) -> float:
         """Seconds of a step of so many positions; a mean may be no whole number."""

@@ -116,6 +116,7 @@ class Engine:
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
+        _ = session.cost  # measured before the engine takes its KV memory: no running row waits for it, and the scratch memory is used again
         self._schedule = Schedule(session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy())
         self._requests: dict[int, Request] = {}
         self._arrivals: deque[Row] = deque()  # submitted, and not yet seen by the thread that owns the schedule
@@ -133,7 +134,6 @@ class Engine:
         `await asyncio.to_thread(engine.submit, prompt, config, wait=None)`.
         """
         row, text = self.session.new_row(next(self._indices), prompt, config or GenerationConfig())
-        self.session.prepare([row])
         request = Request(self, row, text)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.num_waiting < self.limits.max_waiting, wait)

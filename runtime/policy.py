@@ -53,9 +53,10 @@ class Policy:
         best = max(choices, key=lambda masks: (rate(masks), masks))
         self._saved = min(self._saved + TRIALS * seconds(best), seconds(widest))
         trial = next((m for m in choices if m > 2 * best), widest)
-        extra = seconds(trial) - seconds(best)
-        if trial > best and extra <= self._saved:
-            self._saved -= extra
+        tokens = reduce(add, (e[m] for e, m in zip(expected, fed(trial), strict=True)))
+        lost = tokens * (1.0 / rate(trial) - 1.0 / rate(best))
+        if trial > best and lost <= self._saved:
+            self._saved -= lost
             best = trial
         return fed(best)
 

@@ -17,9 +17,9 @@ TABLE = Cost(((1, 10.0), (2, 9.0), (4, 20.0), (8, 40.0)))
 
 
 def test_between_points_it_is_linear_and_it_never_falls() -> None:
-    assert [TABLE.of(n) for n in (0.5, 1, 2, 3, 4, 5, 8)] == [10, 10, 10, 15, 20, 25, 40]
+    assert [TABLE.of(n) for n in (0.5, 1, 2, 3, 4, 5, 8)] == [9, 9, 9, 14.5, 20, 25, 40]
     assert TABLE.of(16) == 80
-    assert TABLE.of(2.5) == 12.5
+    assert TABLE.of(2.5) == 11.75
     assert Cost(((4, 2.0),)).of(100) == 2.0
 
 
@@ -64,7 +64,7 @@ class Zeros(FakeBackend):
 
 def test_the_least_of_some_rounds_after_a_warm_up() -> None:
     backend = Zeros(unsure)
-    noise = {2: 9.0, 3: 0.0, 4: 1.0}
+    noise = {2: 9.0, 3: 0.0, 4: 1.0, 5: 2.0, 6: 0.5}
     cost = measure(backend, 8, MASK, Clock(backend, lambda slots, nth: (100.0 if nth == 1 else slots + noise[nth]) / 1000))
     assert [p for p, _ in cost.points] == [1, 2, 4, 8, 15, 32]
     assert all(math.isclose(seconds, slots / 1000) for slots, seconds in cost.points)

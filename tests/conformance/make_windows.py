@@ -17,10 +17,10 @@ KEEP, FIRST, RISE, BELIEF, TRIALS = 0.97, 0.5, 0.3, 0.5, 0.015
 
 
 def cost(points: list[list[float]], positions: float) -> float:
-    """Linear between the points, constant before the first, with the last slope after the last; never falling."""
+    """Linear between the points, constant before the first, with the last slope after the last; none is dearer than a later one."""
     table: list[tuple[float, float]] = []
     for at, seconds in points:
-        table.append((at, max([seconds, *(s for _, s in table)])))
+        table.append((at, min([seconds, *(s for later, s in points if later > at)])))
     if positions <= table[0][0] or len(table) == 1:
         return table[0][1]
     high = next((i for i, (at, _) in enumerate(table) if at >= positions), len(table) - 1)
@@ -73,9 +73,13 @@ class Simulation:
                 best = masks
         self.saved = min(self.saved + TRIALS * self.seconds(best), self.seconds(widest))
         trial = next((m for m in choices if m > 2 * best), widest)
-        extra = self.seconds(trial) - self.seconds(best)
-        if trial > best and extra <= self.saved:
-            self.saved = self.saved - extra
+        values = [self.expected(i, m) for i, m in enumerate(self.fed(trial))]
+        tokens = values[0]
+        for more in values[1:]:
+            tokens = tokens + more
+        lost = tokens * (1.0 / self.rate(trial) - 1.0 / self.rate(best))
+        if trial > best and lost <= self.saved:
+            self.saved = self.saved - lost
             best = trial
         return self.fed(best)
 

@@ -1,6 +1,7 @@
 // From accepted tokens to events and completions.
 #include "answers.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include <mars/block_commit.hpp>
@@ -30,7 +31,13 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
     }
     Backend& backend = *session_->backend;
     steps_ = commit.kind == Commit::Kind::block ? decode_blocks(backend, rows, manifest.block, manifest.tokens.mask, commit.cache_block)
-                                                : decode(backend, rows, manifest.block, manifest.tokens.mask);
+                                                : decode(backend, rows, manifest.block, manifest.tokens.mask, cost(configs));
+}
+
+std::shared_ptr<const Cost> Stream::Answers::cost(const std::vector<GenerationConfig>& configs) const {
+    if (std::none_of(configs.begin(), configs.end(), [](const GenerationConfig& config) { return config.adaptive; })) return nullptr;
+    const Manifest& manifest = session_->bundle.manifest;
+    return session_->cost->get(*session_->backend, manifest.block, manifest.tokens.mask);
 }
 
 std::optional<std::vector<Event>> Stream::Answers::next() {

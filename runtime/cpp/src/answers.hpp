@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -10,11 +11,25 @@
 
 namespace mars {
 
+/// What a step costs, measured when it is first asked for. Any thread may ask.
+class CostOnce {
+  public:
+    std::shared_ptr<const Cost> get(Backend& backend, std::int64_t block, std::int64_t mask_id) {
+        std::call_once(once_, [&] { cost_ = std::make_shared<Cost>(measure(backend, block, mask_id)); });
+        return cost_;
+    }
+
+  private:
+    std::once_flag once_;
+    std::shared_ptr<const Cost> cost_;
+};
+
 /// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
 struct Session::Opened {
     Bundle bundle;
     std::unique_ptr<Backend> backend;
     std::optional<Text> text;
+    std::unique_ptr<CostOnce> cost = std::make_unique<CostOnce>();
 
     const Text& needs_text() const;
     std::vector<std::int64_t> encode(const Prompt& prompt) const;
@@ -44,6 +59,9 @@ struct Stream::Answers {
     };
 
     Event event(Accepted accepted);
+
+    /// What steps cost, if one of the requests needs to know.
+    std::shared_ptr<const Cost> cost(const std::vector<GenerationConfig>& configs) const;
 
     std::shared_ptr<const Session::Opened> session_;
     std::vector<Answer> answers_;

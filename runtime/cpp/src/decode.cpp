@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <mars/decode.hpp>
+#include <mars/policy.hpp>
 
 namespace mars {
 
@@ -65,8 +66,10 @@ namespace {
 
 class CursorLoop : public Steps {
   public:
-    CursorLoop(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id)
-        : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), rows_(std::move(rows)), block_(block) {}
+    CursorLoop(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id, std::shared_ptr<const Cost> cost)
+        : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), rows_(std::move(rows)), block_(block) {
+        if (cost) policy_.emplace(std::move(cost));
+    }
 
     std::optional<std::vector<Accepted>> next() override {
         for (Row* row : rows_) row->refresh();
@@ -100,6 +103,7 @@ class CursorLoop : public Steps {
         if (batch_.active.empty()) return accepted;
         std::vector<Window> windows;
         for (const Row* row : batch_.active) windows.push_back(window(*row));
+        if (policy_) narrow(windows);
         const StepOutput& output = batch_.forward(0, windows);
         for (std::size_t i = 0; i < windows.size(); ++i)
             accepted.push_back(commit(*batch_.active[i], windows[i], output, static_cast<std::int64_t>(i)));
@@ -121,6 +125,15 @@ class CursorLoop : public Steps {
         return {known, std::max(std::int64_t{0}, std::min(row.look_ahead(block_) - 1, room))};
     }
 
+    /// Leave each adaptive row the masks that are worth their time.
+    void narrow(std::vector<Window>& windows) {
+        std::vector<Chooser> rows;
+        for (std::size_t i = 0; i < windows.size(); ++i)
+            rows.push_back({&batch_.active[i]->acceptance, windows[i].known, windows[i].masks, batch_.active[i]->config().adaptive});
+        const std::vector<std::int64_t> masks = policy_->masks(rows);
+        for (std::size_t i = 0; i < windows.size(); ++i) windows[i].masks = masks[i];
+    }
+
     static Accepted commit(Row& row, const Window& window, const StepOutput& output, std::int64_t i) {
         row.cursor += window.known;
         ++row.stats.forwards;
@@ -130,6 +143,7 @@ class CursorLoop : public Steps {
     Batch batch_;
     std::vector<Row*> rows_;
     std::int64_t block_;
+    std::optional<Policy> policy_;
     std::size_t next_row_ = 0;               // the first row whose prefill is not done
     std::optional<Stopwatch> prefill_clock_; // runs while that row is being prefilled
     Stopwatch clock_;
@@ -137,8 +151,9 @@ class CursorLoop : public Steps {
 
 } // namespace
 
-std::unique_ptr<Steps> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id) {
-    return std::make_unique<CursorLoop>(backend, std::move(rows), block, mask_id);
+std::unique_ptr<Steps> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
+                              std::shared_ptr<const Cost> cost) {
+    return std::make_unique<CursorLoop>(backend, std::move(rows), block, mask_id, std::move(cost));
 }
 
 } // namespace mars

@@ -37,7 +37,7 @@ std::optional<Text> text_of(const Bundle& bundle) {
 } // namespace
 
 Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text)
-    : opened_(std::make_shared<Opened>(Opened{std::move(bundle), std::move(backend), std::move(text)})) {}
+    : opened_(std::make_shared<Opened>(Opened{std::move(bundle), std::move(backend), std::move(text), std::make_unique<CostOnce>()})) {}
 
 Session Session::open(const std::filesystem::path& path, const Options& options) {
     Bundle bundle = open_bundle(path, options.verify);

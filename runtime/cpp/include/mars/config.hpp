@@ -17,6 +17,7 @@ struct MARS_API GenerationConfig {
     Metric metric = Metric::probability; ///< what tau bounds: probability, margin (top-2) or entropy (nats)
     std::int64_t max_new_tokens = 256;
     std::optional<std::int64_t> window;               ///< most predictions made in one step; the bundle's block by default
+    bool adaptive = false;                            ///< feed as many masks as is fastest, at most `window`, chosen step by step
     std::optional<std::vector<std::int64_t>> eos_ids; ///< the model's own by default
     std::vector<std::string> stop;                    ///< strings that end the text and are not part of it
     double temperature = 0.0;                         ///< 0 is greedy; above it a candidate's own probability is compared with tau

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <mars/backend.hpp>
+#include <mars/cost.hpp>
 #include <mars/export.hpp>
 #include <mars/row.hpp>
 
@@ -65,7 +66,9 @@ class MARS_API Steps {
 /// A step feeds [tokens accepted last step | masks] from each row's own cursor: the known tokens' KV become final in the
 /// same forward that makes the next predictions (paper: "cursor-based cache management"). The last prefill chunk carries
 /// masks too, so the first step already yields a run. A row's tau may change, and a row may be cancelled, between two steps.
-MARS_API std::unique_ptr<Steps> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id);
+/// `cost` is for rows whose window is adaptive; without it they get full windows.
+MARS_API std::unique_ptr<Steps> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
+                                       std::shared_ptr<const Cost> cost = nullptr);
 
 /// Seconds since it was made.
 class Stopwatch {

@@ -1,0 +1,31 @@
+// What a step costs here by its size, as a small measured table. Knows the device through its backend only, and nothing of acceptance.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <mars/backend.hpp>
+#include <mars/export.hpp>
+
+namespace mars {
+
+/// Seconds of a step by its positions, which are rows x slots.
+class MARS_API Cost {
+  public:
+    /// `points`: (positions, seconds), both above 0, the positions rising. Throws SessionError for others.
+    ///
+    /// Between two points the cost is linear, beyond the last it goes on with the last slope. Where a larger step took less, the
+    /// smaller one was held up: it counts as no dearer.
+    explicit Cost(std::vector<std::pair<std::int64_t, double>> points);
+
+    double of(double positions) const;
+
+  private:
+    std::vector<std::pair<std::int64_t, double>> points_;
+};
+
+/// Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds. About a second.
+MARS_API Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id);
+
+} // namespace mars

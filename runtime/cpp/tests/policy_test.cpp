@@ -1,0 +1,63 @@
+// Adaptive windows: tests/conformance/windows.json exactly, the cost table, and a loop that uses both.
+#include <mars/decode.hpp>
+#include <mars/errors.hpp>
+#include <mars/policy.hpp>
+
+#include "conformance.hpp"
+#include "fake.hpp"
+
+namespace {
+
+using Points = std::vector<std::pair<std::int64_t, double>>;
+
+} // namespace
+
+TEST_CASE("every case of windows.json") {
+    for (const auto& each : conformance("windows.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        mars::Policy policy(std::make_shared<mars::Cost>(each["cost"].get<Points>()), each["few_sizes"]);
+        std::vector<mars::Acceptance> acceptances(each["rows"].size());
+        std::vector<mars::Chooser> rows;
+        for (const auto& row : each["rows"]) rows.push_back({&acceptances[rows.size()], 1, row["most"], row["is_free"]});
+        for (std::size_t step = 0; step < each["steps"].get<std::size_t>(); ++step) {
+            CAPTURE(step);
+            const std::vector<std::int64_t> masks = policy.masks(rows);
+            REQUIRE(masks == each["masks"][step].get<std::vector<std::int64_t>>());
+            for (std::size_t i = 0; i < rows.size(); ++i) {
+                const std::int64_t good = std::min(each["rows"][i]["accepted"][step].get<std::int64_t>(), masks[i]);
+                acceptances[i].saw(good + 1, masks[i]);
+                rows[i].pending = good + 1;
+            }
+        }
+    }
+}
+
+TEST_CASE("a cost table is linear between its points, and never falls") {
+    const mars::Cost cost({{1, 10.0}, {2, 9.0}, {4, 20.0}, {8, 40.0}});
+    CHECK(cost.of(0.5) == 9.0);
+    CHECK(cost.of(2) == 9.0);
+    CHECK(cost.of(3) == 14.5);
+    CHECK(cost.of(16) == 80.0);
+    for (const Points& wrong : {Points{}, Points{{0, 1.0}}, Points{{2, 1.0}, {1, 2.0}}, Points{{1, 0.0}}, Points{{1, 0.0 / 0.0}}})
+        CHECK_THROWS_AS(mars::Cost{wrong}, mars::SessionError);
+}
+
+TEST_CASE("a loop with adaptive rows beside fixed ones: each ends as it should, and steps that cost the same are full") {
+    fake::Backend backend;
+    mars::GenerationConfig adaptive, fixed;
+    adaptive.adaptive = true;
+    adaptive.max_new_tokens = fixed.max_new_tokens = 30;
+    adaptive.tau = fixed.tau = 0.5;
+    for (const Points& points : {Points{{1, 1.0}}, Points{{1, 1.0}, {2, 3.0}, {64, 90.0}}}) {
+        mars::Row one(0, {1, 2, 3}, adaptive, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
+        const auto loop = mars::decode(backend, {&one, &two}, 8, fake::mask, std::make_shared<mars::Cost>(points));
+        while (loop->next()) {
+        }
+        CHECK(one.stats.tokens == 30);
+        CHECK(two.stats.tokens == 30);
+        const auto full = mars::decode(backend, {&alone}, 8, fake::mask);
+        while (full->next()) {
+        }
+        if (points.size() == 1) CHECK(one.tokens == alone.tokens);
+    }
+}
