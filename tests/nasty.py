@@ -140,9 +140,9 @@ def _falling_back(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
     )
     lines = [*SAMPLES[:12], *mixtures(200, 7), (ROOT / "README.md").read_text(encoding="utf-8")]
-    letters = [c for c in sorted(set("".join(lines))) if c.isascii() and c not in "\n\t\r"]
+    letters = ["▁", *(c for c in sorted(set("".join(lines))) if c.isascii() and c not in "\n\t\r ")]
     special = ["<unk>", "<s>", "</s>", *BYTES]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, limit_alphabet=90, initial_alphabet=letters)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, limit_alphabet=100, initial_alphabet=letters)
     trainer.show_progress = False
     tokenizer.train_from_iterator(lines, trainer)
     whole = json.loads(tokenizer.to_str())
