@@ -74,6 +74,7 @@ class TextStream:
         self._source, self._stop = text, tuple(stop)
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
+        self._unread = 0  # of those, the last ones that have no text yet
         self._text = ""
         self._shown = 0
         self.stopped = False
@@ -81,10 +82,22 @@ class TextStream:
     def push(self, token: int) -> bool:
         """Add a token; returns whether it completes a stop string, which ends the text before that string."""
         self._token_ids.append(token)
-        piece = self._decoder.step(self._source.tokenizer, token)
+        self._unread += 1
+        piece = self._step(token)
         if piece:
+            self._unread = 0
             self._append(piece)
         return self.stopped
+
+    def _step(self, token: int) -> str | None:
+        try:
+            return self._decoder.step(self._source.tokenizer, token)
+        except Exception:  # the Rust library raises plain Exception
+            # With byte fallback a run of bytes is text as a whole or not at all: one broken byte takes back the characters
+            # before it, which were shown. The run then counts from behind them.
+            self._decoder = DecodeStream(skip_special_tokens=True)
+            pieces = [self._decoder.step(self._source.tokenizer, i) for i in self._token_ids[-self._unread :]]
+            return "".join(piece for piece in pieces if piece)
 
     def read(self) -> str:
         """The text that became certain since the last call."""
@@ -94,8 +107,8 @@ class TextStream:
         """All text not shown yet; an unfinished character becomes U+FFFD."""
         if not self.stopped:
             whole = self._source.decode(self._token_ids)
-            if whole.startswith(self._text):
-                self._append(whole[len(self._text) :])
+            is_kept = whole.startswith(self._text)
+            self._append(whole[len(self._text) :] if is_kept else self._source.decode(self._token_ids[len(self._token_ids) - self._unread :]))
         return self._up_to(len(self._text))
 
     @property

@@ -44,15 +44,19 @@ class KvMemory:
 class TrtCache:
     """KV rows on the device. Their memory goes back to the backend when the cache is no longer used."""
 
-    def __init__(self, device: Device, lock: threading.RLock, memory: KvMemory, capacity: int) -> None:
-        self._device, self._lock, self.memory, self._capacity = device, lock, memory, capacity
+    def __init__(self, device: Device, lock: threading.RLock, memory: KvMemory) -> None:
+        self._device, self._lock, self.memory = device, lock, memory
 
     @property
     def capacity(self) -> int:
-        return self._capacity
+        return self.memory.capacity
 
     def reserve(self, capacity: int) -> None:
-        assert capacity <= self._capacity, "the loop keeps within max_capacity"
+        if capacity > self.capacity:
+            raise SessionError(
+                f"a step would write entry {capacity} of a row, this engine holds {self.capacity};"
+                " shorten the prompt, or build with a larger --capacity"
+            )
 
     def move(self, source: int, target: int, length: int) -> None:
         memory = self.memory
@@ -98,10 +102,13 @@ class TrtBackend:
         self._model, self._capacity = model, variant.capacity
         self._in_place = variant.kv_layout == "static"
         # A step of an engine without symbols is filled up with rows and slots that nobody asked for. What they write goes to
-        # the last `slots` entries of a row, which no cursor reaches.
+        # the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of a batch share the widest row's slots,
+        # so that a row near its end writes on.
         self._exact = (self._info.max_rows, self._info.max_slots) if variant.is_static else None
+        widest = max((r.slots.max for r in self._info.ranges if r.name == "decode"), default=1)
+        spare = self._info.max_slots if variant.is_static else widest - 1 if self._info.max_rows > 1 else 0
         self.max_slots: int | None = self._info.max_slots
-        self.max_capacity = min(model.context_length, self._capacity - (self._info.max_slots if variant.is_static else 0))
+        self.max_capacity = min(model.context_length, self._capacity - spare)
         self._item = ITEM_SIZES[variant.kv_dtype]
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         self._lock = threading.RLock()
@@ -142,7 +149,7 @@ class TrtBackend:
             # What an earlier request left may be infinite, and 0 * infinity is NaN.
             for address in memory.addresses:
                 self._device.zero(address, memory.tensor_bytes)
-        cache = TrtCache(self._device, self._lock, memory, self.max_capacity)
+        cache = TrtCache(self._device, self._lock, memory)
         weakref.finalize(cache, self._free.append, memory)
         return cache
 

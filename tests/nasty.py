@@ -1,4 +1,4 @@
-"""Text that breaks tokenizers, and tokenizers of the three kinds that the C++ runtime reads, trained on it in a second."""
+"""Text that breaks tokenizers, and tokenizers of the kinds that the C++ runtime reads, trained on it in a second."""
 
 from __future__ import annotations
 
@@ -131,4 +131,53 @@ def llama3() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(whole))
 
 
-KINDS = {"smollm": smollm, "qwen2": qwen2, "llama3": llama3}
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def _falling_back(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
+    """Train a SentencePiece-like tokenizer, and give it bytes to fall back to: training itself knows none."""
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
+    )
+    lines = [*SAMPLES[:12], *mixtures(200, 7), (ROOT / "README.md").read_text(encoding="utf-8")]
+    letters = ["▁", *(c for c in sorted(set("".join(lines))) if c.isascii() and c not in "\n\t\r ")]
+    special = ["<unk>", "<s>", "</s>", *BYTES]
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, limit_alphabet=100, initial_alphabet=letters)
+    trainer.show_progress = False
+    tokenizer.train_from_iterator(lines, trainer)
+    whole = json.loads(tokenizer.to_str())
+    whole["added_tokens"] = whole["added_tokens"][:3]
+    begin = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
+    pieces = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    whole["post_processor"] = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": begin}
+    return Tokenizer.from_str(json.dumps(whole))
+
+
+def llama2() -> Tokenizer:
+    """Characters that fall back to bytes; the normaliser marks spaces, also behind every added token."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made = _falling_back(tokenizer, 700)
+    made.add_special_tokens([AddedToken("<|im_end|>", normalized=False), AddedToken("<|mask|>", normalized=False)])
+    made.add_tokens([AddedToken("<think>", normalized=False), AddedToken("the i", normalized=True), AddedToken("<0x41>x", normalized=False)])
+    return made
+
+
+def mistral() -> Tokenizer:
+    """The same with a pre-tokenizer that marks spaces, and the text's start only."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+    made = _falling_back(tokenizer, 800)
+    made.add_special_tokens([AddedToken("<|im_end|>", normalized=False), AddedToken("<|mask|>", normalized=False)])
+    made.add_tokens([AddedToken("<think>", normalized=False), AddedToken("a b", normalized=True)])
+    return made
+
+
+def byte_ids(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that are one byte of any text."""
+    found = [tokenizer.token_to_id(token) for token in BYTES]
+    ids = found if None not in found else [tokenizer.token_to_id(c) for c in pre_tokenizers.ByteLevel.alphabet()]
+    return [i for i in ids if i is not None]
+
+
+KINDS = {"smollm": smollm, "qwen2": qwen2, "llama3": llama3, "llama2": llama2, "mistral": mistral}

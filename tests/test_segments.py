@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mars_export.exporter import ExportOptions, export_onnx, open_checkpoint, segments, selfcheck
+from mars_export.exporter import segments, selfcheck
+from mars_export.exporter.checkpoint import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime.bundle import Drift, open_bundle
 
 Named = Callable[[str], Path]

@@ -57,6 +57,16 @@ def test_the_loops_accept_what_they_accept_elsewhere(kv_layout: str, static: boo
     assert backend.num_graphs == device.graphs
 
 
+@pytest.mark.parametrize("static", [False, True], ids=["ranges", "fixed"])
+def test_a_row_near_its_end_shares_a_step_with_a_row_that_looks_far_ahead(static: bool) -> None:
+    backend, _, _ = made(static=static)
+    asked = [[5] * (backend.max_capacity - 2), [6]]
+    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), asked, Commit(), 30)
+    assert answers(backend, asked, Commit(), 30) == expected
+    with pytest.raises(SessionError, match="would write entry 65 of a row, this engine holds 64; shorten the prompt"):
+        backend.new_cache(1).reserve(CAPACITY + 1)
+
+
 def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
     backend, _, device = made()
     cache = backend.new_cache(3)

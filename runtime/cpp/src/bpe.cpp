@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "utf8.hpp"
+
 namespace mars {
 
 namespace {
@@ -56,6 +58,21 @@ void Bpe::propose(Scratch& scratch, std::size_t left) const {
     }
 }
 
+/// Calls `add` with the ids that a word begins as.
+template <typename Add>
+void Bpe::each_symbol(std::string_view word, Add add) const {
+    for (std::size_t at = 0; at < word.size();) {
+        const std::size_t start = at;
+        if (characters_.empty()) {
+            ++at;
+        } else if (const auto found = characters_.find(utf8::next(word, at)); found != characters_.end()) {
+            add(found->second);
+            continue;
+        }
+        for (const char byte : word.substr(start, at - start)) add(byte_ids_[static_cast<unsigned char>(byte)]);
+    }
+}
+
 void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<std::int64_t>& ids) const {
     if (!whole_.empty()) {
         scratch.key.assign(word);
@@ -65,11 +82,10 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<std::int64
     auto& queue = scratch.queue;
     symbols.clear();
     queue.clear();
-    for (const char byte : word) {
-        const std::int32_t id = byte_ids_[static_cast<unsigned char>(byte)];
+    each_symbol(word, [&](std::int32_t id) {
         const auto position = static_cast<std::int32_t>(symbols.size());
         if (id != no_token) symbols.push_back({id, position - 1, position + 1});
-    }
+    });
     if (symbols.empty()) return;
     symbols.back().next = -1;
     for (std::size_t i = 0; i < symbols.size(); ++i) propose(scratch, i);

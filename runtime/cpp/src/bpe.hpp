@@ -28,7 +28,10 @@ class Bpe {
     /// Words that are one token whatever the merges say (`ignore_merges`).
     void add_whole(std::string word, std::int32_t id) { whole_.emplace(std::move(word), id); }
 
-    /// Append the ids of `word`, raw bytes. Takes n log n steps for n bytes.
+    /// Words begin as characters then, not as bytes; a character that is not added here falls back to its bytes.
+    void add_character(char32_t character, std::int32_t id) { characters_.emplace(character, id); }
+
+    /// Append the ids of `word`: raw bytes, or UTF-8 where there are characters. Takes n log n steps for n bytes.
     void encode(std::string_view word, Scratch& scratch, std::vector<std::int64_t>& ids) const;
 
   private:
@@ -37,6 +40,8 @@ class Bpe {
         std::int32_t rank, merged;
     };
 
+    template <typename Add>
+    void each_symbol(std::string_view word, Add add) const;
     const Merge* find(std::int32_t left, std::int32_t right) const;
     void propose(Scratch& scratch, std::size_t left) const;
 
@@ -44,6 +49,7 @@ class Bpe {
     std::vector<Merge> table_; // open addressing; a power of two, never full
     std::int32_t num_ranks_ = 0;
     std::unordered_map<std::string, std::int32_t> whole_;
+    std::unordered_map<char32_t, std::int32_t> characters_;
 };
 
 struct Bpe::Scratch {

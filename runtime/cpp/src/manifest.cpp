@@ -6,6 +6,7 @@
 #include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
+#include "engine_fields.hpp"
 #include "fields.hpp"
 #include "files.hpp"
 
@@ -87,6 +88,7 @@ Variant read_variant(Fields& fields) {
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
     if (fields.has("drift")) variant.drift = read_drift(fields.object("drift"));
+    if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
     return variant;
 }
 
@@ -130,6 +132,7 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         ++names[variant.name];
         used[variant.file] = "variant " + variant.name;
         if (variant.weights) used[*variant.weights] = "variant " + variant.name;
+        if (variant.engine) used[variant.engine->graph] = "variant " + variant.name;
     }
     if (manifest.text) used[manifest.text->tokenizer] = "text";
     const auto quoted = [](const std::string& path) { return "`" + path.substr(0, 80) + "`"; };

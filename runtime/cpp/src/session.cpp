@@ -1,4 +1,4 @@
-// Sessions: which variant runs, and the checks before a request does.
+// Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
 
 #include <mars/ort.hpp>
@@ -6,24 +6,11 @@
 
 #include "answers.hpp"
 #include "files.hpp"
+#include "fit.hpp"
 
 namespace mars {
 
 namespace {
-
-std::string why_not(const Variant& variant) {
-    if (variant.backend != "onnx") return "made for " + variant.backend;
-    return "its fixed shapes are for compilers; the session runs the dynamic graph";
-}
-
-const Variant& pick(const Bundle& bundle) {
-    std::string reasons;
-    for (const Variant& variant : bundle.manifest.variants) {
-        if (variant.backend == "onnx" && !variant.is_static()) return variant;
-        reasons += "\n  " + variant.name + ": " + why_not(variant);
-    }
-    throw SessionError(bundle.path.string() + ": no variant runs here:" + reasons);
-}
 
 std::optional<Text> text_of(const Bundle& bundle) {
     if (!bundle.manifest.text) return std::nullopt;
@@ -41,10 +28,12 @@ Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<
 
 Session Session::open(const std::filesystem::path& path, const Options& options) {
     Bundle bundle = open_bundle(path, options.verify);
-    const Variant& chosen = options.variant ? bundle.variant(*options.variant) : pick(bundle);
-    if (chosen.backend != "onnx" || chosen.is_static())
-        throw SessionError(path.string() + ": variant " + chosen.name + " does not run in this session: " + why_not(chosen));
-    auto backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
+    const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
+    std::unique_ptr<Backend> backend;
+    if (chosen.is_engine())
+        backend = open_engine(bundle, chosen);
+    else
+        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
     std::optional<Text> text = text_of(bundle);
     return {std::move(bundle), std::move(backend), std::move(text)};
 }

@@ -27,9 +27,10 @@ TextStream::TextStream(const Text& text, std::vector<std::string> stop) : tokeni
 }
 
 bool TextStream::push(std::int64_t token) {
-    pending_ += tokenizer_.bytes_of(token);
-    if (utf8::ends_whole(pending_)) {
-        append(utf8::lossy(pending_));
+    pending_.push_back(token);
+    const std::string piece = tokenizer_.decode(pending_.data(), pending_.size(), true, text_.empty());
+    if (!piece.empty() && !utf8::ends_broken(piece)) {
+        append(piece);
         pending_.clear();
     }
     return stopped_;
@@ -39,7 +40,7 @@ std::string TextStream::read() { return up_to(text_.size() - (stopped_ ? 0 : hel
 
 std::string TextStream::finish() {
     if (!stopped_) {
-        append(utf8::lossy(pending_));
+        append(tokenizer_.decode(pending_.data(), pending_.size(), true, text_.empty()));
         pending_.clear();
     }
     return up_to(text_.size());

@@ -22,9 +22,10 @@ class Encoder {
 
     /// Added tokens as they stand; what lies between them is normalised.
     void encode(std::string_view text) {
-        each_part(state_.verbatim, text, [this](std::string_view part) {
-            const std::optional<std::string> changed = state_.nfc ? to_nfc(part) : std::nullopt;
-            each_part(state_.normalized, changed ? *changed : part, [this](std::string_view plain) { words(plain); });
+        const char* begin = text.data();
+        each_part(state_.verbatim, text, [&](std::string_view part) {
+            const std::optional<std::string> changed = normalized(part);
+            each_part(state_.normalized, changed ? *changed : part, [&](std::string_view plain) { words(plain, plain.data() == begin); });
         });
     }
 
@@ -39,8 +40,22 @@ class Encoder {
         }
     }
 
-    void words(std::string_view text) {
-        pieces_.assign(1, text);
+    std::optional<std::string> normalized(std::string_view text) const {
+        if (state_.nfc) return to_nfc(text);
+        if (state_.metaspace && state_.metaspace->by_normalizer) return state_.metaspace->written(text, false);
+        return std::nullopt;
+    }
+
+    void words(std::string_view text, bool is_first) {
+        std::string written;
+        if (state_.metaspace) {
+            const bool is_done = state_.metaspace->by_normalizer;
+            if (!is_done) text = written = state_.metaspace->written(text, is_first);
+            pieces_.clear();
+            state_.metaspace->cut(text, pieces_);
+        } else {
+            pieces_.assign(1, text);
+        }
         for (const Split split : state_.splits) {
             finer_.clear();
             for (const std::string_view piece : pieces_) cut(split, piece, finer_);
@@ -74,10 +89,35 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_spec
     return ids;
 }
 
-std::string Tokenizer::decode(const std::int64_t* ids, std::size_t count, bool skip_special_tokens) const {
+std::string Tokenizer::decode(const std::int64_t* ids, std::size_t count, bool skip_special_tokens, bool is_start) const {
+    if (state_->metaspace) return joined(ids, count, skip_special_tokens, is_start);
     std::string bytes;
     for (std::size_t i = 0; i < count; ++i) bytes += bytes_of(ids[i], skip_special_tokens);
     return utf8::is_valid(bytes) ? bytes : utf8::lossy(bytes);
+}
+
+std::string Tokenizer::joined(const std::int64_t* ids, std::size_t count, bool skip_special_tokens, bool is_start) const {
+    std::string text, run; // of bytes that fell back: all of them form characters, or none does
+    const auto end_run = [&] {
+        if (utf8::is_valid(run))
+            text += run;
+        else
+            for (std::size_t i = 0; i < run.size(); ++i) utf8::append(text, utf8::replacement);
+        run.clear();
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::string_view bytes = bytes_of(ids[i], skip_special_tokens);
+        if (bytes.empty()) continue;
+        if (state_->tokens[static_cast<std::size_t>(ids[i])].is_byte) {
+            run += bytes;
+        } else {
+            end_run();
+            text += bytes;
+        }
+    }
+    end_run();
+    if (is_start && state_->metaspace->leaves_first_space && !text.empty() && text.front() == ' ') text.erase(0, 1);
+    return text;
 }
 
 std::string_view Tokenizer::bytes_of(std::int64_t id, bool skip_special_tokens) const {

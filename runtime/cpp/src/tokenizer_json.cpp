@@ -12,6 +12,7 @@
 #include "fields.hpp"
 #include "tokenizer_state.hpp"
 #include "unicode.hpp"
+#include "utf8.hpp"
 
 namespace mars {
 
@@ -37,9 +38,13 @@ class Reader {
         vocabulary(model);
         if (!problems_.empty()) fail(); // what follows looks tokens up
         auto state = std::make_shared<Tokenizer::State>(merges(model));
-        normalizer(*state);
-        pre_tokenizer(*state);
-        decoder();
+        if (falls_back_) {
+            state->metaspace = read_metaspace(whole_, top_);
+        } else {
+            normalizer(*state);
+            pre_tokenizer(*state);
+            decoder();
+        }
         added_tokens(*state);
         if (top_.has("post_processor")) post_processor(top_.object("post_processor"), *state);
         if (!problems_.empty()) fail();
@@ -51,7 +56,7 @@ class Reader {
     [[noreturn]] void fail() const {
         std::string text = std::to_string(problems_.size()) + " problems in the tokenizer:";
         for (std::size_t i = 0; i < problems_.size() && i < longest_list; ++i) text += "\n  " + problems_[i];
-        throw BundleError(text + "\n  export again with a byte-level BPE tokenizer as docs/cpp.md lists them, or use the Python runtime");
+        throw BundleError(text + "\n  export again with a BPE tokenizer of a kind that docs/cpp.md lists, or use the Python runtime");
     }
 
     /// `name` must be absent, null, or one of `harmless`.
@@ -89,7 +94,8 @@ class Reader {
         only(model, raw, "dropout", {0.0});
         only(model, raw, "continuing_subword_prefix", {""});
         only(model, raw, "end_of_word_suffix", {""});
-        only(model, raw, "byte_fallback", {false});
+        only(model, raw, "byte_fallback", {false, true});
+        falls_back_ = is(raw, "byte_fallback", true);
         only(model, raw, "ignore_merges", {false, true});
         only(model, raw, "fuse_unk", {false, true}); // of no effect where every byte has a token
     }
@@ -117,11 +123,13 @@ class Reader {
         std::array<std::int32_t, 256> byte_ids;
         std::size_t missing = 0;
         for (std::size_t byte = 0; byte < 256; ++byte) {
-            const std::int64_t id = id_of(byte_characters()[byte]);
+            const std::int64_t id = id_of(falls_back_ ? byte_token(static_cast<unsigned>(byte)) : byte_characters()[byte]);
             byte_ids[byte] = static_cast<std::int32_t>(id);
             missing += id < 0 ? 1 : 0;
         }
-        if (missing > 0 && !member(raw, "unk_token").is_null())
+        if (missing > 0 && falls_back_)
+            model.wrong("byte_fallback", std::to_string(missing) + " of the tokens <0x00> to <0xFF> are missing");
+        if (missing > 0 && !falls_back_ && !member(raw, "unk_token").is_null())
             model.wrong("unk_token", "not supported: " + std::to_string(missing) + " bytes have no token of their own");
         const Json& list = member(raw, "merges");
         if (!list.is_array()) model.wrong("merges", "a list is expected");
@@ -141,7 +149,14 @@ class Reader {
                         std::to_string(wrong) + " are not two tokens that make a third, the first of them number " + std::to_string(first));
         if (is(raw, "ignore_merges", true)) {
             for (const auto& [token, id] : tokens_)
-                if (auto bytes = bytes_of_characters(token)) bpe.add_whole(std::move(*bytes), static_cast<std::int32_t>(id));
+                if (auto bytes = falls_back_ ? std::optional(token) : bytes_of_characters(token))
+                    bpe.add_whole(std::move(*bytes), static_cast<std::int32_t>(id));
+        }
+        for (const auto& [token, id] : tokens_) {
+            std::size_t end = 0;
+            if (!falls_back_ || token.empty()) continue;
+            const char32_t character = utf8::next(token, end);
+            if (end == token.size()) bpe.add_character(character, static_cast<std::int32_t>(id));
         }
         return bpe;
     }
@@ -240,7 +255,9 @@ class Reader {
                                        std::to_string(expected));
             if (id_of(content) < 0) next = std::max(next, id) + 1;
             tokens_.emplace(content, id);
-            std::string sought = is_normalized && state.nfc ? to_nfc(content).value_or(content) : content;
+            std::string sought = content;
+            if (is_normalized && state.nfc) sought = to_nfc(content).value_or(content);
+            if (is_normalized && state.metaspace && state.metaspace->by_normalizer) sought = state.metaspace->written(content, false);
             // As Hugging Face does: a token whose text normalisation changes is written in its normal form, special no longer.
             if (sought != content) rewritten_.emplace(id, sought);
             if (is_special && sought == content) special_.insert(id);
@@ -293,9 +310,15 @@ class Reader {
         for (const auto& [token, id] : tokens_) {
             const auto changed = rewritten_.find(id);
             const std::string& written = changed == rewritten_.end() ? token : changed->second;
-            state.tokens[static_cast<std::size_t>(id)] = {bytes_of_characters(written).value_or(written), special_.count(id) > 0};
+            state.tokens[static_cast<std::size_t>(id)] = token_of(written, special_.count(id) > 0);
         }
         state.ids = std::move(tokens_);
+    }
+
+    Tokenizer::State::Token token_of(const std::string& written, bool is_special) const {
+        if (!falls_back_) return {bytes_of_characters(written).value_or(written), is_special, false};
+        if (const auto byte = byte_of_token(written)) return {std::string(1, *byte), is_special, true};
+        return {without_marks(written), is_special, false};
     }
 
     const Json& whole_;
@@ -306,7 +329,7 @@ class Reader {
     std::unordered_set<std::int64_t> special_;
     std::size_t num_model_tokens_ = 0;
     int depth_ = 0;
-    bool templated_ = false;
+    bool templated_ = false, falls_back_ = false;
 };
 
 } // namespace

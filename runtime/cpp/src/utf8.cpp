@@ -68,15 +68,4 @@ std::string lossy(std::string_view bytes) {
     return text;
 }
 
-bool ends_whole(std::string_view bytes) {
-    // A lead byte never continues another character, so the last character can be read on its own.
-    for (std::size_t length = 1; length <= 4 && length <= bytes.size(); ++length) {
-        const std::string_view tail = bytes.substr(bytes.size() - length);
-        if ((static_cast<unsigned char>(tail[0]) & 0xC0) == 0x80) continue;
-        const Sequence found = sequence(tail);
-        return found.whole && found.length == length && tail != "\xEF\xBF\xBD";
-    }
-    return false;
-}
-
 } // namespace mars::utf8

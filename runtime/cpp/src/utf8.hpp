@@ -32,7 +32,7 @@ inline bool is_valid(std::string_view text) { return valid_prefix(text) == text.
 /// `bytes` with each broken sequence replaced by one U+FFFD: the longest front of a character counts as one sequence.
 std::string lossy(std::string_view bytes);
 
-/// Whether `bytes` end in a whole character other than U+FFFD, whatever precedes it.
-bool ends_whole(std::string_view bytes);
+/// Whether `text` ends in U+FFFD: more bytes may yet make a character of it.
+inline bool ends_broken(std::string_view text) { return text.size() >= 3 && text.substr(text.size() - 3) == "\xEF\xBF\xBD"; }
 
 } // namespace mars::utf8

@@ -8,6 +8,7 @@
 #include <mars/errors.hpp>
 #include <mars/text.hpp>
 
+#include "metaspace.hpp"
 #include "small_tokenizer.hpp"
 #include "utf8.hpp"
 
@@ -67,6 +68,39 @@ TEST_CASE("a stream shows whole characters and hides what may become a stop stri
     CHECK(shown + stream.finish() == "\u65e5<en\u65e5");
     CHECK_THROWS_AS(mars::TextStream(text, {""}), mars::SessionError);
     CHECK_THROWS_AS(mars::TextStream(text, {"\xFF"}), mars::SessionError);
+}
+
+TEST_CASE("characters that fall back to bytes, and marks for spaces") {
+    const auto piece = [](const char* type) { return Json{{"type", type}}; };
+    Json vocab = {{"<unk>", 0}, {"\u2581", 1}, {"a", 2}, {"b", 3}, {"\u2581a", 4}, {"\u00e9", 5}};
+    for (unsigned byte = 0; byte < 256; ++byte) vocab.emplace(mars::byte_token(byte), 6 + byte);
+    const Json strip = {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}};
+    const Json spaces = {{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}};
+    const Json decoders = Json::array({spaces, piece("ByteFallback"), piece("Fuse"), strip});
+    const Json whole = {
+        {"version", "1.0"},
+        {"pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}, {"split", false}}},
+        {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
+        {"model",
+         {{"type", "BPE"}, {"unk_token", "<unk>"}, {"byte_fallback", true}, {"vocab", vocab}, {"merges", Json::array({"\u2581 a"})}}}};
+    const mars::Text text(mars::Tokenizer::from_json(whole.dump()));
+    using Ids = std::vector<std::int64_t>;
+    CHECK(text.encode("a b") == Ids{4, 1, 3});
+    CHECK(text.encode("\u00e9\n") == Ids{1, 5, 6 + 10});
+    CHECK(text.encode("\u2581a\u65e5") == Ids{4, 6 + 0xE6, 6 + 0x97, 6 + 0xA5});
+    CHECK(text.decode({4, 1, 3}) == "a b");
+    CHECK(text.decode({6 + 0xE6, 6 + 0x97, 6 + 0xA5, 2}) == "\u65e5"
+                                                            "a");
+    CHECK(text.decode({6 + 0xE6, 6 + 0x97, 2, 6 + 0xFF}) == "\uFFFD\uFFFD"
+                                                            "a"
+                                                            "\uFFFD");
+    mars::TextStream stream(text);
+    std::string shown;
+    for (const std::int64_t id : Ids{1, 4, 6 + 0xE6, 6 + 0x97, 6 + 0xA5, 6 + 0xFF, 4}) {
+        stream.push(id);
+        shown += stream.read() + "|";
+    }
+    CHECK(shown + stream.finish() == "| a|||\u65e5||\uFFFD a|");
 }
 
 TEST_CASE("chat turns render what they know and refuse the rest") {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <mars/accept.hpp>
+#include <mars/engine_info.hpp>
 #include <mars/export.hpp>
 
 namespace mars {
@@ -48,8 +49,10 @@ struct Variant {
     std::vector<std::string> outputs;
     std::optional<std::int64_t> batch, slots, capacity;
     std::optional<Drift> drift;
+    std::optional<EngineInfo> engine;
 
     bool is_static() const { return slots.has_value(); }
+    bool is_engine() const { return backend != "onnx"; }
 };
 
 /// One file of a bundle. `path` is a plain name inside it, `size` in bytes, `sha256` in lower-case hex.

@@ -65,7 +65,7 @@ class MARS_API TextStream {
     Tokenizer tokenizer_;
     std::vector<std::string> stop_;
     size_t longest_stop_ = 0;
-    std::string pending_; // bytes that do not end in a whole character yet
+    std::vector<int64_t> pending_; // tokens that do not end in a whole character yet
     std::string text_;
     size_t shown_ = 0;
     bool stopped_ = false;

@@ -13,10 +13,11 @@
 
 namespace mars {
 
-/// A byte-level BPE read from a `tokenizer.json`. Immutable and cheap to copy; any number of threads may use one.
+/// A BPE read from a `tokenizer.json`. Immutable and cheap to copy; any number of threads may use one.
 ///
 /// Reads the GPT-2 / SmolLM, Qwen2 / Qwen3 and Llama 3 kinds: byte-level BPE, an optional NFC normaliser, their split
-/// patterns, single digits, added tokens, a template post-processor. Everything else is refused by name.
+/// patterns, single digits; and the Llama 2 / Mistral kind, whose characters fall back to bytes. Added tokens, a template
+/// post-processor. Everything else is refused by name.
 class MARS_API Tokenizer {
   public:
     /// Read the text of a `tokenizer.json`; `where` is what error messages call it.
@@ -28,7 +29,8 @@ class MARS_API Tokenizer {
     std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
     /// The text of `count` ids, always valid UTF-8: bytes that form no character become U+FFFD, unknown ids nothing.
-    std::string decode(const int64_t* ids, size_t count, bool skip_special_tokens = true) const;
+    /// `is_start`: the ids begin a text, where tokenizers of the Llama 2 kind leave out a space.
+    std::string decode(const int64_t* ids, size_t count, bool skip_special_tokens = true, bool is_start = true) const;
 
     /// What one id adds to the bytes of a text, before they are read as UTF-8. Empty for unknown ids.
     std::string_view bytes_of(int64_t id, bool skip_special_tokens = true) const;
@@ -43,6 +45,7 @@ class MARS_API Tokenizer {
 
   private:
     explicit Tokenizer(std::shared_ptr<const State> state);
+    std::string joined(const int64_t* ids, size_t count, bool skip_special_tokens, bool is_start) const;
 
     std::shared_ptr<const State> state_;
 };

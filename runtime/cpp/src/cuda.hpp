@@ -1,0 +1,74 @@
+// Device memory, copies, one stream and captured graphs. Its source is the only one that calls CUDA; it knows no TensorRT.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace mars {
+
+/// The GPU that would be used. `capability` such as `sm86`; `driver`: the newest CUDA it supports, such as `12.9`.
+struct Gpu {
+    std::string name, capability, driver;
+};
+
+/// The first GPU, or one sentence that says why there is none.
+std::variant<Gpu, std::string> find_gpu();
+
+/// An address on the device: never to be followed on the host.
+using Address = std::uintptr_t;
+
+/// A GPU, one stream on it, and everything that is ordered on that stream.
+///
+/// Nothing here is thread-safe; the backend holds a lock. Throws SessionError that names the failing call.
+class Device {
+  public:
+    struct Forget {
+        void operator()(void* graph) const;
+    };
+    /// A captured graph that can be launched; empty where there is none.
+    using Graph = std::unique_ptr<void, Forget>;
+
+    Device();
+    ~Device();
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    /// Device memory, zeroed: what is masked out still meets a zero weight, and 0 * NaN is NaN.
+    Address allocate(std::size_t num_bytes);
+
+    /// Give back what `allocate` returned; what is left goes with the device.
+    void release(Address address);
+
+    void zero(Address address, std::size_t num_bytes);
+
+    /// Copy from the host; `data` may be reused after `synchronize`.
+    void upload(Address address, const void* data, std::size_t num_bytes);
+
+    /// Fill host memory from `address`; it is complete after `synchronize`.
+    void download(void* data, Address address, std::size_t num_bytes);
+
+    /// Copy `height` runs of `width` bytes on the device; the pitches are the distances between runs, in bytes.
+    void copy_rows(Address target, std::size_t target_pitch, Address source, std::size_t source_pitch, std::size_t width,
+                   std::size_t height);
+
+    void synchronize();
+
+    /// A graph of what `enqueue` puts on the stream, without running it; empty when it cannot be captured.
+    Graph capture(const std::function<bool()>& enqueue);
+
+    void launch(const Graph& graph);
+
+    /// The stream, as a cudaStream_t.
+    void* stream() const { return stream_; }
+
+  private:
+    void* stream_ = nullptr;
+    std::vector<Address> allocated_;
+};
+
+} // namespace mars

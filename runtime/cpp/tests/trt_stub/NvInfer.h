@@ -1,0 +1,106 @@
+// Stand-in for TensorRT's header: the few declarations that src/trt_engine.cpp uses, with this project's own text.
+// engine.cpp beside it implements them. MARS_STUB_RTX makes it TensorRT-RTX's, which has more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#ifdef MARS_STUB_RTX
+#define TRT_MAJOR_RTX 1
+#endif
+
+namespace nvinfer1 {
+
+class ILogger {
+  public:
+    enum class Severity : std::int32_t { kINTERNAL_ERROR, kERROR, kWARNING, kINFO, kVERBOSE };
+
+    virtual ~ILogger() = default;
+    virtual void log(Severity severity, const char* message) noexcept = 0;
+};
+
+struct Dims {
+    std::int32_t nbDims;
+    std::int64_t d[8];
+};
+
+enum class ExecutionContextAllocationStrategy : std::int32_t { kSTATIC, kON_PROFILE_CHANGE, kUSER_MANAGED };
+
+class IExecutionContext {
+  public:
+    virtual ~IExecutionContext() = default;
+    virtual bool setInputShape(const char* name, const Dims& dims) noexcept = 0;
+    virtual bool setTensorAddress(const char* name, void* address) noexcept = 0;
+    virtual void setDeviceMemoryV2(void* memory, std::int64_t num_bytes) noexcept = 0;
+    virtual bool setOptimizationProfileAsync(std::int32_t index, cudaStream_t stream) noexcept = 0;
+    virtual bool enqueueV3(cudaStream_t stream) noexcept = 0;
+};
+
+#ifdef TRT_MAJOR_RTX
+class IHostMemory {
+  public:
+    virtual ~IHostMemory() = default;
+    virtual void* data() const noexcept = 0;
+    virtual std::size_t size() const noexcept = 0;
+};
+
+class IRuntimeCache {
+  public:
+    virtual ~IRuntimeCache() = default;
+    virtual IHostMemory* serialize() const noexcept = 0;
+    virtual bool deserialize(const void* data, std::size_t num_bytes) noexcept = 0;
+};
+
+enum class DynamicShapesKernelSpecializationStrategy : std::int32_t { kLAZY, kEAGER, kNONE };
+
+class IRuntimeConfig {
+  public:
+    virtual ~IRuntimeConfig() = default;
+    virtual void setExecutionContextAllocationStrategy(ExecutionContextAllocationStrategy strategy) noexcept = 0;
+    virtual void setDynamicShapesKernelSpecializationStrategy(DynamicShapesKernelSpecializationStrategy strategy) noexcept = 0;
+    virtual IRuntimeCache* createRuntimeCache() const noexcept = 0;
+    virtual bool setRuntimeCache(const IRuntimeCache& cache) noexcept = 0;
+};
+
+enum class EngineValidity : std::int32_t { kVALID, kSUBOPTIMAL, kINVALID };
+enum class EngineInvalidityDiagnostics : std::int64_t {
+    kVERSION_MISMATCH = 1,
+    kUNSUPPORTED_CC = 2,
+    kOLD_CUDA_DRIVER = 4,
+    kOLD_CUDA_RUNTIME = 8,
+    kINSUFFICIENT_GPU_MEMORY = 16,
+    kMALFORMED_ENGINE = 32,
+    kCUDA_ERROR = 64
+};
+#endif
+
+class ICudaEngine {
+  public:
+    virtual ~ICudaEngine() = default;
+    virtual std::int64_t getDeviceMemorySizeV2() const noexcept = 0;
+#ifdef TRT_MAJOR_RTX
+    virtual IRuntimeConfig* createRuntimeConfig() noexcept = 0;
+    virtual IExecutionContext* createExecutionContext(IRuntimeConfig* config) noexcept = 0;
+#else
+    virtual IExecutionContext* createExecutionContext(ExecutionContextAllocationStrategy strategy) noexcept = 0;
+#endif
+};
+
+class IRuntime {
+  public:
+    virtual ~IRuntime() = default;
+    virtual ICudaEngine* deserializeCudaEngine(const void* data, std::size_t num_bytes) noexcept = 0;
+#ifdef TRT_MAJOR_RTX
+    virtual EngineValidity getEngineValidity(const void* data, std::int64_t num_bytes, std::uint64_t* diagnostics) const noexcept = 0;
+#endif
+};
+
+IRuntime* createInferRuntime(ILogger& logger) noexcept;
+
+} // namespace nvinfer1
+
+std::int32_t getInferLibMajorVersion() noexcept;
+std::int32_t getInferLibMinorVersion() noexcept;
+std::int32_t getInferLibPatchVersion() noexcept;
+std::int32_t getInferLibBuildVersion() noexcept;

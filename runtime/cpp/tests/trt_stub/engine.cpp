@@ -1,0 +1,237 @@
+// A TensorRT whose engines are JSON: {"layers", "kv_heads", "head_dim", "in_place", "ranges"}. Their KV entries are the tokens
+// themselves, so that a stale or misplaced entry shows in what they predict.
+#include <NvInfer.h>
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include <nlohmann/json.hpp>
+
+#include "stub.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+using stub::state;
+
+std::size_t size_of(const stub::Shape& shape) {
+    std::size_t size = 1;
+    for (const std::int64_t dimension : shape) size *= static_cast<std::size_t>(dimension);
+    return size;
+}
+
+void want(bool good, const char* what) {
+    if (!good) throw std::logic_error(what);
+}
+
+/// The front of an allocation that has room for a tensor.
+template <typename T>
+T* view(const stub::Bound& bound, const std::string& name, const stub::Shape& shape) {
+    unsigned char* address = bound.addresses.at(name);
+    auto owner = state().memory.upper_bound(address);
+    want(owner != state().memory.begin(), "an address nobody allocated");
+    --owner;
+    want(address + size_of(shape) * sizeof(T) <= owner->first + owner->second, "a tensor beyond its memory");
+    return reinterpret_cast<T*>(address);
+}
+
+/// One step of an engine over what a context was bound to.
+class Execution {
+  public:
+    Execution(const Json& engine, const stub::Bound& bound) : engine_(engine), bound_(bound) {}
+
+    void operator()() {
+        state().events.emplace_back("execute", 0);
+        const stub::Shape &window = bound_.shapes.at("input_ids"), &wanted = bound_.shapes.at("output_index");
+        rows_ = window[0];
+        slots_ = window[1];
+        outputs_ = wanted[1];
+        ids_ = view<std::int64_t>(bound_, "input_ids", window);
+        lengths_ = view<std::int64_t>(bound_, "kv_length", {rows_});
+        for (std::int64_t layer = 0; layer < engine_.at("layers"); ++layer)
+            for (const char* kind : {".key", ".value"}) write(std::to_string(layer) + kind);
+        predict(view<std::int64_t>(bound_, "output_index", wanted), view<std::int64_t>(bound_, "token_ids", wanted),
+                view<float>(bound_, "confidence", wanted));
+    }
+
+  private:
+    void write(const std::string& suffix) {
+        const std::string past_name = "past_key_values." + suffix, present_name = "present." + suffix;
+        const stub::Shape shape = bound_.shapes.at(past_name);
+        want(shape[0] == rows_, "as many rows of KV as of ids");
+        auto* past = view<float>(bound_, past_name, shape);
+        const bool in_place = engine_.at("in_place");
+        if (in_place) want(bound_.addresses.at(past_name) == bound_.addresses.at(present_name), "past and present are one memory");
+        const stub::Shape window{rows_, shape[1], slots_, shape[3]};
+        auto* fresh = in_place ? nullptr : view<float>(bound_, present_name, window);
+        seen_.assign(static_cast<std::size_t>(rows_), {});
+        for (std::int64_t row = 0; row < rows_; ++row) {
+            want(lengths_[row] + slots_ <= shape[2], "a step within its capacity");
+            for (std::int64_t head = 0; head < shape[1]; ++head) {
+                float* entries = past + (row * shape[1] + head) * shape[2] * shape[3];
+                fake::Tokens known;
+                for (std::int64_t i = 0; i < lengths_[row]; ++i) known.push_back(static_cast<std::int64_t>(entries[i * shape[3]]));
+                for (std::int64_t slot = 0; slot < slots_; ++slot) {
+                    float* target = in_place ? entries + (lengths_[row] + slot) * shape[3]
+                                             : fresh + ((row * shape[1] + head) * slots_ + slot) * shape[3];
+                    std::fill_n(target, shape[3], static_cast<float>(ids_[row * slots_ + slot]));
+                    known.push_back(ids_[row * slots_ + slot]);
+                }
+                fake::Tokens& all = seen_[static_cast<std::size_t>(row)];
+                want(head == 0 || all == known, "all heads hold the same entries");
+                all = known;
+            }
+        }
+    }
+
+    void predict(const std::int64_t* index, std::int64_t* token_ids, float* confidence) const {
+        for (std::int64_t row = 0; row < rows_; ++row)
+            for (std::int64_t j = 0; j < outputs_; ++j) {
+                fake::Tokens known = seen_[static_cast<std::size_t>(row)];
+                known.resize(static_cast<std::size_t>(lengths_[row] + index[row * outputs_ + j] + 1));
+                const std::size_t length = known.size();
+                while (!known.empty() && known.back() == fake::mask) known.pop_back();
+                // A row or a slot that only fills a fixed shape up sees what it likes; nobody reads its answer.
+                const bool is_stale = std::find(known.begin(), known.end(), fake::mask) != known.end();
+                std::tie(token_ids[row * outputs_ + j], confidence[row * outputs_ + j]) =
+                    is_stale ? std::pair(std::int64_t{-7}, -1.0F)
+                             : state().predict(known, static_cast<std::int64_t>(length - known.size()));
+            }
+    }
+
+    const Json& engine_;
+    const stub::Bound bound_;
+    std::int64_t rows_ = 0, slots_ = 0, outputs_ = 0;
+    const std::int64_t *ids_ = nullptr, *lengths_ = nullptr;
+    std::vector<fake::Tokens> seen_;
+};
+
+class Context : public nvinfer1::IExecutionContext {
+  public:
+    Context(const Json& engine, nvinfer1::ILogger& logger) : engine_(engine), logger_(logger), place_(state().contexts.size()) {
+        state().contexts.push_back(&bound_);
+    }
+    ~Context() override {
+        if (place_ < state().contexts.size()) state().contexts[place_] = nullptr;
+    }
+
+    bool setInputShape(const char* name, const nvinfer1::Dims& dims) noexcept override {
+        const stub::Shape shape(dims.d, dims.d + dims.nbDims);
+        const Json& range = engine_["ranges"][static_cast<std::size_t>(bound_.range)];
+        const auto fits = [&](const char* dimension, std::int64_t size) {
+            return range[dimension]["min"] <= size && size <= range[dimension]["max"];
+        };
+        if (state().unknown_tensors.count(name) > 0 || !fits("batch", shape[0])) return false;
+        if (std::string(name) == "input_ids" && !fits("slots", shape[1])) return false;
+        if (std::string(name) == "output_index" && !fits("outputs", shape[1])) return false;
+        bound_.shapes[name] = shape;
+        return true;
+    }
+
+    bool setTensorAddress(const char* name, void* address) noexcept override {
+        bound_.addresses[name] = static_cast<unsigned char*>(address);
+        return state().unknown_tensors.count(name) == 0;
+    }
+
+    void setDeviceMemoryV2(void* memory, std::int64_t num_bytes) noexcept override { has_scratch_ = memory != nullptr && num_bytes == 512; }
+
+    bool setOptimizationProfileAsync(std::int32_t index, cudaStream_t) noexcept override {
+        bound_.range = index;
+        return static_cast<std::size_t>(index) < engine_["ranges"].size();
+    }
+
+    bool enqueueV3(cudaStream_t stream) noexcept override {
+        if (state().fails || !has_scratch_) return logger_.log(nvinfer1::ILogger::Severity::kERROR, "the stub was told to fail"), false;
+        if (state().contexts.size() > place_ && runs_++ == 0) ++state().compiled;
+        stub::submit(stream, Execution(engine_, bound_));
+        return true;
+    }
+
+  private:
+    const Json& engine_;
+    nvinfer1::ILogger& logger_;
+    std::size_t place_;
+    stub::Bound bound_;
+    bool has_scratch_ = false;
+    int runs_ = 0;
+};
+
+#ifdef TRT_MAJOR_RTX
+class Kernels : public nvinfer1::IHostMemory {
+  public:
+    void* data() const noexcept override { return const_cast<char*>(text_.data()); }
+    std::size_t size() const noexcept override { return text_.size(); }
+
+  private:
+    std::string text_ = "kernels " + std::string(static_cast<std::size_t>(state().compiled), 'k');
+};
+
+class Cache : public nvinfer1::IRuntimeCache {
+  public:
+    nvinfer1::IHostMemory* serialize() const noexcept override { return new Kernels; }
+    bool deserialize(const void* data, std::size_t num_bytes) noexcept override {
+        return std::string(static_cast<const char*>(data), num_bytes).rfind("kernels ", 0) == 0;
+    }
+};
+
+class Config : public nvinfer1::IRuntimeConfig {
+  public:
+    void setExecutionContextAllocationStrategy(nvinfer1::ExecutionContextAllocationStrategy) noexcept override {}
+    void setDynamicShapesKernelSpecializationStrategy(nvinfer1::DynamicShapesKernelSpecializationStrategy) noexcept override {}
+    nvinfer1::IRuntimeCache* createRuntimeCache() const noexcept override { return new Cache; }
+    bool setRuntimeCache(const nvinfer1::IRuntimeCache&) noexcept override { return true; }
+};
+#endif
+
+class Engine : public nvinfer1::ICudaEngine {
+  public:
+    Engine(Json engine, nvinfer1::ILogger& logger) : engine_(std::move(engine)), logger_(logger) {}
+
+    std::int64_t getDeviceMemorySizeV2() const noexcept override { return 512; }
+#ifdef TRT_MAJOR_RTX
+    nvinfer1::IRuntimeConfig* createRuntimeConfig() noexcept override { return new Config; }
+    nvinfer1::IExecutionContext* createExecutionContext(nvinfer1::IRuntimeConfig*) noexcept override {
+        return new Context(engine_, logger_);
+    }
+#else
+    nvinfer1::IExecutionContext* createExecutionContext(nvinfer1::ExecutionContextAllocationStrategy) noexcept override {
+        return new Context(engine_, logger_);
+    }
+#endif
+
+  private:
+    Json engine_;
+    nvinfer1::ILogger& logger_;
+};
+
+class Runtime : public nvinfer1::IRuntime {
+  public:
+    explicit Runtime(nvinfer1::ILogger& logger) : logger_(logger) {}
+
+    nvinfer1::ICudaEngine* deserializeCudaEngine(const void* data, std::size_t num_bytes) noexcept override {
+        Json engine = Json::parse(std::string(static_cast<const char*>(data), num_bytes), nullptr, false);
+        if (engine.is_object()) return new Engine(std::move(engine), logger_);
+        logger_.log(nvinfer1::ILogger::Severity::kWARNING, "a warning nobody asked for");
+        logger_.log(nvinfer1::ILogger::Severity::kERROR, "the magic tag does not match");
+        return nullptr;
+    }
+#ifdef TRT_MAJOR_RTX
+    nvinfer1::EngineValidity getEngineValidity(const void*, std::int64_t, std::uint64_t* diagnostics) const noexcept override {
+        *diagnostics = static_cast<std::uint64_t>(nvinfer1::EngineInvalidityDiagnostics::kMALFORMED_ENGINE);
+        return nvinfer1::EngineValidity::kINVALID;
+    }
+#endif
+
+  private:
+    nvinfer1::ILogger& logger_;
+};
+
+} // namespace
+
+nvinfer1::IRuntime* nvinfer1::createInferRuntime(ILogger& logger) noexcept { return new Runtime(logger); }
+
+std::int32_t getInferLibMajorVersion() noexcept { return state().version[0]; }
+std::int32_t getInferLibMinorVersion() noexcept { return state().version[1]; }
+std::int32_t getInferLibPatchVersion() noexcept { return state().version[2]; }
+std::int32_t getInferLibBuildVersion() noexcept { return state().version[3]; }

@@ -1,0 +1,49 @@
+// What tests see and set of the GPU and the TensorRT that the stub plays. One state for the program; `reset` begins a test.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../fake.hpp"
+
+namespace stub {
+
+using Shape = std::vector<std::int64_t>;
+
+/// One execution context as it is bound.
+struct Bound {
+    std::int64_t range = -1;
+    std::map<std::string, Shape> shapes;
+    std::map<std::string, unsigned char*> addresses;
+};
+
+struct State {
+    // what the machine is
+    int num_devices = 1, driver = 12090;
+    std::vector<int> version{10, 16, 0, 72};
+    // what it shall do
+    fake::Predict predict = fake::hashed;
+    bool refuses_capture = false, fails = false, has_no_memory = false;
+    std::set<std::string> unknown_tensors;
+    // what was done
+    std::vector<std::pair<std::string, std::size_t>> events; // in the order of the stream
+    std::map<unsigned char*, std::size_t> memory;            // allocated now
+    std::vector<std::size_t> allocations;                    // sizes of all there ever were
+    std::vector<Bound*> contexts;                            // in the order they were made; null when gone
+    int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0;
+};
+
+State& state();
+void reset();
+
+/// Put work on a stream, or into the graph that is being captured. It is done when the stream is synchronized.
+void submit(cudaStream_t stream, std::function<void()> work);
+
+} // namespace stub

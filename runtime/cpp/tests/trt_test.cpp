@@ -1,0 +1,394 @@
+// The TensorRT backend over a stub of TensorRT and CUDA: addresses, shapes, ranges, cursors, captured steps, the order on the stream.
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include <mars/block_commit.hpp>
+#include <mars/decode.hpp>
+#include <mars/errors.hpp>
+#include <mars/session.hpp>
+
+#include "engine_manifest.hpp"
+#include "here.hpp"
+#include "trt.hpp"
+#include "trt_stub/stub.hpp"
+
+namespace {
+
+using Tokens = fake::Tokens;
+
+const std::vector<Tokens> prompts{{5, 6, 7}, {9}, {11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30}};
+
+/// A bundle's directory beside the others of this run, with one stub engine in it.
+struct Made {
+    explicit Made(const EngineShape& shape = {}, const std::string& engine = "")
+        : bundle{std::filesystem::temp_directory_path() / ("mars-trt-" + std::to_string(getpid())) / "a.bundle",
+                 mars::parse_manifest(engine_manifest(shape, mars::tensorrt_flavor()).dump())} {
+        stub::reset();
+        std::filesystem::create_directories(bundle.path);
+        std::ofstream(bundle.path / "rtx.engine") << (engine.empty() ? stub_engine(shape) : engine);
+    }
+    ~Made() { std::filesystem::remove_all(bundle.path.parent_path()); }
+    Made(const Made&) = delete;
+    Made& operator=(const Made&) = delete;
+
+    mars::TrtBackend open() const { return {bundle, bundle.manifest.variants.front()}; }
+
+    mars::Bundle bundle;
+};
+
+std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20) {
+    std::vector<std::unique_ptr<mars::Row>> rows;
+    std::vector<mars::Row*> pointers;
+    for (const Tokens& prompt : asked) {
+        mars::GenerationConfig config;
+        config.tau = 0.5;
+        config.max_new_tokens = most--;
+        rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(rows.size()), prompt, config, Tokens{}));
+        pointers.push_back(rows.back().get());
+    }
+    const auto loop = blocks ? mars::decode_blocks(backend, pointers, 4, fake::mask, 4) : mars::decode(backend, pointers, 4, fake::mask);
+    while (loop->next()) {
+    }
+    std::vector<Tokens> all;
+    for (const auto& row : rows) all.push_back(row->tokens);
+    return all;
+}
+
+mars::StepInput input(std::int64_t rows, std::int64_t slots, std::int64_t token = 3) {
+    const auto count = static_cast<std::size_t>(rows);
+    return {rows, slots, 1, Tokens(count * static_cast<std::size_t>(slots), token), Tokens(count, 0), Tokens(count, 0)};
+}
+
+const float* kv(const mars::TrtCache& cache, std::size_t tensor) {
+    return reinterpret_cast<const float*>(cache.memory().addresses[tensor]);
+}
+
+const mars::KvMemory& memory(const mars::Cache& cache) { return dynamic_cast<const mars::TrtCache&>(cache).memory(); }
+
+std::string refused(const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const mars::SessionError& error) {
+        return error.what();
+    }
+    return "nothing was refused";
+}
+
+} // namespace
+
+TEST_CASE("the loops accept what they accept elsewhere, with captured steps and without") {
+    for (const char* layout : {"static", "delta"})
+        for (const bool fixed : {false, true})
+            for (const bool refuses : {false, true})
+                for (const bool blocks : {false, true}) {
+                    CAPTURE(layout);
+                    CAPTURE(fixed);
+                    CAPTURE(refuses);
+                    CAPTURE(blocks);
+                    EngineShape shape;
+                    shape.fixed = fixed;
+                    shape.kv_layout = layout;
+                    const Made made(shape);
+                    stub::state().refuses_capture = refuses;
+                    mars::TrtBackend backend = made.open();
+                    fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+                    const auto expected = answers(reference, prompts, blocks);
+                    // The second time on memory that was used, the third with captured steps.
+                    for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, blocks) == expected);
+                    CHECK((stub::state().launches > 0) == !refuses);
+                    CHECK(backend.num_graphs() == static_cast<std::size_t>(stub::state().graphs));
+                }
+}
+
+TEST_CASE("only ids and confidences come back, in the stream's order") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(3);
+    mars::StepOutput output;
+    for (int i = 0; i < 3; ++i) {
+        stub::state().events.clear();
+        backend.step(*cache, 0, input(3, 4), false, output);
+        std::vector<std::string> kinds;
+        std::size_t fetched = 0;
+        for (const auto& [kind, size] : stub::state().events) {
+            kinds.push_back(kind);
+            fetched += kind == "download" ? size : 0;
+        }
+        CHECK(kinds == std::vector<std::string>{"upload", "upload", "upload", "execute", "download", "download"});
+        CHECK(fetched == 3 * (8 + 4));
+        CHECK(output.token_ids.size() == 3);
+        CHECK(output.confidence[0] == fake::hashed({3}, 0).second);
+    }
+    CHECK(stub::state().launches == 2); // the first run prepares, the second is captured and replayed
+}
+
+TEST_CASE("memory is allocated once, and goes with the backend") {
+    const Made made;
+    {
+        mars::TrtBackend backend = made.open();
+        answers(backend, prompts, false);
+        const std::size_t before = stub::state().allocations.size();
+        for (int i = 0; i < 20; ++i) answers(backend, {prompts[0], prompts[1]}, false, 6);
+        CHECK(stub::state().allocations.size() == before);
+        const auto one = backend.new_cache(1), two = backend.new_cache(1);
+        CHECK(memory(*one).addresses != memory(*two).addresses);
+        const auto& sizes = stub::state().allocations;
+        CHECK(std::count(sizes.begin(), sizes.end(), 3U * 2 * 64 * 4 * 4) == 2 * 2 * 2);
+    }
+    CHECK(stub::state().memory.empty());
+    CHECK(stub::state().streams == 0);
+    CHECK(stub::state().forgotten == stub::state().graphs);
+    for (const stub::Bound* context : stub::state().contexts) CHECK(context == nullptr);
+}
+
+TEST_CASE("a cache may outlive its backend") {
+    const Made made;
+    auto backend = std::make_unique<mars::TrtBackend>(made.bundle, made.bundle.manifest.variants.front());
+    auto cache = backend->new_cache(1);
+    backend.reset();
+    cache->move(0, 1, 2);
+    cache.reset();
+    CHECK(stub::state().memory.empty());
+}
+
+TEST_CASE("memory that is used again holds no old entries") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    auto cache = backend.new_cache(1);
+    const auto addresses = memory(*cache).addresses;
+    for (const mars::Address address : addresses)
+        std::fill_n(reinterpret_cast<float*>(address), 3 * 2 * 64 * 4, std::numeric_limits<float>::infinity());
+    cache.reset();
+    cache = backend.new_cache(1);
+    CHECK(memory(*cache).addresses == addresses);
+    mars::StepOutput output;
+    backend.step(*cache, 0, input(1, 1), false, output); // clears are on the stream
+    const float* entries = reinterpret_cast<const float*>(addresses[0]);
+    CHECK(std::count(entries, entries + 3 * 2 * 64 * 4, 0.0F) == 3 * 2 * 64 * 4 - 2 * 4);
+}
+
+TEST_CASE("ranges are chosen by shape") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(3);
+    mars::StepOutput output;
+    const auto ranges = [] {
+        std::vector<std::int64_t> all;
+        for (const stub::Bound* context : stub::state().contexts) all.push_back(context->range);
+        return all;
+    };
+    backend.step(*cache, 0, input(1, 1), false, output);
+    backend.step(*cache, 0, input(3, 7), false, output);
+    CHECK(ranges() == Tokens{0, 0}); // decode, a context for each shape
+    backend.step(*cache, 0, input(1, 8), false, output);
+    backend.step(*cache, 0, input(2, 16), false, output);
+    backend.step(*cache, 2, input(1, 16), false, output);
+    CHECK(ranges() == Tokens{0, 0, 1}); // prefill, one context for all
+    const stub::Bound& last = *stub::state().contexts.back();
+    CHECK(last.shapes.at("input_ids") == stub::Shape{1, 16});
+    CHECK(last.shapes.at("past_key_values.1.value") == stub::Shape{1, 2, 64, 4});
+    const auto& lent = memory(*cache);
+    CHECK(reinterpret_cast<mars::Address>(last.addresses.at("past_key_values.0.key")) == lent.addresses[0] + 2 * lent.row_bytes);
+    CHECK(refused([&] { backend.step(*cache, 0, input(1, 17), false, output); }) ==
+          "a step of 1 x 17 slots with 1 predictions is beyond this engine (decode: 1-3 x 1-7; prefill: 1-3 x 1-16; at most 4 "
+          "predictions); build one with a larger --batch, --prefill or --block");
+}
+
+TEST_CASE("a captured step belongs to its rows and memory, and the oldest is forgotten") {
+    EngineShape shape;
+    shape.block = 40;
+    shape.capacity = 128;
+    const Made made(shape);
+    mars::TrtBackend backend = made.open();
+    const auto one = backend.new_cache(2), two = backend.new_cache(2);
+    mars::StepOutput output;
+    for (const auto* cache : {&one, &two})
+        for (const std::int64_t first : {0, 1})
+            for (int i = 0; i < 3; ++i) backend.step(**cache, first, input(1, 2, 4 + first), false, output);
+    CHECK(stub::state().graphs == 4);
+    for (int i = 0; i < 2; ++i)
+        for (std::int64_t slots = 1; slots <= 65; ++slots) backend.step(*one, 0, input(1, slots), false, output);
+    CHECK(backend.num_graphs() <= 64);
+    CHECK(stub::state().forgotten >= 4);
+}
+
+TEST_CASE("a row is moved with all its heads") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(3);
+    mars::StepOutput output;
+    mars::StepInput window = input(1, 3);
+    window.input_ids = {8, 9, 10};
+    backend.step(*cache, 2, window, false, output);
+    cache->move(2, 0, 2);
+    cache->move(2, 1, 0);
+    backend.step(*cache, 2, window, false, output);
+    const auto& moved = dynamic_cast<mars::TrtCache&>(*cache);
+    for (const std::size_t head : {0U, 1U}) {
+        const float* entries = kv(moved, 3) + head * 64 * 4;
+        CHECK(entries[0] == 8);
+        CHECK(entries[7] == 9);
+        CHECK(std::count(entries + 8, entries + 64 * 4, 0.0F) == 62 * 4);
+    }
+    CHECK(std::count(kv(moved, 3) + 2 * 64 * 4, kv(moved, 3) + 4 * 64 * 4, 0.0F) == 2 * 64 * 4);
+}
+
+TEST_CASE("an engine without symbols keeps its filling out of the way") {
+    EngineShape shape;
+    shape.fixed = true;
+    const Made made(shape);
+    mars::TrtBackend backend = made.open();
+    CHECK(backend.max_capacity() == 60);
+    CHECK(backend.max_slots() == 4);
+    const auto cache = backend.new_cache(3);
+    mars::StepOutput output;
+    mars::StepInput window = input(1, 2);
+    window.input_ids = {8, 9};
+    window.output_index = {1};
+    backend.step(*cache, 1, window, false, output);
+    CHECK(output.token_ids == Tokens{fake::hashed({8, 9}, 0).first});
+    const float* keys = kv(dynamic_cast<mars::TrtCache&>(*cache), 0);
+    const std::int64_t row = 2 * 64 * 4;
+    CHECK(keys[row] == 8);
+    CHECK(keys[row + 4] == 9);
+    CHECK(std::count(keys, keys + row, 0.0F) == row);
+    for (std::int64_t other = 2; other < 5; ++other) // rows that nobody asked for write to the end only
+        CHECK(std::count(keys + other * row, keys + other * row + 60 * 4, 0.0F) == 60 * 4);
+    CHECK(refused([&] { backend.step(*cache, 0, input(1, 5), false, output); }) ==
+          "a step of 1 x 5 slots; this engine is for exactly 3 x 4");
+}
+
+TEST_CASE("a row near its end shares a step with a row that looks far ahead") {
+    for (const bool fixed : {false, true}) {
+        CAPTURE(fixed);
+        EngineShape shape;
+        shape.fixed = fixed;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        const std::vector<Tokens> asked{Tokens(static_cast<std::size_t>(backend.max_capacity() - 2), 5), {6}};
+        fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+        CHECK(answers(backend, asked, false, 30) == answers(reference, asked, false, 30));
+    }
+}
+
+TEST_CASE("what the engine cannot hold is refused") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    CHECK(refused([&] { backend.new_cache(4); }) == "4 rows, but this engine was built for at most 3; build it again with --batch 4");
+    const auto cache = backend.new_cache(1);
+    cache->reserve(64);
+    CHECK(refused([&] { cache->reserve(65); }).find("would write entry 65 of a row, this engine holds 64") != std::string::npos);
+    stub::state().has_no_memory = true;
+    const std::size_t before = stub::state().memory.size();
+    CHECK(refused([&] { backend.new_cache(1); }) == "CUDA: cudaMalloc failed: out of memory (cudaErrorMemoryAllocation)");
+    CHECK(stub::state().memory.size() == before);
+}
+
+TEST_CASE("a failing step says what TensorRT said, and the next one works") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(1);
+    mars::StepOutput output;
+    stub::state().fails = true;
+    for (int i = 0; i < 2; ++i)
+        CHECK(refused([&] { backend.step(*cache, 0, input(1, 2), false, output); }) ==
+              "TensorRT failed in a step of 1 x 2 slots: the stub was told to fail");
+    stub::state().fails = false;
+    backend.step(*cache, 0, input(1, 2), false, output);
+    CHECK(output.token_ids == Tokens{fake::hashed({3}, 0).first});
+}
+
+TEST_CASE("an engine of another model is refused, each time") {
+    for (const std::int64_t slots : {2, 9}) { // decode, prefill
+        const Made made;
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(1);
+        mars::StepOutput output;
+        stub::state().unknown_tensors = {"present.1.key", "kv_length"};
+        for (int i = 0; i < 2; ++i)
+            CHECK(refused([&] { backend.step(*cache, 0, input(1, slots), false, output); }) ==
+                  "the engine and the manifest disagree about kv_length, kv_length, present.1.key; build the engine again");
+    }
+}
+
+TEST_CASE("a file that is no engine is refused with both sides named") {
+    const Made made({}, "garbage");
+    const std::string text = refused([&] { made.open(); });
+    CHECK(text.find("built with " + mars::tensorrt_flavor() + " 10.16.0.72 (CUDA 12) for sm86, sm89 on") != std::string::npos);
+    CHECK(text.find("cannot be loaded here (" + mars::tensorrt_flavor() + " 10.16.0.72; Stub GPU, sm86, driver for CUDA 12.9): ") !=
+          std::string::npos);
+    CHECK(text.find("the magic tag does not match") != std::string::npos);
+    CHECK(text.find("a warning") == std::string::npos);
+    CHECK((text.find("malformed engine") != std::string::npos) == (mars::tensorrt_flavor() == "tensorrt_rtx"));
+    CHECK(stub::state().memory.empty());
+}
+
+TEST_CASE("shapes beyond any memory are refused") {
+    EngineShape shape;
+    shape.capacity = std::int64_t{1} << 52;
+    Made made(shape);
+    const auto opened = [&] { made.open().new_cache(1); };
+    CHECK(refused(opened) == "CUDA: cudaMalloc failed: out of memory (cudaErrorMemoryAllocation)");
+    made.bundle.manifest.model.num_kv_heads = made.bundle.manifest.model.head_dim = 65536;
+    CHECK(refused(opened) == "the engine's shapes are beyond any memory; build it again");
+    CHECK(stub::state().memory.empty());
+    shape.capacity = 3;
+    shape.fixed = true;
+    const Made small(shape);
+    CHECK(refused([&] { small.open(); }).find("less than one step") != std::string::npos);
+}
+
+TEST_CASE("the machine is asked") {
+    stub::reset();
+    mars::Here here = mars::look_around();
+    CHECK(here.gpu == "sm86");
+    CHECK(here.driver == "12.9");
+    CHECK(here.version == "10.16.0.72");
+    stub::state().num_devices = 0;
+    CHECK(mars::look_around().no_gpu == "no NVIDIA GPU is visible");
+    stub::state().num_devices = -1;
+    CHECK(mars::look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+}
+
+TEST_CASE("many threads over one engine") {
+    const Made made;
+    auto backend = std::make_unique<mars::TrtBackend>(made.bundle, made.bundle.manifest.variants.front());
+    fake::Backend reference(fake::hashed, backend->max_capacity(), backend->max_slots());
+    const auto expected = answers(reference, prompts, false);
+    std::vector<std::thread> threads;
+    std::vector<int> equal(4);
+    for (int& count : equal)
+        threads.emplace_back([&] {
+            for (int i = 0; i < 10; ++i) count += answers(*backend, prompts, false) == expected;
+        });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(equal == std::vector<int>(4, 10));
+}
+
+#ifdef MARS_STUB_RTX
+TEST_CASE("kernels are kept beside the bundle, and read at the next start") {
+    const Made made;
+    const auto file = made.bundle.path.parent_path() / ".a.bundle.rtx-0123456789ab.kernels";
+    for (int start = 0; start < 2; ++start) {
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(1);
+        mars::StepOutput output;
+        for (int i = 0; i < 4; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+        CHECK(std::filesystem::file_size(file) == std::string("kernels k").size() + static_cast<std::size_t>(start));
+    }
+    std::filesystem::remove(file);
+    std::filesystem::create_directory(file); // a place that cannot be written changes nothing else
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(1);
+    mars::StepOutput output;
+    backend.step(*cache, 0, input(1, 2), false, output);
+    CHECK(output.token_ids.size() == 1);
+    CHECK(std::distance(std::filesystem::directory_iterator(made.bundle.path.parent_path()), {}) == 2);
+}
+#endif
