@@ -48,7 +48,8 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     cache->reserve(length + most);
     StepOutput output;
     const auto timed = [&](std::int64_t slots) {
-        StepInput input{1, slots, std::min(slots, block), std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id), {length}, {}};
+        StepInput input{1,        slots, std::min(slots, block), std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id),
+                        {length}, {}};
         // A real step asks for the outputs of its last known token and its masks, so for a block at most.
         for (std::int64_t i = slots - input.outputs; i < slots; ++i) input.output_index.push_back(i);
         const double begun = now();
