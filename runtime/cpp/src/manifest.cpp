@@ -89,6 +89,7 @@ Variant read_variant(Fields& fields) {
     variant.capacity = fields.optional_integer("capacity", 1);
     if (fields.has("drift")) variant.drift = read_drift(fields.object("drift"));
     if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
+    variant.accuracy_level = fields.optional_integer("accuracy_level");
     return variant;
 }
 

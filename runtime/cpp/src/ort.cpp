@@ -1,6 +1,8 @@
 // ONNX Runtime through its C++ API: load, check the signature, bind, run.
 #include <algorithm>
+#include <atomic>
 #include <cctype>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <set>
@@ -16,6 +18,8 @@ namespace mars {
 namespace {
 
 using Shape = std::vector<std::int64_t>;
+
+constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 
 void init_api() {
     const OrtApi* api = OrtGetApiBase()->GetApi(ORT_API_VERSION);
@@ -130,6 +134,7 @@ struct OrtBackend::Graph {
     std::int64_t max_capacity = 0, vocab_size = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
     bool on_cpu = true;
+    std::atomic<std::chrono::steady_clock::rep> run_time{0};
     Ort::Env env{nullptr};
     Ort::Session session{nullptr};
     Ort::MemoryInfo memory{nullptr};
@@ -234,6 +239,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         Ort::SessionOptions options;
         options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
         if (threads) options.SetIntraOpNumThreads(*threads);
+        options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
+                               std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
         append_provider(options, provider);
         graph.session = Ort::Session(graph.env, graph.file.c_str(), options);
         graph.check_signature();
@@ -270,11 +277,17 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         memory.binding.BindInput("kv_length", graph.tensor(input.kv_length, {input.rows}));
         memory.binding.BindInput("output_index", graph.tensor(input.output_index, {input.rows, input.outputs}));
         graph.bind_results(memory, input, want_logits, output);
+        const auto begun = std::chrono::steady_clock::now();
         graph.session.Run(Ort::RunOptions{nullptr}, memory.binding);
+        graph.run_time += (std::chrono::steady_clock::now() - begun).count();
     } catch (const Ort::Exception& error) {
         throw SessionError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
                            " slots: " + first_line(error));
     }
+}
+
+double OrtBackend::run_seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::duration(graph_->run_time)).count();
 }
 
 std::vector<std::string> OrtBackend::devices() {

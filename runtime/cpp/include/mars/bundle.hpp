@@ -50,6 +50,7 @@ struct Variant {
     std::optional<std::int64_t> batch, slots, capacity;
     std::optional<Drift> drift;
     std::optional<EngineInfo> engine;
+    std::optional<std::int64_t> accuracy_level; ///< of ONNX Runtime's products with int4 and int8 weights: 0 exact, 4 fast
 
     bool is_static() const { return slots.has_value(); }
     bool is_engine() const { return backend != "onnx"; }

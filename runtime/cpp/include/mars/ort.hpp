@@ -30,6 +30,9 @@ class MARS_API OrtBackend : public Backend {
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
     void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
 
+    /// Seconds inside ONNX Runtime's Run since the graph was loaded, of all threads together: the rest of a step is ours.
+    double run_seconds() const;
+
     /// Names of the execution providers of the ONNX Runtime this library runs with.
     static std::vector<std::string> devices();
 
