@@ -24,7 +24,7 @@ void run(const char* path, int threads, std::int64_t tokens) {
     mars::GenerationConfig config;
     config.tau = 1.0;
     config.max_new_tokens = tokens;
-    config.eos_ids = std::vector<std::int64_t>{};
+    config.eos_ids.emplace();
     mars::Stream stream = session.stream(prompt, config);
     stream.next(); // the prompt
     using Clock = std::chrono::steady_clock;
