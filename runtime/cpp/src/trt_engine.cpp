@@ -15,8 +15,6 @@
 
 namespace mars {
 
-namespace {
-
 constexpr std::size_t most_errors = 20; // kept
 
 /// Keeps what TensorRT complains about instead of printing it. TensorRT calls it from any thread.
@@ -44,6 +42,8 @@ class Collected : public nvinfer1::ILogger {
     mutable std::mutex mutex_;
     std::deque<std::string> errors_;
 };
+
+namespace {
 
 std::string built_for(const Variant& variant) {
     const EngineInfo& info = *variant.engine;
