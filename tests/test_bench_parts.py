@@ -67,7 +67,7 @@ def fake_session(backend: FakeBackend) -> Any:
 
     manifest = SimpleNamespace(block=BLOCK, tokens=SimpleNamespace(mask=MASK, eos=()))
     return SimpleNamespace(
-        backend=backend, bundle=SimpleNamespace(manifest=manifest), new_row=new_row, text=Words(), policy=lambda: None, prepare=lambda rows: None
+        backend=backend, bundle=SimpleNamespace(manifest=manifest), new_row=new_row, text=Words(), policy=lambda: None, cost=None
     )
 
 
