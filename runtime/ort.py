@@ -36,6 +36,7 @@ class OrtCache:
         self.buffers: list[np.ndarray] = []
         self.binding: Any = None
         self.bound: tuple[int, int, int, bool] | None = None  # what it stands for: first row, rows, capacity, logits wanted
+        self.arrays: dict[str, np.ndarray] = {}  # what is bound besides KV memory
 
     def reserve(self, capacity: int) -> None:
         if capacity <= self.capacity:
@@ -118,16 +119,17 @@ class OrtBackend:
         rows = input_ids.shape[0]
         binding = self._binding(cache, first, rows, want_logits)
         for name, array in (("input_ids", input_ids), ("kv_length", kv_length), ("output_index", output_index)):
-            binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+            self._bind_input(cache, name, array)
         new = [] if self._in_place else self._bind_new_entries(binding, input_ids.shape)
-        results = {name: self._bind_result(binding, name, output_index.shape) for name in self.outputs if name != "logits" or want_logits}
+        results = {name: self._bind_result(cache, name, output_index.shape) for name in self.outputs if name != "logits" or want_logits}
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(f"ONNX Runtime failed in a step of {rows} x {input_ids.shape[1]} slots: {_first_line(error)}") from error
         if new:
             cache.place(first, kv_length, new)
-        return StepOutput(**results)
+        # Copies, because the next step of this shape writes there again.
+        return StepOutput(**{name: array if name == "logits" else array.copy() for name, array in results.items()})
 
     def _binding(self, cache: OrtCache, first: int, rows: int, want_logits: bool) -> Any:
         """KV memory of some rows bound as past and present: the cache's last binding while it still stands for the same memory.
@@ -137,7 +139,7 @@ class OrtBackend:
         wanted = (first, rows, cache.capacity, want_logits)
         if cache.bound == wanted and self._on_host:
             return cache.binding
-        cache.bound, cache.binding = None, self._session.io_binding()
+        cache.bound, cache.binding, cache.arrays = None, self._session.io_binding(), {}
         shape = (rows, *cache.buffers[0].shape[1:])
         for suffix, buffer in zip(self._suffixes, cache.buffers, strict=True):
             address = buffer.ctypes.data + first * buffer.strides[0]
@@ -147,10 +149,21 @@ class OrtBackend:
         cache.bound = wanted
         return cache.binding
 
-    def _bind_result(self, binding: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        dtype = np.int64 if name == "token_ids" else np.float32
-        array = np.empty((*shape, self._vocab) if name == "logits" else shape, dtype)
-        binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
+    def _bind_input(self, cache: OrtCache, name: str, value: np.ndarray) -> None:
+        """Binding takes far longer than copying a few ids: an array that is bound is written again as long as the shape stays."""
+        array = cache.arrays.get(name)
+        if array is None or array.shape != value.shape:
+            array = cache.arrays[name] = value.copy()
+            cache.binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+        else:
+            array[...] = value
+
+    def _bind_result(self, cache: OrtCache, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = cache.arrays.get(name)
+        if array is None or array.shape[:2] != shape or name == "logits":
+            dtype = np.int64 if name == "token_ids" else np.float32
+            array = cache.arrays[name] = np.empty((*shape, self._vocab) if name == "logits" else shape, dtype)
+            cache.binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
         return array
 
     def _bind_new_entries(self, binding: Any, window: tuple[int, ...]) -> list[np.ndarray]:

@@ -66,9 +66,7 @@ def fake_session(backend: FakeBackend) -> Any:
         return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
 
     manifest = SimpleNamespace(block=BLOCK, tokens=SimpleNamespace(mask=MASK, eos=()))
-    return SimpleNamespace(
-        backend=backend, bundle=SimpleNamespace(manifest=manifest), new_row=new_row, text=Words(), policy=lambda: None, cost=None
-    )
+    return SimpleNamespace(backend=backend, bundle=SimpleNamespace(manifest=manifest), new_row=new_row, text=Words(), policy=lambda: None, cost=None)
 
 
 def task(words: str, answer: str = "", limit: int = 6) -> Task:
