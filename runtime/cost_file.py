@@ -62,6 +62,14 @@ class CostFile:
             pass
 
 
+def machine_is_busy() -> bool:
+    """Whether more programs than there are processors ran in the last minute, so that what is measured now is not worth keeping."""
+    try:
+        return os.getloadavg()[0] > (os.cpu_count() or 1)
+    except (AttributeError, OSError):  # a system without such a figure
+        return False
+
+
 def _processor() -> str:
     """The processor's name: Linux has it in a file, other systems in `platform`."""
     try:

@@ -13,7 +13,7 @@ from mars_export.runtime.block_commit import decode_blocks
 from mars_export.runtime.bundle import Bundle, Variant, open_bundle
 from mars_export.runtime.config import FULL_WINDOW, GenerationConfig
 from mars_export.runtime.cost import Cost, measure
-from mars_export.runtime.cost_file import CostFile
+from mars_export.runtime.cost_file import CostFile, machine_is_busy
 from mars_export.runtime.decode import decode
 from mars_export.runtime.errors import SessionError
 from mars_export.runtime.policy import Policy
@@ -184,14 +184,17 @@ class Session:
 
     @property
     def cost(self) -> Cost:
-        """What a step costs here: as an earlier session of this user wrote down, else measured now, which takes about a second."""
+        """What a step costs here: as an earlier session of this user wrote down, else measured now, which takes about a second.
+
+        Written down then, unless the machine is busy.
+        """
         with self._measuring:
             if self._cost is None:
                 self._cost = self._cost_file.read() if self._cost_file is not None else None
             if self._cost is None:
                 manifest = self.bundle.manifest
                 self._cost = measure(self.backend, manifest.block, manifest.tokens.mask)
-                if self._cost_file is not None:
+                if self._cost_file is not None and not machine_is_busy():
                     self._cost_file.write(self._cost)
             return self._cost
 

@@ -127,7 +127,9 @@ def test_a_session_measures_once_keeps_the_table_and_reads_it(
 ) -> None:
     opened = sessions("llama")
     measured = []
+    busy: list[int] = []
     monkeypatch.setattr("mars_export.runtime.session.measure", lambda *_: measured.append(1) or TABLE)
+    monkeypatch.setattr("mars_export.runtime.session.machine_is_busy", lambda: bool(busy))
     file = CostFile(tmp_path / "x.json")
 
     def fresh() -> Session:
@@ -145,10 +147,16 @@ def test_a_session_measures_once_keeps_the_table_and_reads_it(
     file.path.write_text("torn")
     assert fresh().cost == TABLE
     assert len(measured) == 2
+    busy.append(1)
+    file.path.unlink()
+    for _ in range(2):  # measured each time, since such a table would make every later session slow
+        assert fresh().cost == TABLE
+    assert len(measured) == 4
+    assert not file.path.exists()
     given = fresh()
     given.cost = Cost(((1, 5.0),))
     assert given.cost.of(1) == 5.0
-    assert len(measured) == 2
+    assert len(measured) == 4
 
 
 def test_the_name_tells_machines_settings_and_graphs_apart(

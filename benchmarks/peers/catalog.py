@@ -99,6 +99,7 @@ def batch_entries(names: Sequence[str]) -> list[Entry]:
         for batch in BATCHES:
             found.append(Entry(f"{name} tau 1", name, "ours", {"tau": 1.0}, batch))
             found.append(Entry(f"{name} tau 0.95 cursor", name, "ours", {"tau": 0.95}, batch))
+            found.append(Entry(f"{name} tau 0.95 cursor, full window", name, "ours", {"tau": 0.95, "window": BLOCK}, batch))
             for size in CACHE_BLOCKS:
                 settings = {"tau": 0.95, "commit": "block", "cache_block": size}
                 found.append(Entry(f"{name} tau 0.95 block {size}", name, "ours", settings, batch))

@@ -62,7 +62,7 @@ def _single(task: str, rows: Sequence[Summary]) -> list[Goal]:
 
 def _batch(task: str, batch: int, rows: Sequence[Summary]) -> list[Goal]:
     def cursor(s: Summary) -> bool:
-        return s.label.endswith(" cursor")
+        return " cursor" in s.label
 
     block = _ratio(task, batch, "cursor commit over the best block commit", rows, cursor, lambda s: " block " in s.label, 1.15)
     single = _ratio(task, batch, "cursor commit over one-token mode", rows, cursor, lambda s: s.label.endswith("tau 1"), PAPER[batch])

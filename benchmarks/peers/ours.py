@@ -1,4 +1,4 @@
-"""mars-export itself: one bundle, any tau, cache loop and batch. Settings: tau, commit, cache_block."""
+"""mars-export itself: one bundle, any tau, cache loop and batch. Settings: tau, window, commit, cache_block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     def answer(request: Request) -> Reply:
         settings = request.settings
         commit = Commit(settings.get("commit", "cursor"), settings.get("cache_block", 32))
-        configs = [GenerationConfig(tau=settings["tau"], max_new_tokens=limit, eos_ids=tuple(request.eos)) for limit in request.limits]
+        tau, window = settings["tau"], settings.get("window")
+        configs = [GenerationConfig(tau=tau, window=window, max_new_tokens=limit, eos_ids=tuple(request.eos)) for limit in request.limits]
         begun = perf_counter()
         made = session.generate_batch(request.prompts, configs, commit=commit)
         seconds = perf_counter() - begun
