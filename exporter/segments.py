@@ -32,7 +32,9 @@ def run(
     rows = [_Row(ids, spec.dims, graph.graph.input[-1].type.tensor_type.elem_type, spec.kv_layout == "delta") for ids in sequences]
     for model in segments(graph, spec.dims, layers, outputs):
         onnx.save(model, scratch)
-        execute = open_graph(scratch, level)
+        # The vocabulary table, widened, is the largest weight by far; int4 and int8 codes have no fast product unpacked.
+        is_large = spec.quantization is None and model.graph.output[0].name in outputs
+        execute = open_graph(scratch, level, pack=not is_large)
         for row in rows:
             row.advance(model, execute)
         del execute  # its memory goes before the next segment comes

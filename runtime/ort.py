@@ -229,12 +229,16 @@ Results = dict[str, np.ndarray]
 """Output arrays by name."""
 
 
-def open_graph(graph: Path, accuracy_level: int) -> Callable[[Mapping[str, np.ndarray]], Results]:
-    """Any graph on the CPU, arrays in and arrays out: for checking parts of a model. Its memory is given back when the result is dropped."""
+def open_graph(graph: Path, accuracy_level: int, pack: bool = True) -> Callable[[Mapping[str, np.ndarray]], Results]:
+    """Any graph on the CPU, arrays in and arrays out: for checking parts of a model. Its memory is given back when the result is dropped.
+
+    Without `pack` weights are not copied into the layout that products like best, which halves the memory of a float graph.
+    """
     ort = _import("cpu")
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
     try:
         session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]])
