@@ -58,7 +58,7 @@ def test_the_window_is_auto_or_a_number(plain: Path, tmp_path: Path, monkeypatch
     arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
     for window in ("auto", "1", "3"):
         assert run(*arguments, "--window", window).returncode == 0
-    assert len(list((tmp_path / "mars-export" / "costs").iterdir())) == 1, "measured for auto, and kept"
+    assert len(list(tmp_path.rglob("*.json"))) <= 1, "measured for auto only; a busy machine's table is not kept"
     for wrong in ("0", "x", "9" * 500):
         refused = run(*arguments, "--window", wrong)
         assert refused.returncode == 2
