@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from mars_export.calibration.tasks import Task, load
 from mars_export.runtime import GenerationConfig, Session
@@ -45,6 +46,15 @@ def compared(session: Session, rows: list[Task], tau: float, rounds: int) -> dic
     return made
 
 
+def judged(task: str, tau: float, times: dict[str, float]) -> dict[str, Any]:
+    """`times` beside the best fixed window and one token; prints the ratios."""
+    best = min(FIXED, key=lambda window: times[str(window)])
+    against_best, against_one = times[str(best)] / times["auto"], times["1"] / times["auto"]
+    cells = "  ".join(f"{window} {ms:.1f}" for window, ms in times.items())
+    print(f"{task:10} tau {tau:<4}  ms/token: {cells}  auto is {against_best:.3f} x the best ({best}), {against_one:.3f} x one token", flush=True)
+    return {"task": task, "tau": tau, "ms_per_token": times, "best": best, "speed_of_best": against_best, "speed_of_one": against_one}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
@@ -62,17 +72,7 @@ def main() -> None:
         rows = list(load(DATA / f"{name}.test.jsonl"))[: args.rows]
         decoded(session, rows[0], 0.95, None)  # warm up
         for tau in args.taus:
-            times = compared(session, rows, tau, args.rounds)
-            best = min(FIXED, key=lambda window: times[str(window)])
-            against_best, against_one = times[str(best)] / times["auto"], times["1"] / times["auto"]
-            results.append(
-                {"task": name, "tau": tau, "ms_per_token": times, "best": best, "speed_of_best": against_best, "speed_of_one": against_one}
-            )
-            cells = "  ".join(f"{window} {ms:.1f}" for window, ms in times.items())
-            print(
-                f"{name:10} tau {tau:<4}  ms/token: {cells}  auto is {against_best:.3f} x the best ({best}), {against_one:.3f} x one token",
-                flush=True,
-            )
+            results.append(judged(name, tau, compared(session, rows, tau, args.rounds)))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         values = {"bundle": args.bundle.name, "threads": args.threads, "rows": args.rows, "rounds": args.rounds, "cost_ms": costs, "results": results}

@@ -9,7 +9,7 @@ from operator import add
 from mars_export.runtime.cost import Cost
 from mars_export.runtime.row import Row
 
-TRIALS = 0.015  # share of the time that may go into trying more masks than seem to pay
+TRIALS = 0.015  # share of the time that may go into trying more masks than seem to pay, where the next token is always certain
 
 
 class Policy:
@@ -18,6 +18,7 @@ class Policy:
     All those rows get the same number, because a step is a rectangle: rows x the slots of the widest. It is the one with the most
     expected tokens per second, counting that accepted tokens are fed again. Now and then a step tries more masks, paid from a share of
     the time that is set aside for it; otherwise a row that went down to no masks would never learn that it has become predictable.
+    The less certain the next tokens themselves are, the less is set aside.
 
     `cost` is called when it is first needed. `few_sizes`: choose among 0, 1, 3, 7, ... and the most, for a device that prepares
     something for each size of a step.
@@ -51,7 +52,8 @@ class Policy:
 
         choices = self._choices(widest)
         best = max(choices, key=lambda masks: (rate(masks), masks))
-        self._saved = min(self._saved + TRIALS * seconds(best), seconds(widest))
+        certainty = reduce(add, (row.acceptance.certainty for row in rows)) / len(rows)
+        self._saved = min(self._saved + TRIALS * certainty * seconds(best), seconds(widest))
         trial = next((m for m in choices if m > 2 * best), widest)
         tokens = reduce(add, (e[m] for e, m in zip(expected, fed(trial), strict=True)))
         lost = tokens * (1.0 / rate(trial) - 1.0 / rate(best))

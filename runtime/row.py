@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from mars_export.runtime.accept import accept
+from mars_export.runtime.accept import accept, passes
 from mars_export.runtime.acceptance import Acceptance
 from mars_export.runtime.backend import StepOutput
 from mars_export.runtime.config import GenerationConfig
@@ -100,7 +100,8 @@ class Row:
                 count, self.finish_reason = i + 1, "stop"
                 break
         self.stats.count(count)
-        self.acceptance.saw(count, len(token_ids) - 1)  # where something else than tau ended the run, the row is over
+        # Where something else than tau ended the run, the row is over.
+        self.acceptance.saw(count, [passes(c, config.tau, config.metric) for c in confidences])
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         return Accepted(self.index, tuple(token_ids[:count]), tuple(confidences[:count]), self.finish_reason)

@@ -84,8 +84,9 @@ def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]
     for step in range(case["steps"]):
         made.append(policy.masks(rows, [row["most"] for row in case["rows"]]))
         for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
-            good = min(script["accepted"][step], masks)
-            row.acceptance.saw(good + 1, masks)
+            passed = [c == "1" for c in script["passed"][step][: masks + 1]]
+            accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
+            row.acceptance.saw(accepted, passed)
             row.cursor = len(row.tokens)
-            row.tokens += [1] * (good + 1)
+            row.tokens += [1] * accepted
     assert made == case["masks"]

@@ -25,7 +25,7 @@ from mars_export.runtime.schedule import Limits, Schedule
 BLOCK = 8
 TOKENS = 2500
 Text = Callable[[int, int], bool]
-"""(position, k) -> whether the k-th mask after that position is accepted, if those before it are"""
+"""(position, k) -> whether the prediction of the k-th mask after that position passes; k = 0 is the next token's own"""
 
 # Milliseconds of a step by slots: the first four as measured for a 135M model on two cores, then extremes.
 COSTS = {
@@ -43,17 +43,18 @@ DRAWS = random.Random(7).choices(range(1000), k=(TOKENS + BLOCK) * BLOCK)
 
 def drawn(position: int, k: int) -> float:
     """From 0 to 1, the same for every window."""
-    return DRAWS[position * BLOCK + k - 1] / 1000
+    return DRAWS[position * BLOCK + k] / 1000
 
 
 TEXTS: dict[str, Text] = {
     "never": lambda position, k: False,
+    "never but the next token": lambda position, k: k == 0,
     "always": lambda position, k: True,
     "one in ten": lambda position, k: drawn(position, k) < 0.1,
     "three in ten": lambda position, k: drawn(position, k) < 0.3,
     "half": lambda position, k: drawn(position, k) < 0.5,
     "nine in ten": lambda position, k: drawn(position, k) < 0.9,
-    "pairs": lambda position, k: k == 1,
+    "pairs": lambda position, k: k <= 1,
     "phases of 200": lambda position, k: position // 200 % 2 == 1,
 }
 
@@ -73,13 +74,12 @@ class Walk:
         masks = self.policy.masks([row], [most])[0] if self.policy is not None else most
         self.seconds += self.cost.of(row.num_pending + masks)
         self.fed.append(masks)
-        position, accepted = row.stats.tokens, 1
-        while accepted <= masks and self.text(position, accepted):
-            accepted += 1
+        passed = [self.text(row.stats.tokens, k) for k in range(masks + 1)]
+        accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
         row.cursor = len(row.tokens)
         row.tokens += [1] * accepted
         row.stats.count(accepted)
-        row.acceptance.saw(accepted, masks)
+        row.acceptance.saw(accepted, passed)
 
     def all(self) -> float:
         """Seconds of the whole text."""
@@ -142,26 +142,61 @@ def test_fixed_windows_and_one_token_rows_are_left_alone_and_need_no_costs() -> 
 def test_masks_beside_a_wide_fixed_row_are_free() -> None:
     cost = Cost(COSTS["as many times as slots"])
     rows = [Row(0, [1], GenerationConfig(tau=0.5, window=8), ()), Row(1, [1], GenerationConfig(tau=0.5), ())]
-    rows[1].acceptance.saw(1, 7)
+    rows[1].acceptance.saw(1, [True] + [False] * 7)
     assert Policy(lambda: cost).masks(rows[1:], [7]) == [0]
-    rows[0].acceptance.saw(8, 7)
+    rows[0].acceptance.saw(8, [True] * 8)
     assert Policy(lambda: cost).masks(rows, [7, 7])[1] >= 5
 
 
-def test_expected_tokens_rise_with_the_masks_and_with_what_was_accepted() -> None:
+def test_expected_tokens_rise_with_the_masks_and_with_what_passed() -> None:
     acceptance = Acceptance()
     before = acceptance.expected(7)
     assert before[0] == 1.0
     assert before == sorted(before)
-    acceptance.saw(8, 7)
+    acceptance.saw(8, [True] * 8)
     after = acceptance.expected(7)
     assert after[7] > before[7]
-    acceptance.saw(1, 7)
+    acceptance.saw(1, [True] + [False] * 7)
     assert acceptance.expected(7)[1] < after[1]
     assert acceptance.expected(2) == acceptance.expected(7)[:3]
     unchanged = Acceptance()
-    unchanged.saw(1, 0)
+    unchanged.saw(1, [True])
     assert unchanged.expected(3) == Acceptance().expected(3)
+
+
+def test_one_full_window_without_a_hit_tells_more_than_one_mask_without() -> None:
+    narrow, full = Acceptance(), Acceptance()
+    narrow.saw(1, [True, False])
+    full.saw(1, [True] + [False] * 7)
+    assert full.expected(1)[1] < narrow.expected(1)[1] - 0.1
+
+
+def test_a_position_that_has_just_failed_is_believed_less_than_one_that_passed_behind_the_run() -> None:
+    failed, passed = Acceptance(), Acceptance()
+    failed.saw(1, [True, False, False, True])
+    passed.saw(1, [True, False, True, False])
+    assert failed.expected(1)[1] < passed.expected(1)[1]
+
+
+def test_certainty_is_the_share_of_next_tokens_that_passed() -> None:
+    acceptance = Acceptance()
+    assert acceptance.certainty == 1.0
+    for _ in range(400):
+        acceptance.saw(1, [False])
+    assert acceptance.certainty < 0.06
+    for _ in range(400):
+        acceptance.saw(1, [True])
+    assert acceptance.certainty > 0.99
+
+
+def test_where_the_next_tokens_are_uncertain_little_time_goes_into_trials() -> None:
+    def fed(text: str) -> int:
+        cost = Cost(COSTS["int4"])
+        walk = Walk(TEXTS[text], cost, Policy(lambda: cost), GenerationConfig(tau=0.5, max_new_tokens=500))
+        walk.all()
+        return sum(walk.fed)
+
+    assert fed("never") * 4 < fed("never but the next token")
 
 
 # --- the tokens ---

@@ -1,8 +1,9 @@
 """Writes windows.json: the number of masks that an adaptive window takes at each step, which every implementation must reproduce.
 
-`python tests/conformance/make_windows.py`, then read the diff. A case has a cost table and rows; `accepted` says how many of its masks a
-row would have accepted at each step, had they been fed (the token before them is accepted in any case). The expected masks come from this
-file's own simulation, written from docs/decoding.md. All numbers are doubles, added and multiplied in the order written here.
+`python tests/conformance/make_windows.py`, then read the diff. A case has a cost table and rows; `passed` says for each step
+which predictions would pass tau, had their masks been fed: the first character is the next token's, which is accepted in any case, then one
+for each mask, "1" for one that passes. The expected masks come from this file's own simulation, written from docs/decoding.md.
+All numbers are doubles, added and multiplied in the order written here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-KEEP, FIRST, RISE, BELIEF, TRIALS = 0.97, 0.5, 0.3, 0.5, 0.015
+KEEP, FIRST, BELIEF, MISSED, TRIALS = 0.98, 0.5, 1.0, 0.7, 0.015
 
 
 def cost(points: list[list[float]], positions: float) -> float:
@@ -36,16 +37,29 @@ class Simulation:
         self.rows = case["rows"]
         self.tried = [[0.0] * case["block"] for _ in self.rows]
         self.passed = [[0.0] * case["block"] for _ in self.rows]
+        self.behind = ["" for _ in self.rows]
         self.pending = [1] * len(self.rows)
 
     def expected(self, i: int, masks: int) -> float:
-        tokens, chance, belief = 1.0, 1.0, FIRST
-        for k in range(masks):
-            share = (self.passed[i][k] + BELIEF * belief) / (self.tried[i][k] + BELIEF)
+        seen, good = 0.0, 0.0
+        for k in range(1, self.case["block"]):
+            seen = seen + self.tried[i][k]
+            good = good + self.passed[i][k]
+        level = (good + FIRST) / (seen + 1.0)
+        tokens, chance = 1.0, 1.0
+        for k in range(1, masks + 1):
+            share = (self.passed[i][k] + BELIEF * level) / (self.tried[i][k] + BELIEF)
+            if self.behind[i][k - 1 : k] == "0":
+                share = share * MISSED
             chance = chance * share
             tokens = tokens + chance
-            belief = share + RISE * (1.0 - share)
         return tokens
+
+    def certainty(self) -> float:
+        total = 0.0
+        for tried, passed in zip(self.tried, self.passed, strict=True):
+            total = total + (passed[0] + 1.0) / (tried[0] + 1.0)
+        return total / len(self.rows)
 
     def fed(self, masks: int) -> list[int]:
         return [min(masks, row["most"]) if row["is_free"] else row["most"] for row in self.rows]
@@ -71,7 +85,7 @@ class Simulation:
         for masks in choices:
             if self.rate(masks) >= self.rate(best):
                 best = masks
-        self.saved = min(self.saved + TRIALS * self.seconds(best), self.seconds(widest))
+        self.saved = min(self.saved + TRIALS * self.certainty() * self.seconds(best), self.seconds(widest))
         trial = next((m for m in choices if m > 2 * best), widest)
         values = [self.expected(i, m) for i, m in enumerate(self.fed(trial))]
         tokens = values[0]
@@ -89,11 +103,12 @@ class Simulation:
         for step in range(self.case["steps"]):
             masks = self.choose()
             for i, (row, fed) in enumerate(zip(self.rows, masks, strict=True)):
-                good = min(row["accepted"][step], fed)
-                for k in range(min(good + 1, fed)):
+                passed = row["passed"][step][: fed + 1]
+                for k, mark in enumerate(passed):
                     self.tried[i][k] = self.tried[i][k] * KEEP + 1.0
-                    self.passed[i][k] = self.passed[i][k] * KEEP + (1.0 if k < good else 0.0)
-                self.pending[i] = good + 1
+                    self.passed[i][k] = self.passed[i][k] * KEEP + (1.0 if mark == "1" else 0.0)
+                self.pending[i] = 1 + (passed[1:] + "0").index("0")
+                self.behind[i] = passed[self.pending[i] + 1 :]
             made.append(masks)
         return made
 
@@ -115,9 +130,9 @@ def cases() -> list[dict[str, Any]]:
         rows = []
         for _ in range(draw.choice([1, 1, 2, 4])):
             chance = draw.choice([0.0, 0.2, 0.6, 0.95, 1.0])
-            accepted = [next((k for k in range(block) if draw.random() >= chance), block) for _ in range(steps)]
+            passed = ["".join("1" if draw.random() < chance else "0" for _ in range(block)) for _ in range(steps)]
             is_free = draw.random() < 0.8
-            rows.append({"is_free": is_free, "most": block - 1 if is_free else draw.randrange(block), "accepted": accepted})
+            rows.append({"is_free": is_free, "most": block - 1 if is_free else draw.randrange(block), "passed": passed})
         case["rows"] = rows
         made.append({**case, "masks": Simulation(case).run()})
     return made

@@ -1,5 +1,6 @@
 // The constants are those of runtime/acceptance.py; tests/conformance/windows.json holds both together.
 #include <algorithm>
+#include <numeric>
 
 #include <mars/acceptance.hpp>
 
@@ -7,35 +8,39 @@ namespace mars {
 
 namespace {
 
-constexpr double keep = 0.97;  // what an older observation counts after a newer one of the same mask
-constexpr double first = 0.5;  // believed of the first mask before anything was seen
-constexpr double rise = 0.3;   // a mask whose predecessor was accepted is believed to be this much nearer to certain than that one
-constexpr double belief = 0.5; // observations that a belief counts for
+constexpr double keep = 0.98;  // what an older observation counts after a newer one of the same prediction
+constexpr double first = 0.5;  // believed of masks before anything was seen, as one observation
+constexpr double belief = 1.0; // observations of one mask that the mean over all masks counts for
+constexpr double missed = 0.7; // a position that was predicted in the step before and did not pass is believed this much as likely to pass
 
 } // namespace
 
-void Acceptance::saw(std::int64_t accepted, std::int64_t masks) {
-    const auto size = static_cast<std::size_t>(std::max(masks, std::int64_t{0}));
-    tried_.resize(std::max(tried_.size(), size));
-    accepted_.resize(tried_.size());
-    for (std::int64_t k = 0; k < std::min(accepted, masks); ++k) {
-        const auto i = static_cast<std::size_t>(k);
-        tried_[i] = tried_[i] * keep + 1.0;
-        accepted_[i] = accepted_[i] * keep + (k + 1 < accepted ? 1.0 : 0.0);
+void Acceptance::saw(std::int64_t accepted, const std::vector<bool>& passed) {
+    tried_.resize(std::max(tried_.size(), passed.size()));
+    passed_.resize(tried_.size());
+    for (std::size_t k = 0; k < passed.size(); ++k) {
+        tried_[k] = tried_[k] * keep + 1.0;
+        passed_[k] = passed_[k] * keep + (passed[k] ? 1.0 : 0.0);
     }
+    const auto behind = std::min(static_cast<std::ptrdiff_t>(accepted) + 1, static_cast<std::ptrdiff_t>(passed.size()));
+    behind_.assign(passed.begin() + behind, passed.end());
 }
 
 std::vector<double> Acceptance::expected(std::int64_t masks) const {
+    const double seen = std::accumulate(tried_.begin() + 1, tried_.end(), 0.0);
+    const double good = std::accumulate(passed_.begin() + 1, passed_.end(), 0.0);
+    const double level = (good + first) / (seen + 1.0);
     std::vector<double> tokens{1.0};
-    double chance = 1.0, believed = first;
-    for (std::size_t k = 0; static_cast<std::int64_t>(k) < masks; ++k) {
-        const double tried = k < tried_.size() ? tried_[k] : 0.0, accepted = k < tried_.size() ? accepted_[k] : 0.0;
-        const double share = (accepted + belief * believed) / (tried + belief);
-        chance *= share;
+    double chance = 1.0;
+    for (std::size_t k = 1; static_cast<std::int64_t>(k) <= masks; ++k) {
+        const double tried = k < tried_.size() ? tried_[k] : 0.0, passed = k < tried_.size() ? passed_[k] : 0.0;
+        const double share = (passed + belief * level) / (tried + belief);
+        chance *= k > behind_.size() || behind_[k - 1] ? share : share * missed;
         tokens.push_back(tokens.back() + chance);
-        believed = share + rise * (1.0 - share);
     }
     return tokens;
 }
+
+double Acceptance::certainty() const { return (passed_[0] + 1.0) / (tried_[0] + 1.0); }
 
 } // namespace mars

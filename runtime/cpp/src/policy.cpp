@@ -7,7 +7,8 @@ namespace mars {
 
 namespace {
 
-constexpr double trials = 0.015; // share of the time that may go into trying more masks than seem to pay
+// Share of the time that may go into trying more masks than seem to pay, where the next token is always certain.
+constexpr double trials = 0.015;
 
 std::int64_t fed(const Chooser& row, std::int64_t masks) { return row.is_free ? std::min(masks, row.most) : row.most; }
 
@@ -50,7 +51,9 @@ std::vector<std::int64_t> Policy::masks(const std::vector<Chooser>& rows) {
                 fastest = reached;
                 best = masks;
             }
-        saved_ = std::min(saved_ + trials * seconds(best), seconds(widest));
+        double certainty = 0.0;
+        for (const Chooser& row : rows) certainty += row.acceptance->certainty();
+        saved_ = std::min(saved_ + trials * (certainty / count) * seconds(best), seconds(widest));
         const auto more = std::find_if(choices.begin(), choices.end(), [best](std::int64_t masks) { return masks > 2 * best; });
         const std::int64_t trial = more != choices.end() ? *more : widest;
         double tokens = 0.0;

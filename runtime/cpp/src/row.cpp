@@ -80,7 +80,9 @@ Accepted Row::take(const Predictions& predictions) {
     }
     stats.count(count);
     // Where something else than tau ended the run, the row is over.
-    acceptance.saw(count, static_cast<std::int64_t>(chosen.token_ids.size()) - 1);
+    std::vector<bool> passed;
+    for (const double confidence : chosen.confidences) passed.push_back(passes(confidence, config_.tau, config_.metric));
+    acceptance.saw(count, passed);
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
     chosen.token_ids.resize(static_cast<std::size_t>(count));
     chosen.confidences.resize(static_cast<std::size_t>(count));

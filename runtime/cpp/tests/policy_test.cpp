@@ -1,4 +1,6 @@
 // Adaptive windows: tests/conformance/windows.json exactly, the cost table, and a loop that uses both.
+#include <algorithm>
+
 #include <mars/decode.hpp>
 #include <mars/errors.hpp>
 #include <mars/policy.hpp>
@@ -24,9 +26,12 @@ TEST_CASE("every case of windows.json") {
             const std::vector<std::int64_t> masks = policy.masks(rows);
             REQUIRE(masks == each["masks"][step].get<std::vector<std::int64_t>>());
             for (std::size_t i = 0; i < rows.size(); ++i) {
-                const std::int64_t good = std::min(each["rows"][i]["accepted"][step].get<std::int64_t>(), masks[i]);
-                acceptances[i].saw(good + 1, masks[i]);
-                rows[i].pending = good + 1;
+                const auto script = each["rows"][i]["passed"][step].get<std::string>().substr(0, static_cast<std::size_t>(masks[i]) + 1);
+                std::vector<bool> passed;
+                for (const char mark : script) passed.push_back(mark == '1');
+                const auto missed = std::find(script.begin() + 1, script.end(), '0');
+                rows[i].pending = missed - script.begin();
+                acceptances[i].saw(rows[i].pending, passed);
             }
         }
     }
