@@ -14,13 +14,14 @@ from mars_export.exporter.chat import derive_chat_turns
 from mars_export.exporter.checkpoint import Checkpoint
 from mars_export.exporter.family import Dims
 from mars_export.exporter.graph import StepGraph, StepShape
+from mars_export.exporter.hashed import HashedFile
 from mars_export.exporter.output import replacing
 from mars_export.exporter.packed import require_same_form
 from mars_export.exporter.quantize import SCHEMES, Quantization
 from mars_export.exporter.weights import Placed, total_bytes, write_weights
 from mars_export.runtime.bundle import KV_LAYOUTS, Drift, Manifest, ModelInfo, QuantizationInfo, TextInfo, TokenInfo, Variant, write_manifest
 from mars_export.runtime.errors import ExportError
-from mars_export.runtime.files import describe
+from mars_export.runtime.files import FileEntry, describe
 from mars_export.runtime.ort import FASTEST_LEVEL, LEVELED
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -111,12 +112,12 @@ def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *,
 def write_bundle(directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress) -> Manifest:
     """Fill an empty directory with a bundle whose options were checked; nothing is put right when it fails."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
-    placed = _write_weights(directory, checkpoint, options, weight_bytes(checkpoint, options), report)
+    placed, weights = _write_weights(directory, checkpoint, options, weight_bytes(checkpoint, options), report)
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
     drift = _self_check(directory, checkpoint, options, placed, model, report)
-    manifest = _manifest(directory, checkpoint, options, model, variants, drift)
+    manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights)
     write_manifest(directory, manifest)
     return manifest
 
@@ -138,7 +139,9 @@ def _version() -> str:
         return "0"
 
 
-def _write_weights(directory: Path, checkpoint: Checkpoint, options: ExportOptions, size: int, report: Progress) -> dict[str, Placed]:
+def _write_weights(
+    directory: Path, checkpoint: Checkpoint, options: ExportOptions, size: int, report: Progress
+) -> tuple[dict[str, Placed], FileEntry]:
     done = 0
 
     def written(count: int) -> None:
@@ -146,7 +149,9 @@ def _write_weights(directory: Path, checkpoint: Checkpoint, options: ExportOptio
         done += count
         report("weights", done, size)
 
-    return write_weights(directory / WEIGHTS_FILE, checkpoint.tensors, checkpoint.dims, options.dtype, options.quantization, written)
+    with HashedFile(directory / WEIGHTS_FILE) as file:
+        placed = write_weights(file, checkpoint.tensors, checkpoint.dims, options.dtype, options.quantization, written)
+        return placed, file.entry()
 
 
 def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed]) -> list[Variant]:
@@ -221,13 +226,15 @@ def _quantization_info(chosen: Quantization | None) -> QuantizationInfo | None:
     return QuantizationInfo(chosen.linear.block_size, chosen.symmetric, chosen.head, chosen.embedding)
 
 
-def _manifest(directory: Path, checkpoint: Checkpoint, options: ExportOptions, model: ModelInfo, variants: list[Variant], drift: Drift) -> Manifest:
+def _manifest(
+    directory: Path, checkpoint: Checkpoint, options: ExportOptions, model: ModelInfo, variants: list[Variant], drift: Drift, weights: FileEntry
+) -> Manifest:
     vocabulary = checkpoint.vocabulary
     # The fixed-shape graphs have the same nodes and weights; the dynamic one was measured.
     level = options.accuracy_level if options.precision in LEVELED else None
     storage = _quantization_info(options.quantization)
     judged = [replace(v, drift=None if v.is_static else drift, quantization=storage, accuracy_level=level) for v in variants]
-    files = [describe(path) for path in sorted(directory.iterdir())]
+    files = [weights if path.name == weights.path else describe(path) for path in sorted(directory.iterdir())]
     return Manifest(
         producer=producer(),
         source=checkpoint.source,

@@ -93,6 +93,10 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
     return model
 
 
+# The product with the vocabulary table, and the rows [batch * outputs, hidden] that go into it: other places for a cut.
+HEAD_INPUT, HEAD_PRODUCT = "wanted_flat", "lm_head_product"
+
+
 def hidden_after(layer: int) -> str:
     """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut in two."""
     return f"layers.{layer}.mlp_residual"
@@ -261,13 +265,13 @@ class _Writer:
         index = nodes.add("Unsqueeze", "output_index", nodes.constant("axis_2", [2]), name="output_index_column")
         wanted = nodes.add("GatherND", hidden, index, name="wanted", batch_dims=1)  # [b, o, hidden]
         normed = self.norm(wanted, "norm", "wanted_normed")
-        flat = nodes.add("Reshape", normed, nodes.constant("flat_hidden", [-1, dims.hidden_size]), name="wanted_flat")
+        flat = nodes.add("Reshape", normed, nodes.constant("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT)
         codec = spec.quantization.table(spec.quantization.head) if spec.quantization else None
         if codec is None:
             table = "embed_tokens.weight" if shares_table(dims, spec.quantization) else "lm_head.weight"
-            raw = nodes.add("Gemm", flat, table, name="lm_head_product", transB=1)
+            raw = nodes.add("Gemm", flat, table, name=HEAD_PRODUCT, transB=1)
         else:
-            raw = self.product(flat, "lm_head.weight", "lm_head_product", codec)
+            raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
         like = nodes.add("Shape", "output_index", name="output_shape")

@@ -124,7 +124,7 @@ def _run(
         if few is not None:
             wanted = ("token_ids", "confidence", "logits")
             made = segments.run(scratch, graph, spec, few, wanted, accuracy_level, sequences)
-            return [tuple(result[name][0] for name in wanted) for result in made]
+            return [tuple(result[name] for name in wanted) for result in made]
         onnx.save(graph, scratch)
         kv_dtype = "float32" if is_emulated else spec.precision
         backend = OrtBackend(scratch, outputs, model, kv_dtype, accuracy_level=accuracy_level, kv_layout=spec.kv_layout)

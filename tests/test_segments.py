@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
-from mars_export.exporter import segments, selfcheck
+from mars_export.exporter import reference, segments, selfcheck
 from mars_export.exporter.checkpoint import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.graph import StepGraph
 from mars_export.runtime.bundle import Drift, open_bundle
 
 Named = Callable[[str], Path]
@@ -39,6 +42,7 @@ def test_segments_measure_the_same_drift(
     whole = drift_of(checkpoints(name), tmp_path / "bundle", options)
     monkeypatch.setattr(segments, "WHOLE", 0)
     monkeypatch.setattr(segments, "SEGMENT", 0)
+    monkeypatch.setattr(segments, "HEAD_PART", 5000)  # some blocks of the vocabulary table, the last one shorter
     parts = drift_of(checkpoints(name), tmp_path / "bundle", options)
     assert parts.positions == whole.positions
     # Between segments hidden states are rounded to the graph's precision, where one session may keep them wider.
@@ -53,3 +57,23 @@ def test_every_layer_is_in_one_segment(checkpoints: Named) -> None:
     checkpoint = open_checkpoint(str(checkpoints("qwen2")))
     assert selfcheck._layers_at_once(checkpoint) is None  # small: run whole
     assert segments.count_weights({"a": (2, 3), "b": (), "c": (4,)}) == 11
+
+
+def test_rows_of_different_lengths_do_not_touch_each_other(checkpoints: Named, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(checkpoints("qwen2")))
+    options = ExportOptions(logits=True)
+    export_onnx(checkpoint, tmp_path / "bundle", options)
+    graph = onnx.load(tmp_path / "bundle" / "model.onnx", load_external_data=False)
+    spec = StepGraph(checkpoint.dims, options.block, checkpoint.vocabulary.mask_token_id, "float32", logits=True)
+    sequences = [[5], [7, 8, 9, 10, 11, 12, 13], [3, 4, 5]]
+
+    def logits(given: list[list[int]]) -> list[np.ndarray]:
+        return [r["logits"] for r in segments.run(tmp_path / "bundle" / "check.onnx", graph, spec, 1, ["logits"], 0, given)]
+
+    together = logits(sequences)
+    assert [len(rows) for rows in together] == [1, 7, 3]
+    for rows, sequence in zip(together, sequences, strict=True):
+        np.testing.assert_allclose(rows, logits([sequence])[0], atol=1e-3)
+    for rows, exact in zip(together, reference.logits(checkpoint.dims, checkpoint.tensors, sequences), strict=True):
+        allowed = np.arange(checkpoint.dims.vocab_size) != checkpoint.vocabulary.mask_token_id
+        np.testing.assert_allclose(rows[:, allowed], exact[:, allowed], atol=1e-3)
