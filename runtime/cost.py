@@ -15,7 +15,6 @@ from mars_export.runtime.backend import Backend
 ROUNDS = 5  # over all sizes, so that what else the machine does falls on all of them
 ENOUGH = 1.0  # seconds: no further round begins after them; a large model is measured once
 BEHIND = 64  # KV entries before the measured slots
-BATCH = 8  # rows of the largest measured step, each with a full window
 MOST_POINTS = 64
 MOST_POSITIONS = 10**6
 
@@ -52,9 +51,7 @@ class Cost:
 def measure(backend: Backend, block: int, mask_id: int, clock: Callable[[], float] = perf_counter) -> Cost:
     """Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds.
 
-    Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up. Then, where that can be had in as much time,
-    two steps of several rows with full windows: products that wait for memory in small steps are bound by arithmetic there, which
-    the slope of small steps does not tell.
+    Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up.
     """
     most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
     # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but the first.
@@ -62,11 +59,12 @@ def measure(backend: Backend, block: int, mask_id: int, clock: Callable[[], floa
     behind = min(BEHIND, backend.max_capacity - most)
     cache = backend.new_cache(1)
     cache.reserve(behind + most)
+    length = np.array([behind], np.int64)
 
-    def timed(slots: int, rows: int = 1) -> float:
+    def timed(slots: int) -> float:
         # A real step asks for the outputs of its last known token and its masks, so for a block at most.
-        wanted = np.tile(np.arange(max(0, slots - block), slots, dtype=np.int64), (rows, 1))
-        ids, length = np.full((rows, slots), mask_id, np.int64), np.full(rows, behind, np.int64)
+        wanted = np.arange(max(0, slots - block), slots, dtype=np.int64)[None]
+        ids = np.full((1, slots), mask_id, np.int64)
         begun = clock()
         backend.step(cache, 0, ids, length, wanted, False)
         return clock() - begun
@@ -79,9 +77,4 @@ def measure(backend: Backend, block: int, mask_id: int, clock: Callable[[], floa
         if clock() - begun > ENOUGH:
             break
         seconds = {slots: min(before, timed(slots)) for slots, before in seconds.items()}
-    full = min(2 * block - 1, most)
-    if backend.max_slots is None and BATCH * full > most and 2 * seconds[most] * BATCH * full / most <= ENOUGH:
-        cache = backend.new_cache(BATCH)
-        cache.reserve(behind + full)
-        seconds[BATCH * full] = min(timed(full, BATCH), timed(full, BATCH))
     return Cost(tuple((slots, max(s, 1e-9)) for slots, s in seconds.items()))

@@ -14,7 +14,7 @@ from mars_export.runtime.bundle import Bundle, Variant
 from mars_export.runtime.cost import Cost
 from mars_export.runtime.profiles import sha256_of
 
-VERSION = 2
+VERSION = 1
 MOST_BYTES = 16_384
 
 

@@ -43,9 +43,8 @@ class Clock:
         seen: dict[int, int] = {}
         total = 0.0
         for step in self.backend.steps:
-            size = step.rows * step.slots
-            seen[size] = seen.get(size, 0) + 1
-            total += self.seconds(size, seen[size])
+            seen[step.slots] = seen.get(step.slots, 0) + 1
+            total += self.seconds(step.slots, seen[step.slots])
         return total
 
 
@@ -66,8 +65,8 @@ class Zeros(FakeBackend):
 def test_the_least_of_some_rounds_after_a_warm_up() -> None:
     backend = Zeros(unsure)
     noise = {2: 9.0, 3: 0.0, 4: 1.0, 5: 2.0, 6: 0.5}
-    cost = measure(backend, 8, MASK, Clock(backend, lambda size, nth: (100.0 if nth == 1 and size <= 32 else size + noise.get(nth, 0.0)) / 1000))
-    assert [p for p, _ in cost.points] == [1, 2, 4, 8, 15, 32, 8 * 15]
+    cost = measure(backend, 8, MASK, Clock(backend, lambda slots, nth: (100.0 if nth == 1 else slots + noise[nth]) / 1000))
+    assert [p for p, _ in cost.points] == [1, 2, 4, 8, 15, 32]
     assert all(math.isclose(seconds, slots / 1000) for slots, seconds in cost.points)
     assert max(step.output_index.shape[1] for step in backend.steps) == 8
 
@@ -84,9 +83,7 @@ def test_a_slow_model_is_measured_once_and_a_clock_that_stands_still_is_survived
 def test_it_stays_within_the_slots_and_the_context(capacity: int, max_slots: int | None, block: int) -> None:
     backend = Zeros(unsure, capacity, max_slots)
     cost = measure(backend, block, MASK)
-    most = min(capacity, max_slots or 10**9, 4 * block)
-    batched = 8 * min(2 * block - 1, most)
-    assert cost.points[-1][0] == (most if max_slots else max(most, batched))
+    assert cost.points[-1][0] == min(capacity, max_slots or 10**9, 4 * block)
     assert max(int(step.kv_length[0]) + step.slots for step in backend.steps) <= capacity
 
 

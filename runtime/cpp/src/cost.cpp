@@ -14,7 +14,6 @@ namespace {
 constexpr int rounds = 5;           // over all sizes, so that what else the machine does falls on all of them
 constexpr double enough = 1.0;      // seconds: no further round begins after them; a large model is measured once
 constexpr std::int64_t behind = 64; // KV entries before the measured slots
-constexpr std::int64_t batch = 8;   // rows of the largest measured step, each with a full window
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -45,16 +44,14 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     std::set<std::int64_t> sizes{std::min(block, most), std::min(2 * block - 1, most), most};
     for (std::int64_t size = 1; size <= std::min(block, most); size *= 2) sizes.insert(size);
     const std::int64_t length = std::min(behind, backend.max_capacity() - most);
-    std::unique_ptr<Cache> cache = backend.new_cache(1);
+    const std::unique_ptr<Cache> cache = backend.new_cache(1);
     cache->reserve(length + most);
     StepOutput output;
-    const auto timed = [&](std::int64_t slots, std::int64_t rows = 1) {
-        StepInput input{rows, slots, std::min(slots, block), {}, {}, {}};
-        input.input_ids.assign(static_cast<std::size_t>(rows * slots), mask_id);
-        input.kv_length.assign(static_cast<std::size_t>(rows), length);
+    const auto timed = [&](std::int64_t slots) {
+        StepInput input{1,        slots, std::min(slots, block), std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id),
+                        {length}, {}};
         // A real step asks for the outputs of its last known token and its masks, so for a block at most.
-        for (std::int64_t row = 0; row < rows; ++row)
-            for (std::int64_t i = slots - input.outputs; i < slots; ++i) input.output_index.push_back(i);
+        for (std::int64_t i = slots - input.outputs; i < slots; ++i) input.output_index.push_back(i);
         const double begun = now();
         backend.step(*cache, 0, input, false, output);
         return std::max(now() - begun, 1e-9);
@@ -67,14 +64,6 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     const double begun = now();
     for (int round = 0; round < rounds && (round == 0 || now() - begun <= enough); ++round)
         for (auto& [size, seconds] : points) seconds = round == 0 ? timed(size) : std::min(seconds, timed(size));
-    const std::int64_t full = std::min(2 * block - 1, most);
-    const double expected = points.back().second * static_cast<double>(batch * full) / static_cast<double>(most);
-    if (!backend.max_slots() && batch * full > most && 2 * expected <= enough) {
-        cache = backend.new_cache(batch);
-        cache->reserve(length + full);
-        points.emplace_back(batch * full, timed(full, batch));
-        points.back().second = std::min(points.back().second, timed(full, batch));
-    }
     return Cost(std::move(points));
 }
 

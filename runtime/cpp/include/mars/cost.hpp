@@ -25,8 +25,7 @@ class MARS_API Cost {
     std::vector<std::pair<std::int64_t, double>> points_;
 };
 
-/// Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds;
-/// then a step of several rows with full windows. About a second.
+/// Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds. About a second.
 MARS_API Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id);
 
 } // namespace mars
