@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -12,19 +13,27 @@ from pathlib import Path
 from mars_export.runtime.bundle import MANIFEST_FILE
 from mars_export.runtime.errors import ExportError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @contextmanager
 def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
-    """A scratch directory beside `target`, renamed to it on success and removed on anything else."""
+    """A scratch directory beside `target`, renamed to it on success and removed on anything else.
+
+    Raises ExportError for a target in the way, a place that cannot be written, and a disk that is full before or while it is filled.
+    """
     if target.exists() and not force:
         raise ExportError(f"{target} exists; give --force to replace it")
     if target.exists() and not (target / MANIFEST_FILE).is_file():
         raise ExportError(f"{target} exists and is not a bundle; --force only replaces bundles")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < size + (64 << 20):
-        raise ExportError(f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+        if free < size + (64 << 20):
+            raise ExportError(f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ExportError(f"{target.parent}: cannot be written to ({error.strerror}); give another place with -o") from error
     try:
         scratch.chmod(0o755)
         yield scratch
@@ -35,5 +44,9 @@ def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             os.rename(scratch, target)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise ExportError(f"{target}: {error.strerror}; make room and export again. What was there before is unchanged") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,18 +32,22 @@ SEQUENCES = 140
 
 def prepare(work: Path) -> None:
     """Write the merged checkpoint in the stock format, and the calibration sequences."""
-    import numpy as np
-    from safetensors.numpy import save_file
-    from tokenizers import Tokenizer
+    try:
+        import numpy as np
+        from safetensors.numpy import save_file
+        from tokenizers import Tokenizer
 
-    from mars_export.exporter.checkpoint import open_checkpoint
-    from mars_export.exporter.embedded import base_directory
-    from mars_export.runtime.text import Text
+        from mars_export.exporter.checkpoint import open_checkpoint
+        from mars_export.exporter.embedded import base_directory
+        from mars_export.runtime.text import Text
+    except ImportError as error:
+        sys.exit(f"error: {error}; run this stage where mars-export[export] is installed")
 
     checkpoint = open_checkpoint(None)
     vocabulary, tensors = checkpoint.vocabulary, checkpoint.tensors
     merged = work / "merged"
     merged.mkdir(parents=True, exist_ok=True)
+    (work / "sequences.json").unlink(missing_ok=True)  # written last: its presence says that all is there
     for file in base_directory().iterdir():
         if file.suffix != ".safetensors":
             shutil.copy(file, merged)
@@ -66,12 +71,18 @@ def prepare(work: Path) -> None:
 
 def quantize(work: Path, symmetric: bool) -> None:
     """Run GPTQ over the linear maps; the vocabulary table stays as it is and is rounded by the export."""
-    from datasets import Dataset
-    from llmcompressor import oneshot
-    from llmcompressor.modifiers.quantization import GPTQModifier
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    prepared = work / "sequences.json"
+    if not prepared.is_file():
+        sys.exit(f"error: no {prepared}; run `python gptq.py prepare {work}` first, where mars-export is installed")
+    try:
+        from datasets import Dataset
+        from llmcompressor import oneshot
+        from llmcompressor.modifiers.quantization import GPTQModifier
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        sys.exit(f"error: {error}; run this stage in an environment of its own: python -m venv V && V/bin/pip install llmcompressor")
 
-    sequences = sorted(json.loads((work / "sequences.json").read_text(encoding="utf-8")), key=len)
+    sequences = sorted(json.loads(prepared.read_text(encoding="utf-8")), key=len)
     # Batches of one length, cut from the left: a padding token would be one more thing that the model never sees.
     batches = [sequences[i : i + BATCH] for i in range(0, len(sequences), BATCH)]
     ids = [sequence[len(sequence) - len(batch[0]) :] for batch in batches for sequence in batch]

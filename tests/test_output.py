@@ -1,13 +1,18 @@
-"""A file hashed while it is written: its entry is what reading it back would give."""
+"""Writing a bundle: the hash of a file is what reading it back would give, and a full disk loses nothing."""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mars_export.exporter.hashed import HashedFile
+from mars_export.exporter.output import replacing
+from mars_export.runtime.bundle import MANIFEST_FILE
+from mars_export.runtime.errors import ExportError
 from mars_export.runtime.files import describe
 
 
@@ -35,3 +40,24 @@ def test_it_is_closed_at_the_end(tmp_path: Path) -> None:
         file.write(bytes(1_000_000))
     with pytest.raises(ValueError, match="closed"):
         file.write(b"more")
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, ExportError), (errno.EIO, OSError)])
+def test_a_disk_that_fills_up_is_said_and_the_old_bundle_stays(number: int, error: type[Exception], tmp_path: Path) -> None:
+    old = tmp_path / "old.bundle"
+    old.mkdir()
+    (old / MANIFEST_FILE).write_text("{}")
+    with pytest.raises(error, match=os.strerror(number)), replacing(old, 0, force=True) as scratch:
+        fail(scratch, number)
+    assert [path.name for path in tmp_path.rglob("*")] == ["old.bundle", MANIFEST_FILE]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ExportError, match=r"file.*cannot be written to .*another place"), replacing(tmp_path / "file" / "x.bundle", 0, force=False):
+        pass
+
+
+def fail(scratch: Path, number: int) -> None:
+    (scratch / "weights.bin").write_bytes(b"half")
+    raise OSError(number, os.strerror(number))
