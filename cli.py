@@ -6,14 +6,16 @@ import sys
 
 import typer
 
-from mars_export.calibration import commands as calibration
-from mars_export.exporter import commands as exporter
-from mars_export.runtime import bundle_commands as bundles
-from mars_export.runtime import commands as runtime
-from mars_export.runtime.console import print_error
-from mars_export.runtime.errors import MarsError
+from .calibration import commands as calibration
+from .exporter import commands as exporter
+from .runtime import bundle_commands as bundles
+from .runtime import commands as runtime
+from .runtime.console import print_error
+from .runtime.errors import MarsError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
 for part in (exporter, runtime, calibration, bundles):
     app.add_typer(part.app)
 

@@ -1,4 +1,4 @@
-"""How often each valid test shows a bound that truly holds: the choice of calibration/bounds.py, measured. Prints Markdown."""
+"""How often each valid test shows a bound that truly holds: the choice of calibration/tau/bounds.py, measured. Prints Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from mars_export.calibration import bounds
+from mars_export.calibration.tau import bounds
 
 LEVEL, TRIALS, NUISANCE = 0.05, 1000, 0.005
 CASES = [  # rows, bound, share of rows that get worse, and better
@@ -46,7 +46,9 @@ def hoeffding_bentkus(worse: int, better: int, rows: int, bound: float) -> bool:
     mean = worse / rows
     if mean >= bound:
         return False
-    entropy = (mean * math.log(mean / bound) if mean else 0.0) + (1 - mean) * math.log((1 - mean) / (1 - bound))
+    entropy = (mean * math.log(mean / bound) if mean else 0.0) + (1 - mean) * math.log(
+        (1 - mean) / (1 - bound)
+    )
     return min(math.exp(-rows * entropy), math.e * binomial(rows, bound)[: worse + 1].sum()) <= LEVEL
 
 
@@ -56,7 +58,9 @@ def most_changed(changed: int, rows: int) -> float:
     low, high = changed / rows, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if binomial(rows, middle)[: changed + 1].sum() < NUISANCE else (middle, high)
+        low, high = (
+            (low, middle) if binomial(rows, middle)[: changed + 1].sum() < NUISANCE else (middle, high)
+        )
     return high
 
 
@@ -68,7 +72,11 @@ def trinomial(worse: int, better: int, rows: int, bound: float) -> bool:
     if share < bound:
         return NUISANCE <= LEVEL
     losing = (share + bound) / 2 / share
-    tail = sum(p * binomial(k, losing)[: (net + k) // 2 + 1].sum() for k, p in enumerate(binomial(rows, share)) if p > 1e-12 and net + k >= 0)
+    tail = sum(
+        p * binomial(k, losing)[: (net + k) // 2 + 1].sum()
+        for k, p in enumerate(binomial(rows, share))
+        if p > 1e-12 and net + k >= 0
+    )
     return bool(NUISANCE + tail <= LEVEL)
 
 
@@ -77,7 +85,9 @@ def betting(drops: np.ndarray, bound: float) -> float:
 
 
 def main() -> None:
-    print("| rows | bound | get worse | get better | betting | trinomial | binomial | Hoeffding-Bentkus |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| rows | bound | get worse | get better | betting | trinomial | binomial | Hoeffding-Bentkus |\n|---|---|---|---|---|---|---|---|"
+    )
     for rows, bound, lose, win in CASES:
         random = np.random.default_rng(1)
         drops = random.choice([1.0, -1.0, 0.0], p=[lose, win, 1 - lose - win], size=(TRIALS, rows))
@@ -86,7 +96,11 @@ def main() -> None:
         for test in (trinomial, positive_part, hoeffding_bentkus):
             known = {pair: test(*pair, rows, bound) for pair in set(counts)}
             shares.append(sum(known[pair] for pair in counts) / TRIALS)
-        print(f"| {rows} | {bound:g} | {100 * lose:g} % | {100 * win:g} % | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
+        print(
+            f"| {rows} | {bound:g} | {100 * lose:g} % | {100 * win:g} % | "
+            + " | ".join(f"{100 * share:.0f} %" for share in shares)
+            + " |"
+        )
     print("\n| bound | 90 % confidence | 95 % | 95 %, three metrics | 99 % |\n|---|---|---|---|---|")
     for bound in (0.005, 0.01, 0.02, 0.03, 0.05, 0.1):
         needed = [bounds.items_needed(bound, level) for level in (0.1, 0.05, 0.05 / 3, 0.01)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.config import FULL_WINDOW
+from mars_export.runtime.decode.config import FULL_WINDOW
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -32,7 +32,9 @@ def prompts(session: Session, task: str, count: int) -> list[tuple[list[int], in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--library", type=Path, default=ROOT / "build" / "cpp" / "release" / "libmars.so")
     parser.add_argument("--assistant", type=int, default=100)
@@ -49,7 +51,9 @@ def main() -> None:
                 seconds = {"python": 0.0, "c++": 0.0}
                 for ids, limit in rows:
                     begun = perf_counter()
-                    wanted = python.generate(ids, GenerationConfig(tau=tau, max_new_tokens=limit, window=FULL_WINDOW))
+                    wanted = python.generate(
+                        ids, GenerationConfig(tau=tau, max_new_tokens=limit, window=FULL_WINDOW)
+                    )
                     between = perf_counter()
                     made = twin.generate(ids, tau=tau, max_new_tokens=limit)
                     seconds["python"] += between - begun
@@ -58,8 +62,13 @@ def main() -> None:
                     tokens += len(wanted.token_ids)
                     steps += wanted.stats.forwards
                 different += len(rows) - equal
-                times = ", ".join(f"{name} {1000 * spent / max(steps, 1):.2f} ms/forward" for name, spent in seconds.items())
-                print(f"{task} tau {tau:g}: {equal}/{len(rows)} answers equal, {tokens} tokens, {steps} forwards, {times}", flush=True)
+                times = ", ".join(
+                    f"{name} {1000 * spent / max(steps, 1):.2f} ms/forward" for name, spent in seconds.items()
+                )
+                print(
+                    f"{task} tau {tau:g}: {equal}/{len(rows)} answers equal, {tokens} tokens, {steps} forwards, {times}",
+                    flush=True,
+                )
     sys.exit(1 if different else 0)
 
 

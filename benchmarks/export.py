@@ -46,7 +46,12 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
         model = str(args.work / shape)
         for precision in args.precisions:
             # Weights without meaning drift as they like; the check runs all the same, as users get it.
-            yield Job(f"mars-export {precision}", shape, (*cli, model, "-o", "{out}", "--precision", precision, "--allow-drift"), True)
+            yield Job(
+                f"mars-export {precision}",
+                shape,
+                (*cli, model, "-o", "{out}", "--precision", precision, "--allow-drift"),
+                True,
+            )
         if args.venvs is not None and shape in args.peer_shapes:
             yield from _peers(args, shape, model)
 
@@ -55,10 +60,25 @@ def _peers(args: argparse.Namespace, shape: str, model: str) -> Iterator[Job]:
     genai = args.venvs / "genai" / "bin" / "python"
     absent = None if genai.exists() else f"no {genai}; python benchmarks/peers.py --setup genai"
     for precision, provider in (("fp16", "cuda"), ("int4", "cpu")):  # its builder writes fp16 for GPUs only
-        words = ("-m", "onnxruntime_genai.models.builder", "-i", model, "-o", "{out}", "-p", precision, "-e", provider, "-c", "{out}-cache")
+        words = (
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-i",
+            model,
+            "-o",
+            "{out}",
+            "-p",
+            precision,
+            "-e",
+            provider,
+            "-c",
+            "{out}-cache",
+        )
         yield Job(f"onnxruntime-genai {precision}", shape, (str(genai), *words), False, absent)
     edge = args.venvs / "edgellm" / "bin" / "tensorrt-edgellm-export"
-    absent = None if edge.exists() else f"no {edge}; python -m venv VENV && VENV/bin/pip install tensorrt-edgellm"
+    absent = (
+        None if edge.exists() else f"no {edge}; python -m venv VENV && VENV/bin/pip install tensorrt-edgellm"
+    )
     yield Job("TensorRT Edge-LLM fp16", shape, (str(edge), model, "{out}", "--dtype", "fp16"), False, absent)
 
 
@@ -81,7 +101,13 @@ def run(job: Job, work: Path, threads: int) -> dict[str, Any]:
     finally:
         for path in (out, work / "exported-cache"):
             shutil.rmtree(path, ignore_errors=True)
-    result = {"name": job.name, "shape": job.shape, "input_bytes": given, "output_bytes": made, **seen.to_dict()}
+    result = {
+        "name": job.name,
+        "shape": job.shape,
+        "input_bytes": given,
+        "output_bytes": made,
+        **seen.to_dict(),
+    }
     result["input_mb_per_second"] = given / 1e6 / seen.seconds
     result["input_mb_per_cpu_second"] = given / 1e6 / seen.cpu_seconds if seen.cpu_seconds else None
     if seen.exit_code or not made:
@@ -116,12 +142,24 @@ def save(path: Path, about: dict[str, Any], results: list[dict[str, Any]], place
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, default=Path("build/export"), help="checkpoints and logs")
     parser.add_argument("--shapes", nargs="+", choices=list(random_checkpoint.SHAPES), default=["1.5B", "7B"])
-    parser.add_argument("--precisions", nargs="+", choices=("fp32", "fp16", "int8", "int4", "w8a8"), default=["fp16", "int4"])
-    parser.add_argument("--venvs", type=Path, help="environments of the peers' exporters; without it they are left out")
-    parser.add_argument("--peer-shapes", nargs="+", choices=list(random_checkpoint.SHAPES), default=["1.5B"], help="what the peers export")
+    parser.add_argument(
+        "--precisions", nargs="+", choices=("fp32", "fp16", "int8", "int4", "w8a8"), default=["fp16", "int4"]
+    )
+    parser.add_argument(
+        "--venvs", type=Path, help="environments of the peers' exporters; without it they are left out"
+    )
+    parser.add_argument(
+        "--peer-shapes",
+        nargs="+",
+        choices=list(random_checkpoint.SHAPES),
+        default=["1.5B"],
+        help="what the peers export",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "export.json")
     args = parser.parse_args()
@@ -130,7 +168,12 @@ def main() -> None:
     args.work = args.work.absolute()
     args.venvs = args.venvs.absolute() if args.venvs else None
     args.work.mkdir(parents=True, exist_ok=True)
-    about = {"machine": machine.describe(args.threads), "poll_seconds": watched.POLL_SECONDS, "memory_goals": GOALS, "speed_goal": GOAL_SPEED}
+    about = {
+        "machine": machine.describe(args.threads),
+        "poll_seconds": watched.POLL_SECONDS,
+        "memory_goals": GOALS,
+        "speed_goal": GOAL_SPEED,
+    }
     results: list[dict[str, Any]] = []
     places = {"WORK": str(args.work)} | ({"VENVS": str(args.venvs)} if args.venvs else {})
     try:
@@ -148,11 +191,15 @@ def main() -> None:
 
 def make_checkpoint(target: Path, shape: random_checkpoint.Shape) -> None:
     """Write the checkpoint if it and an export of it fit on the disk."""
-    linear = shape.num_hidden_layers * shape.hidden_size * (3 * shape.intermediate_size + 2 * shape.hidden_size)
+    linear = (
+        shape.num_hidden_layers * shape.hidden_size * (3 * shape.intermediate_size + 2 * shape.hidden_size)
+    )
     needed = 2 * 2 * (linear + (1 if shape.tie_word_embeddings else 2) * shape.vocab_size * shape.hidden_size)
     free = shutil.disk_usage(target.parent).free
     if free < 1.3 * needed:
-        sys.exit(f"error: {target.parent} has {free / 1e9:.0f} GB free, about {1.3 * needed / 1e9:.0f} GB are needed; give another --work")
+        sys.exit(
+            f"error: {target.parent} has {free / 1e9:.0f} GB free, about {1.3 * needed / 1e9:.0f} GB are needed; give another --work"
+        )
     print(f"writing {target.name}", file=sys.stderr, flush=True)
     random_checkpoint.write_checkpoint(target, shape)
 

@@ -51,18 +51,30 @@ def in_python(session: Session, clocked: Clocked, tokens: int) -> Steps:
 
 
 def in_cpp(program: Path, bundle: Path, threads: int, tokens: int) -> Steps:
-    done = subprocess.run([program, bundle, str(threads), str(tokens)], capture_output=True, text=True, check=True)
-    return [(float(outside), float(whole)) for outside, whole in (line.split() for line in done.stdout.splitlines())]
+    done = subprocess.run(
+        [program, bundle, str(threads), str(tokens)], capture_output=True, text=True, check=True
+    )
+    return [
+        (float(outside), float(whole))
+        for outside, whole in (line.split() for line in done.stdout.splitlines())
+    ]
 
 
 def summary(steps: Steps) -> dict[str, float]:
     outside, whole = median(s[0] for s in steps), median(s[1] for s in steps)
     share = median(s[0] / s[1] for s in steps)
-    return {"steps": len(steps), "outside_us": round(outside, 1), "whole_us": round(whole, 1), "share": round(share, 5)}
+    return {
+        "steps": len(steps),
+        "outside_us": round(outside, 1),
+        "whole_us": round(whole, 1),
+        "share": round(share, 5),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--program", type=Path, default=PROGRAM)
     parser.add_argument("--threads", type=int, default=2)
@@ -82,9 +94,17 @@ def main() -> None:
         made["C++"] += in_cpp(args.program, args.bundle, args.threads, args.tokens)
     found = {language: summary(steps) for language, steps in made.items()}
     for language, line in found.items():
-        print(f"{language:7} {line['outside_us']:7.1f} us of {line['whole_us'] / 1000:6.2f} ms outside ONNX Runtime: {100 * line['share']:.2f} %")
+        print(
+            f"{language:7} {line['outside_us']:7.1f} us of {line['whole_us'] / 1000:6.2f} ms outside ONNX Runtime: {100 * line['share']:.2f} %"
+        )
     if args.json is not None:
-        args.json.write_text(json.dumps({"bundle": args.bundle.name, "threads": args.threads, "tokens": args.tokens, **found}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps(
+                {"bundle": args.bundle.name, "threads": args.threads, "tokens": args.tokens, **found},
+                indent=1,
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

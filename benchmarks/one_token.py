@@ -38,11 +38,15 @@ def theirs(directory: Path, prompt_ids: list[int]) -> Callable[[], object]:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ids = torch.tensor([prompt_ids])
     model.generation_config.eos_token_id = None
-    return lambda: model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    return lambda: model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=2)
@@ -53,7 +57,10 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     session = Session.open(args.bundle, threads=args.threads)
-    works = {"one-token mode, 48 tokens": ours(session), "transformers generate, 48 tokens": theirs(args.model, session.encode(PROMPT))}
+    works = {
+        "one-token mode, 48 tokens": ours(session),
+        "transformers generate, 48 tokens": theirs(args.model, session.encode(PROMPT)),
+    }
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()
@@ -67,7 +74,13 @@ def main() -> None:
     print(f"one-token mode is {ratio:.2f}x as fast as transformers")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"threads": args.threads, "rounds": args.rounds, "median_ms": medians, "ratio": ratio}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps(
+                {"threads": args.threads, "rounds": args.rounds, "median_ms": medians, "ratio": ratio},
+                indent=2,
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def why_absent(program: Program, venvs: Path) -> str | None:
     """What to install, or None when the program's environment is there."""
     if program.environment is None or Path(catalog.python_of(venvs, program.environment)).exists():
         return None
-    return "no environment; " + " && ".join(shlex.join(c) for c in catalog.setup_commands(venvs, program.environment))
+    return "no environment; " + " && ".join(
+        shlex.join(c) for c in catalog.setup_commands(venvs, program.environment)
+    )
 
 
 def make_model(program: Program, work: Path) -> str | None:
@@ -69,7 +71,11 @@ def make_model(program: Program, work: Path) -> str | None:
     command = [part.format(out=partial) for part in program.make]
     say(f"{program.name}: making {program.model}")
     log = work / "logs" / f"make {program.name}.log"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "ORT_DISABLE_TELEMETRY": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "ORT_DISABLE_TELEMETRY": "1",
+    }
     with log.open("w", encoding="utf-8") as out:
         try:
             done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False, env=environment)
@@ -92,11 +98,15 @@ def start(program: Program, args: argparse.Namespace) -> Process:
 def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, str]]:
     """The processes that run, by name, and why others are absent."""
     (args.work / "logs").mkdir(parents=True, exist_ok=True)
-    merged = Program("merged", None, "", args.work / "merged", (sys.executable, "-m", "peers.merged", "{out}"))
+    merged = Program(
+        "merged", None, "", args.work / "merged", (sys.executable, "-m", "peers.merged", "{out}")
+    )
     if problem := make_model(merged, args.work):
         sys.exit(f"error: the merged weights of the default checkpoint: {problem}")
     processes: dict[str, Process] = {}
-    absent = {} if args.authors else {"authors fp32": "no checkout; give --authors PATH (github.com/Xalp/MARS)"}
+    absent = (
+        {} if args.authors else {"authors fp32": "no checkout; give --authors PATH (github.com/Xalp/MARS)"}
+    )
     for program in catalog.programs(args.work, args.venvs, args.authors):
         if args.only and not any(word in program.name for word in [*args.only, "ours fp32"]):
             continue
@@ -124,7 +134,9 @@ class Results:
 
     def add(self, prompts: rows.Prompts, entries: list[Entry], made: dict[str, Round]) -> None:
         known = self.prompts.get(prompts.task)
-        if known is None or len(known.rows) < len(prompts.rows):  # all are first rows of one file: the longest serves all
+        if known is None or len(known.rows) < len(
+            prompts.rows
+        ):  # all are first rows of one file: the longest serves all
             self.prompts[prompts.task] = prompts
         for entry in entries:
             self.entries[entry.batch, entry.label] = entry
@@ -139,12 +151,18 @@ class Results:
             reference = self.reference(task)
             same_rows = reference is not None and len(reference) >= len(rounds[0].answers)
             wanted = reference[: len(rounds[0].answers)] if reference and same_rows else None
-            found.append(measure.summarize(label, kind, task, batch, rounds, prompts.accuracy(rounds[0].answers), wanted))
+            found.append(
+                measure.summarize(
+                    label, kind, task, batch, rounds, prompts.accuracy(rounds[0].answers), wanted
+                )
+            )
         return found
 
     def reference(self, task: str) -> measure.Ids | None:
         """Our fp32 one-token answers: those of the largest set of rows."""
-        answers = [r[0].answers for (t, _, label), r in self.rounds.items() if t == task and label == REFERENCE]
+        answers = [
+            r[0].answers for (t, _, label), r in self.rounds.items() if t == task and label == REFERENCE
+        ]
         return max(answers, key=len, default=None)
 
     def save(self) -> None:
@@ -154,7 +172,13 @@ class Results:
             "goals": [g.to_dict() for g in goals.goals(summaries)],
             "summaries": [s.to_dict() for s in summaries],
             "rounds": [
-                {"task": task, "batch": batch, "label": label, "seconds": [r.seconds for r in rounds], "tokens": [r.tokens for r in rounds]}
+                {
+                    "task": task,
+                    "batch": batch,
+                    "label": label,
+                    "seconds": [r.seconds for r in rounds],
+                    "tokens": [r.tokens for r in rounds],
+                }
                 for (task, batch, label), rounds in self.rounds.items()
             ],
         }
@@ -171,7 +195,9 @@ def warm_up(processes: dict[str, Process], prompts: rows.Prompts, absent: dict[s
     """One short answer in each way that is measured: first use builds caches, and ours measures what a step costs. What fails is closed and named."""
     for name in list(processes):
         for entry in catalog.single_entries([name]):
-            request = Request([list(prompts.ids[0])], [8], list(prompts.eos), prompts.mask, dict(entry.settings))
+            request = Request(
+                [list(prompts.ids[0])], [8], list(prompts.eos), prompts.mask, dict(entry.settings)
+            )
             try:
                 processes[name].answer(request)
             except PeerError as error:
@@ -189,7 +215,11 @@ def measure_all(args: argparse.Namespace, processes: dict[str, Process], results
         for task, count in counts.items():
             plan: list[tuple[int, list[Entry]]] = [(count, catalog.single_entries(list(processes)))]
             found = catalog.batch_entries(batched)
-            plan += [(args.batch_rows, [e for e in found if e.batch == batch]) for batch in catalog.BATCHES if batched and args.batch_rows]
+            plan += [
+                (args.batch_rows, [e for e in found if e.batch == batch])
+                for batch in catalog.BATCHES
+                if batched and args.batch_rows
+            ]
             for most, entries in plan:
                 if not most or not entries:
                     continue
@@ -203,25 +233,48 @@ def measure_all(args: argparse.Namespace, processes: dict[str, Process], results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venvs", type=Path, default=Path("build/peers/venvs"), help="one virtual environment for each peer")
-    parser.add_argument("--work", type=Path, default=Path("build/peers"), help="models and logs, made where absent")
-    parser.add_argument("--setup", nargs="*", choices=list(catalog.ENVIRONMENTS), metavar="NAME", help="create these environments (all) and stop")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--venvs", type=Path, default=Path("build/peers/venvs"), help="one virtual environment for each peer"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/peers"), help="models and logs, made where absent"
+    )
+    parser.add_argument(
+        "--setup",
+        nargs="*",
+        choices=list(catalog.ENVIRONMENTS),
+        metavar="NAME",
+        help="create these environments (all) and stop",
+    )
     parser.add_argument("--authors", type=Path, help="a checkout of the authors' code (github.com/Xalp/MARS)")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="only programs whose name holds one of these words, and ours in fp32")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="WORD",
+        help="only programs whose name holds one of these words, and ours in fp32",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=6, help="assistant rows, one at a time")
     parser.add_argument("--arithmetic-rows", type=int, default=4)
-    parser.add_argument("--batch-rows", type=int, default=16, help="rows of each task in batches; 0: no batches")
+    parser.add_argument(
+        "--batch-rows", type=int, default=16, help="rows of each task in batches; 0: no batches"
+    )
     parser.add_argument("--batch-bundles", nargs="*", choices=catalog.PRECISIONS, default=["fp32", "w8a8"])
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "peers.json")
     args = parser.parse_args()
-    wrong = [f"--{name}" for name in ("threads", "rounds", "rows", "arithmetic_rows") if getattr(args, name) < 1]
+    wrong = [
+        f"--{name}" for name in ("threads", "rounds", "rows", "arithmetic_rows") if getattr(args, name) < 1
+    ]
     if wrong or args.batch_rows < 0:
         parser.error(f"{', '.join(wrong) or '--batch-rows'} must be positive".replace("_", "-"))
     if args.authors is not None and not (args.authors / "mars" / "samplers").is_dir():
-        parser.error(f"--authors {args.authors}: no mars/samplers there; give a checkout of github.com/Xalp/MARS")
+        parser.error(
+            f"--authors {args.authors}: no mars/samplers there; give a checkout of github.com/Xalp/MARS"
+        )
     # Environments must be named absolutely; resolving links would lead out of a virtual environment.
     args.venvs, args.work = args.venvs.absolute(), args.work.absolute()
     if args.setup is not None:
@@ -234,7 +287,9 @@ def main() -> None:
     }
     processes, absent = start_all(args)
     about |= {"absent": absent, "versions": {name: p.versions for name, p in processes.items()}}
-    results = Results(args.json, about, {"VENVS": str(args.venvs), "WORK": str(args.work), "python": sys.executable})
+    results = Results(
+        args.json, about, {"VENVS": str(args.venvs), "WORK": str(args.work), "python": sys.executable}
+    )
     try:
         if REFERENCE.removesuffix(" tau 1") not in processes:
             sys.exit("error: our own fp32 bundle does not run, so there is nothing to compare with")

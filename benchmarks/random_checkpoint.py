@@ -12,12 +12,14 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mars_export.exporter.family import dims_from_config, expected_shapes
+from mars_export.exporter.checkpoint.family import dims_from_config, expected_shapes
 from peers import tensors_file
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SHARD_BYTES = 2 << 30
-POOL = 1 << 24  # random numbers that all tensors are cut from: making 7 billion of them would take longer than the export
+POOL = (
+    1 << 24
+)  # random numbers that all tensors are cut from: making 7 billion of them would take longer than the export
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 
 
@@ -80,7 +82,9 @@ def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
         for name, shard in zip(names, shards, strict=True):
             tensors_file.write(made / name, shard, BF16, make)
         index = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}), encoding="utf-8")
+        (made / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": index}), encoding="utf-8"
+        )
         (made / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}), encoding="utf-8")
         _write_tokenizer(made)
@@ -109,5 +113,10 @@ def _write_tokenizer(directory: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "mask_token": "<|mask|>"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "mask_token": "<|mask|>",
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")

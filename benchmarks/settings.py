@@ -20,7 +20,7 @@ import onnxruntime
 from step import Times
 
 from mars_export.runtime import Session
-from mars_export.runtime.backend import Backend, bucket
+from mars_export.runtime.decode.backend import Backend, bucket
 
 CURSOR, PROMPT = 100, 480
 CAPACITIES = (128, 256, 512, 1024, 2048)
@@ -77,12 +77,18 @@ def opened(path: Path, threads: int, spins: bool) -> Backend:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    backends = {(threads, spins): opened(args.bundle, threads, spins) for threads in THREADS for spins in (True, False)}
+    backends = {
+        (threads, spins): opened(args.bundle, threads, spins)
+        for threads in THREADS
+        for spins in (True, False)
+    }
     usual = backends[2, True]
     works: dict[str, Callable[[], object]] = {}
     for capacity in CAPACITIES:
@@ -91,7 +97,9 @@ def main() -> None:
     works |= {f"prefill of {PROMPT} by {chunk}": prefill_of(usual, chunk) for chunk in CHUNKS}
     for (threads, spins), backend in backends.items():
         waits = "spinning" if spins else "sleeping"
-        works |= {f"{threads} threads {waits}, {slots} slots": step_of(backend, slots, 256) for slots in SLOTS}
+        works |= {
+            f"{threads} threads {waits}, {slots} slots": step_of(backend, slots, 256) for slots in SLOTS
+        }
     times = {name: Times() for name in works}
     for _ in range(args.rounds):
         for name, work in works.items():
@@ -103,7 +111,13 @@ def main() -> None:
         print(f"{name:44} {found['median']:8.1f} ({found['smallest']:.1f}, cpu {found['smallest_cpu']:.1f})")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        values = {"bundle": args.bundle.name, "rounds": args.rounds, "cursor": CURSOR, "prompt": PROMPT, "ms": summaries}
+        values = {
+            "bundle": args.bundle.name,
+            "rounds": args.rounds,
+            "cursor": CURSOR,
+            "prompt": PROMPT,
+            "ms": summaries,
+        }
         args.json.write_text(json.dumps(values, indent=2) + "\n")
 
 

@@ -95,7 +95,12 @@ def host_time(session: Session, tau: float) -> list[tuple[float, float]]:
     """CPU milliseconds of each decode step of an answer: outside ONNX Runtime, and in all."""
     backend: object = session.backend
     clocked = backend._session = Clocked(backend._session)  # type: ignore[attr-defined]
-    stream = iter(session.stream([1 + i % 200 for i in range(CURSOR)], GenerationConfig(tau=tau, max_new_tokens=DECODED, eos_ids=())))
+    stream = iter(
+        session.stream(
+            [1 + i % 200 for i in range(CURSOR)],
+            GenerationConfig(tau=tau, max_new_tokens=DECODED, eos_ids=()),
+        )
+    )
     next(stream)
     found = []
     for _ in range(DECODED):
@@ -123,7 +128,9 @@ def ask(peer: subprocess.Popen[str], tokens: int, times: Times) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundles", type=Path, nargs="+")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
@@ -136,10 +143,14 @@ def main() -> None:
     opened, sessions = {path.name: Times() for path in args.bundles}, {}
     for path in args.bundles:
         Session.open(path, threads=args.threads)  # the first one may hash the files
-        opened[path.name].measure(lambda path=path: sessions.update({path.name: Session.open(path, threads=args.threads)}))  # type: ignore[misc]
+        opened[path.name].measure(
+            lambda path=path: sessions.update({path.name: Session.open(path, threads=args.threads)})
+        )  # type: ignore[misc]
     works = {(name, slots): step_of(session, slots) for name, session in sessions.items() for slots in SLOTS}
     steps = {key: Times() for key in works}
-    peer, token = (peer_of(args.genai, args.genai_model, args.threads), Times()) if args.genai else (None, Times())
+    peer, token = (
+        (peer_of(args.genai, args.genai_model, args.threads), Times()) if args.genai else (None, Times())
+    )
     for _ in range(args.rounds):
         for key, work in works.items():
             work()  # the weights of another bundle are in the processor's cache
@@ -153,7 +164,10 @@ def main() -> None:
         share = min(outside for outside, _ in host) / min(whole for _, whole in host)
         ran = {str(slots): steps[name, slots].summary() for slots in SLOTS}
         result[name] = {"step": ran, "host_share_one_token": round(share, 4), "open": opened[name].summary()}
-        line = "  ".join(f"{slots}: {entry['median']:.1f} ({entry['smallest']:.1f}, cpu {entry['smallest_cpu']:.1f})" for slots, entry in ran.items())
+        line = "  ".join(
+            f"{slots}: {entry['median']:.1f} ({entry['smallest']:.1f}, cpu {entry['smallest_cpu']:.1f})"
+            for slots, entry in ran.items()
+        )
         print(f"{name:24} {line}  outside {share:.1%}  open {opened[name].wall[0] / 1000:.2f} s")
     if peer is not None:
         assert peer.stdin is not None
@@ -163,7 +177,12 @@ def main() -> None:
         print(f"{'onnxruntime-genai':24} token: {token.summary()}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"threads": args.threads, "rounds": args.rounds, "cursor": CURSOR, "ms": result}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps(
+                {"threads": args.threads, "rounds": args.rounds, "cursor": CURSOR, "ms": result}, indent=2
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def watch(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
     before = os.times()
     with log.open("w", encoding="utf-8") as out:
         begun = perf_counter()
-        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        child = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+        )
         peak = samples = 0
         try:
             while True:

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mars_export.calibration.tasks import Task, load
+from mars_export.calibration.tasks.tasks import Task, load
 from mars_export.runtime import GenerationConfig, Session
 
 DATA = Path(__file__).parent.parent / "examples" / "default-checkpoint" / "data"
@@ -25,7 +25,9 @@ Setting = int | None  # a fixed window, None for auto
 
 def decoded(session: Session, task: Task, tau: float, window: Setting) -> tuple[int, float]:
     """Tokens after the first step, and the seconds for them."""
-    stats = session.generate(task.prompt, GenerationConfig(tau=tau, max_new_tokens=task.max_new_tokens, window=window)).stats
+    stats = session.generate(
+        task.prompt, GenerationConfig(tau=tau, max_new_tokens=task.max_new_tokens, window=window)
+    ).stats
     return stats.tokens_after_first, stats.decode_time
 
 
@@ -42,7 +44,9 @@ def compared(session: Session, rows: list[Task], tau: float, rounds: int) -> dic
     made = {}
     for setting in settings:
         measured = [least[i, setting] for i in range(len(rows))]
-        made[str(setting or "auto")] = 1000 * sum(s for _, s in measured) / max(1, sum(t for t, _ in measured))
+        made[str(setting or "auto")] = (
+            1000 * sum(s for _, s in measured) / max(1, sum(t for t, _ in measured))
+        )
     return made
 
 
@@ -51,12 +55,24 @@ def judged(task: str, tau: float, times: dict[str, float]) -> dict[str, Any]:
     best = min(FIXED, key=lambda window: times[str(window)])
     against_best, against_one = times[str(best)] / times["auto"], times["1"] / times["auto"]
     cells = "  ".join(f"{window} {ms:.1f}" for window, ms in times.items())
-    print(f"{task:10} tau {tau:<4}  ms/token: {cells}  auto is {against_best:.3f} x the best ({best}), {against_one:.3f} x one token", flush=True)
-    return {"task": task, "tau": tau, "ms_per_token": times, "best": best, "speed_of_best": against_best, "speed_of_one": against_one}
+    print(
+        f"{task:10} tau {tau:<4}  ms/token: {cells}  auto is {against_best:.3f} x the best ({best}), {against_one:.3f} x one token",
+        flush=True,
+    )
+    return {
+        "task": task,
+        "tau": tau,
+        "ms_per_token": times,
+        "best": best,
+        "speed_of_best": against_best,
+        "speed_of_one": against_one,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=6)
@@ -75,7 +91,14 @@ def main() -> None:
             results.append(judged(name, tau, compared(session, rows, tau, args.rounds)))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        values = {"bundle": args.bundle.name, "threads": args.threads, "rows": args.rows, "rounds": args.rounds, "cost_ms": costs, "results": results}
+        values = {
+            "bundle": args.bundle.name,
+            "threads": args.threads,
+            "rows": args.rows,
+            "rounds": args.rounds,
+            "cost_ms": costs,
+            "results": results,
+        }
         args.json.write_text(json.dumps(values, indent=2) + "\n")
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from window import DATA, FIXED, TASKS, judged
 
-from mars_export.calibration.record import Trace, record
-from mars_export.calibration.tasks import load
+from mars_export.calibration.tasks.tasks import load
+from mars_export.calibration.tau.record import Trace, record
 from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.cost import Cost
-from mars_export.runtime.policy import Policy
-from mars_export.runtime.row import Row
+from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.row import Row
 
 
 def milliseconds(trace: Trace, cost: Cost, tau: float, window: int | None) -> tuple[int, float]:
@@ -59,7 +59,9 @@ def replayed(traces: list[Trace], cost: Cost, tau: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundles", type=Path, nargs="+")
     parser.add_argument("--rows", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
@@ -77,7 +79,9 @@ def main() -> None:
                 results.append({"bundle": bundle.name, **judged(name, tau, replayed(traces, cost, tau))})
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"rows": args.rows, "threads": args.threads, "results": results}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({"rows": args.rows, "threads": args.threads, "results": results}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

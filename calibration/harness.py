@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.errors import CalibrationError
+from ..runtime import GenerationConfig, Session
+from ..runtime.errors import CalibrationError
 
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # the harness's names of the same thing
 KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "seed", *LIMITS}
@@ -28,7 +28,15 @@ class Answers:
 
     @classmethod
     def open(
-        cls, bundle: str, tau: float | None, metric: str | None, profile: str | None, limit: int, device: str, threads: int | None, batch: int
+        cls,
+        bundle: str,
+        tau: float | None,
+        metric: str | None,
+        profile: str | None,
+        limit: int,
+        device: str,
+        threads: int | None,
+        batch: int,
     ) -> Answers:
         """Open the bundle; tau 0.95 unless it, or a profile instead of it, is given. Raises MarsError."""
         if profile is not None and (tau is not None or metric is not None):
@@ -53,7 +61,9 @@ class Answers:
     def settings(self, kwargs: Mapping[str, Any]) -> GenerationConfig:
         """The harness's generation settings as a config. Raises CalibrationError for one that is not known here."""
         if unknown := sorted(set(kwargs) - KNOWN):
-            raise CalibrationError(f"generation settings that mars_export does not know: {', '.join(unknown)} (known: {', '.join(sorted(KNOWN))})")
+            raise CalibrationError(
+                f"generation settings that mars_export does not know: {', '.join(unknown)} (known: {', '.join(sorted(KNOWN))})"
+            )
         until = kwargs.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(s for s in until if s)
         changes: dict[str, Any] = {"stop": stop}
@@ -68,7 +78,9 @@ class Answers:
     def render(self, history: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         """The chat template's text; from now on contexts are taken to have its special tokens."""
         if not add_generation_prompt:
-            raise CalibrationError("a prefilled answer (gen_prefix) in a chat template is not supported; run without --apply_chat_template")
+            raise CalibrationError(
+                "a prefilled answer (gen_prefix) in a chat template is not supported; run without --apply_chat_template"
+            )
         assert self.session.text is not None
         self.templated = True
         return self.session.text.render(history)
@@ -76,4 +88,6 @@ class Answers:
     @property
     def tokenizer_name(self) -> str:
         """What tells the harness's request caches of two bundles apart."""
-        return f"mars_export-{self.session.bundle.manifest.files[0].sha256[:16]}-{self.session.bundle.path.name}"
+        return (
+            f"mars_export-{self.session.bundle.manifest.files[0].sha256[:16]}-{self.session.bundle.path.name}"
+        )

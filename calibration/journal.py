@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mars_export.runtime.errors import CalibrationError
+from ..runtime.errors import CalibrationError
 
 VERSION = 1
 
@@ -38,12 +38,18 @@ class Journal:
             return journal
         found, values, end = _read(path)
         if not found:
-            return cls.open(path, identity, resume=resume, force=True)  # cut short before its first line was whole
+            return cls.open(
+                path, identity, resume=resume, force=True
+            )  # cut short before its first line was whole
         if found != head:
             odd = ", ".join(sorted(k for k in head.keys() | found.keys() if head.get(k) != found.get(k)))
-            raise CalibrationError(f"{path}: a state of other work is there (another {odd}); --force throws it away, --output puts this elsewhere")
+            raise CalibrationError(
+                f"{path}: a state of other work is there (another {odd}); --force throws it away, --output puts this elsewhere"
+            )
         if values and not resume:
-            raise CalibrationError(f"{path}: {len(values)} finished pieces of this work are there; --resume uses them, --force throws them away")
+            raise CalibrationError(
+                f"{path}: {len(values)} finished pieces of this work are there; --resume uses them, --force throws them away"
+            )
         return cls(path, values, end)
 
     def __contains__(self, key: str) -> bool:
@@ -60,7 +66,10 @@ class Journal:
         self._file.close()
 
     def _write(self, line: Any) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n")
+        self._file.write(
+            json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+            + b"\n"
+        )
         self._file.flush()  # survives the end of this process; a loss of power may cost some work
 
 
@@ -79,7 +88,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
                     key, value = line
                     values[key] = value
             except (ValueError, TypeError) as error:
-                raise CalibrationError(f"{path}: line {number} is damaged ({error}); --force starts anew") from error
+                raise CalibrationError(
+                    f"{path}: line {number} is damaged ({error}); --force starts anew"
+                ) from error
             if line is None:
                 break
             end += len(raw)

@@ -7,8 +7,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from mars_export.calibration.tasks import DATA, SUFFIX, Task, find, load
-from mars_export.runtime import Session
+from ..runtime import Session
+from .tasks.tasks import DATA, SUFFIX, Task, find, load
 
 STATE_FILE = "state.jsonl"
 
@@ -47,11 +47,19 @@ class TaskRequest:
     @property
     def machine(self) -> str:
         """Where the figures come from, in words."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else "default threads"
+        threads = (
+            f"{self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else "default threads"
+        )
         return f"{platform.machine()}, {os.cpu_count()} logical cores, {self.device}, {threads}"
 
     def rows(self) -> list[Task]:
         return load(self.file, score=self.score, allow_exec=self.allow_exec)
 
     def open(self) -> Session:
-        return Session.open(self.bundle, self.device, threads=self.threads, variant=self.variant, accuracy_level=self.accuracy_level)
+        return Session.open(
+            self.bundle,
+            self.device,
+            threads=self.threads,
+            variant=self.variant,
+            accuracy_level=self.accuracy_level,
+        )

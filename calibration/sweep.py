@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from mars_export.calibration.decoding import Generator, Outcome, decode_rows
-from mars_export.calibration.metrics import Output
-from mars_export.calibration.tasks import Task
-from mars_export.runtime import GenerationConfig
-from mars_export.runtime.errors import CalibrationError
+from ..runtime import GenerationConfig
+from ..runtime.errors import CalibrationError
+from .tasks.scores import Output
+from .tasks.tasks import Task
+from .tau.decoding import Generator, Outcome, decode_rows
 
 TAUS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 Progress = Callable[[int, int], None]
@@ -82,21 +82,42 @@ def run(
     if references is not None and len(references) != len(tasks):
         raise CalibrationError(f"{len(tasks)} tasks but {len(references)} references")
     if references is None and not config.one_token and any(task.needs_reference for task in tasks):
-        raise CalibrationError("tasks judged by agreement need the one-token outputs: decode them at tau 1 first")
+        raise CalibrationError(
+            "tasks judged by agreement need the one-token outputs: decode them at tau 1 first"
+        )
     done: list[Outcome] = []
     for outcome in decode_rows(session, tasks, config, batch):
         done.append(outcome)
         if progress is not None:
             progress(len(done), len(tasks))
-    expected = [o.output for o in done] if config.one_token and references is None else [Output(text) for text in references or ()]
-    right = sum(task.score(o.output, expected[i] if expected else None) for i, (task, o) in enumerate(zip(tasks, done, strict=True)))
-    agreeing = sum(o.text == other.text for o, other in zip(done, expected, strict=True)) if expected else None
+    expected = (
+        [o.output for o in done]
+        if config.one_token and references is None
+        else [Output(text) for text in references or ()]
+    )
+    right = sum(
+        task.score(o.output, expected[i] if expected else None)
+        for i, (task, o) in enumerate(zip(tasks, done, strict=True))
+    )
+    agreeing = (
+        sum(o.text == other.text for o, other in zip(done, expected, strict=True)) if expected else None
+    )
     tokens, forwards = sum(len(o.token_ids) for o in done), sum(o.forwards for o in done)
     seconds, tokens_timed = sum(o.seconds for o in done), sum(o.tokens_timed for o in done)
-    return Run(Point(tau, len(tasks), right, agreeing, tokens, forwards, tokens_timed, seconds), tuple(o.text for o in done))
+    return Run(
+        Point(tau, len(tasks), right, agreeing, tokens, forwards, tokens_timed, seconds),
+        tuple(o.text for o in done),
+    )
 
 
-def sweep(session: Generator, tasks: Sequence[Task], taus: Sequence[float] = TAUS, *, metric: str = "probability", batch: int = 1) -> Iterator[Point]:
+def sweep(
+    session: Generator,
+    tasks: Sequence[Task],
+    taus: Sequence[float] = TAUS,
+    *,
+    metric: str = "probability",
+    batch: int = 1,
+) -> Iterator[Point]:
     """Decode the tasks at each tau, one-token mode first, and yield each point as it is ready."""
     one_token = GenerationConfig(tau=1.0 if metric != "entropy" else 0.0, metric=metric)
     first = run(session, tasks, one_token.tau, metric=metric, batch=batch)

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from mars_export.runtime.console import Json, Threads, advance, err, out, print_json, progress_bars
+from ..runtime.console import Json, Threads, advance, err, out, print_json, progress_bars
 
 app = typer.Typer()
 
 QuantBlock = Annotated[int, typer.Option(help="Inputs that share a scale, for int4 and int8.")]
 Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
-Search = Annotated[bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")]
+Search = Annotated[
+    bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")
+]
 Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
 Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
 
@@ -24,41 +26,71 @@ def onnx(
     checkpoint: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CHECKPOINT]", help="Hugging Face directory, hub id, PEFT adapter directory or .gguf; without it, the default checkpoint."
+            metavar="[CHECKPOINT]",
+            help="Hugging Face directory, hub id, PEFT adapter directory or .gguf; without it, the default checkpoint.",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")] = Path("mars.bundle"),
-    block: Annotated[int, typer.Option(min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with.")] = 8,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")
+    ] = Path("mars.bundle"),
+    block: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with."
+        ),
+    ] = 8,
     precision: Annotated[
-        str, typer.Option(help="Of the weights: fp32, fp16, bf16 (TensorRT only), int8, int4, w8a8 (8-bit activations too), or auto.")
+        str,
+        typer.Option(
+            help="Of the weights: fp32, fp16, bf16 (TensorRT only), int8, int4, w8a8 (8-bit activations too), or auto."
+        ),
     ] = "fp32",
-    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")] = "fp32",
+    activations: Annotated[
+        str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")
+    ] = "fp32",
     quant_block: QuantBlock = 32,
     asymmetric: Asymmetric = False,
     search: Search = False,
     head: Head = "int8",
     embedding: Embedding = "int8",
     metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
-    logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
-    static: Annotated[bool, typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights.")] = False,
+    logits: Annotated[
+        bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")
+    ] = False,
+    static: Annotated[
+        bool,
+        typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights."),
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Rows of the --static graphs.")] = 1,
-    capacity: Annotated[int, typer.Option(min=1, help="KV entries a row of the --static graphs holds.")] = 1024,
+    capacity: Annotated[
+        int, typer.Option(min=1, help="KV entries a row of the --static graphs holds.")
+    ] = 1024,
     prefill: Annotated[int, typer.Option(min=1, help="Slots of the --static prefill graph.")] = 128,
-    mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
+    mask_token: Annotated[
+        str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
-    base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
-    kv_layout: Annotated[str, typer.Option("--kv-layout", help="static, or delta: plain operators for TensorRT before 10.15.")] = "static",
-    allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
+    base: Annotated[
+        str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")
+    ] = None,
+    kv_layout: Annotated[
+        str, typer.Option("--kv-layout", help="static, or delta: plain operators for TensorRT before 10.15.")
+    ] = "static",
+    allow_drift: Annotated[
+        bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Json = False,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
-    from mars_export.exporter.checkpoint import open_checkpoint
-    from mars_export.exporter.export import ExportOptions, export_onnx
-    from mars_export.exporter.precision import choose_precision
+    from .checkpoint.open import open_checkpoint
+    from .export import ExportOptions, export_onnx
+    from .precision import choose_precision
 
     if checkpoint is None:
-        err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+        err.print(
+            "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
+        )
     if precision == "auto":
         precision, reason = choose_precision()
         err.print(f"precision {precision}: {reason}")
@@ -74,7 +106,9 @@ def onnx(
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
         return
     drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
-    out.print(f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)} graph(s)")
+    out.print(
+        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)} graph(s)"
+    )
     if drift is not None:
         out.print(_drift_line(drift))
     out.print(f"try: mars-export chat {output}")
@@ -85,55 +119,116 @@ def trt(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CHECKPOINT|BUNDLE]", help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default checkpoint."
+            metavar="[CHECKPOINT|BUNDLE]",
+            help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default checkpoint.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle to write: mars.bundle by default, a given bundle itself.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="BUNDLE",
+            help="The bundle to write: mars.bundle by default, a given bundle itself.",
+        ),
     ] = None,
-    block: Annotated[int | None, typer.Option(min=1, help="Slots a decode step is built for: 8, or the given bundle's.")] = None,
+    block: Annotated[
+        int | None, typer.Option(min=1, help="Slots a decode step is built for: 8, or the given bundle's.")
+    ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of the weights: fp16 (default), bf16, fp32, int8 or int4; a given bundle has its own.")
+        str | None,
+        typer.Option(
+            help="Of the weights: fp16 (default), bf16, fp32, int8 or int4; a given bundle has its own."
+        ),
     ] = None,
-    activations: Annotated[str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")] = "fp16",
+    activations: Annotated[
+        str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")
+    ] = "fp16",
     quant_block: QuantBlock = 32,
     search: Search = False,
     head: Head = "float",
     batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
-    capacity: Annotated[int | None, typer.Option(min=1, help="KV entries a row holds: 1024, or the model's context if that is less.")] = None,
-    prefill: Annotated[int | None, typer.Option(min=1, help="Most slots of a prefill step: 128 by default.")] = None,
-    target: Annotated[str, typer.Option(help="rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")] = "rtx",
-    flavor: Annotated[str, typer.Option(help="auto, tensorrt (Jetson, data centre) or rtx (desktop, builds without a GPU).")] = "auto",
-    jetpack: Annotated[str | None, typer.Option(help="JetPack version of a Jetson target: it decides the KV layout.")] = None,
-    kv_layout: Annotated[str | None, typer.Option("--kv-layout", help="static or delta, instead of what the target's TensorRT takes.")] = None,
-    static: Annotated[bool, typer.Option("--static", help="An engine for exactly --batch rows of --block slots.")] = False,
+    capacity: Annotated[
+        int | None,
+        typer.Option(min=1, help="KV entries a row holds: 1024, or the model's context if that is less."),
+    ] = None,
+    prefill: Annotated[
+        int | None, typer.Option(min=1, help="Most slots of a prefill step: 128 by default.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")
+    ] = "rtx",
+    flavor: Annotated[
+        str, typer.Option(help="auto, tensorrt (Jetson, data centre) or rtx (desktop, builds without a GPU).")
+    ] = "auto",
+    jetpack: Annotated[
+        str | None, typer.Option(help="JetPack version of a Jetson target: it decides the KV layout.")
+    ] = None,
+    kv_layout: Annotated[
+        str | None,
+        typer.Option("--kv-layout", help="static or delta, instead of what the target's TensorRT takes."),
+    ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="An engine for exactly --batch rows of --block slots.")
+    ] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
-    logits: Annotated[bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")] = False,
-    mask_token: Annotated[str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")] = None,
+    logits: Annotated[
+        bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")
+    ] = False,
+    mask_token: Annotated[
+        str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
-    base: Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")] = None,
-    allow_drift: Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle or engine; build even if memory looks too small.")] = False,
+    base: Annotated[
+        str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")
+    ] = None,
+    allow_drift: Annotated[
+        bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace an existing bundle or engine; build even if memory looks too small."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own into the bundle."""
-    from mars_export.exporter.checkpoint import open_checkpoint
-    from mars_export.exporter.engines import add_engine, export_engine, is_bundle
-    from mars_export.exporter.export import ExportOptions
-    from mars_export.exporter.plan import EngineOptions
-    from mars_export.runtime.bundle import open_bundle
+    from ..runtime.bundle.manifest import open_bundle
+    from .checkpoint.open import open_checkpoint
+    from .export import ExportOptions
+    from .tensorrt.engines import add_engine, export_engine, is_bundle
+    from .tensorrt.plan import EngineOptions
 
     engine = EngineOptions(
-        target=target, flavor=flavor, jetpack=jetpack, kv_layout=kv_layout, batch=batch, capacity=capacity, prefill=prefill, static=static
+        target=target,
+        flavor=flavor,
+        jetpack=jetpack,
+        kv_layout=kv_layout,
+        batch=batch,
+        capacity=capacity,
+        prefill=prefill,
+        static=static,
     )
     if source is None:
-        err.print("No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter).")
+        err.print(
+            "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
+        )
     with progress_bars() as bars:
         if source is not None and is_bundle(source):
             written = output or Path(source)
             outcome = add_engine(
-                open_bundle(source), written, engine, precision=precision, block=block, force=force, dry_run=dry_run, progress=advance(bars)
+                open_bundle(source),
+                written,
+                engine,
+                precision=precision,
+                block=block,
+                force=force,
+                dry_run=dry_run,
+                progress=advance(bars),
             )
         else:
             written = output or Path("mars.bundle")
@@ -142,7 +237,9 @@ def trt(
                 embedding="float", metrics=metrics, logits=logits, allow_drift=allow_drift,
             )  # fmt: skip
             opened = open_checkpoint(source, revision=revision, base=base, mask_token=mask_token)
-            outcome = export_engine(opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars))
+            outcome = export_engine(
+                opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
+            )
     if as_json:
         print_json({"bundle": str(written)} | outcome.to_dict())
     else:
@@ -152,7 +249,10 @@ def trt(
 @app.command()
 def demo(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="BUNDLE", help="Where to keep the bundle; the user's cache by default.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="BUNDLE", help="Where to keep the bundle; the user's cache by default."
+        ),
     ] = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -160,7 +260,7 @@ def demo(
     """Export the default checkpoint and answer a few requests at tau 1 and 0.95, side by side."""
     from rich.table import Table
 
-    from mars_export.exporter.demo import answers, prepare, summarize
+    from .demo import answers, prepare, summarize
 
     with progress_bars() as bars:
         bundle = prepare(output, advance(bars))
@@ -183,9 +283,13 @@ def demo(
 
 def _print_engine(bundle: Path, outcome: Any) -> None:
     plan, variant = outcome.plan, outcome.variant
-    out.print(f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)}, {plan.backend}, KV layout {plan.kv_layout}")
+    out.print(
+        f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)}, {plan.backend}, KV layout {plan.kv_layout}"
+    )
     for r in plan.ranges:
-        out.print(f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}")
+        out.print(
+            f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}"
+        )
     if variant is not None:
         info, size = variant.engine, next(f.size for f in outcome.manifest.files if f.path == variant.file)
         cost = f"in {info.seconds:.1f} s, {info.peak_memory / 1e9:.1f} GB of memory at most"
@@ -195,11 +299,18 @@ def _print_engine(bundle: Path, outcome: Any) -> None:
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")
         return
     if plan.obstacle is None:
-        out.print(f"dry run: nothing was built; about {outcome.memory / 1e9:.1f} GB of memory would be needed")
+        out.print(
+            f"dry run: nothing was built; about {outcome.memory / 1e9:.1f} GB of memory would be needed"
+        )
         return
-    err.print(f"No engine {'would be' if outcome.manifest is None else 'was'} built: {plan.obstacle}.", style="yellow")
+    err.print(
+        f"No engine {'would be' if outcome.manifest is None else 'was'} built: {plan.obstacle}.",
+        style="yellow",
+    )
     if outcome.manifest is not None:
-        out.print(f"The bundle holds a recipe instead; on the device: sh {bundle}/{outcome.recipe}", markup=False)
+        out.print(
+            f"The bundle holds a recipe instead; on the device: sh {bundle}/{outcome.recipe}", markup=False
+        )
 
 
 def _drift_line(drift: Any) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mars_export.exporter import embedded
-from mars_export.exporter.checkpoint import open_checkpoint
-from mars_export.exporter.export import ExportOptions, Progress, export_onnx, producer
-from mars_export.exporter.tensors import read_json
-from mars_export.runtime import GenerationConfig, Session, Stats
-from mars_export.runtime.bundle import MANIFEST_FILE
+from ..runtime import GenerationConfig, Session, Stats
+from ..runtime.bundle.manifest import MANIFEST_FILE
+from .checkpoint import default as embedded
+from .checkpoint.open import open_checkpoint
+from .checkpoint.tensors import read_json
+from .export import ExportOptions, Progress, export_onnx, producer
 
 TAUS = (1.0, 0.95)
 TOOLS = "Reply with tool calls."
@@ -37,7 +37,13 @@ class Answer:
     stats: Stats
 
     def to_dict(self) -> dict[str, Any]:
-        return {"request": self.request, "tau": self.tau, "text": self.text, "seconds": self.seconds, "stats": self.stats.to_dict()}
+        return {
+            "request": self.request,
+            "tau": self.tau,
+            "text": self.text,
+            "seconds": self.seconds,
+            "stats": self.stats.to_dict(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,9 @@ def answers(bundle: Path, threads: int | None) -> Iterator[Answer]:
     session = Session.open(bundle, threads=threads)
     session.generate("warm up", GenerationConfig(max_new_tokens=16, tau=0.0))
     for system, request in REQUESTS:
-        messages = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": request}]
+        messages = ([{"role": "system", "content": system}] if system else []) + [
+            {"role": "user", "content": request}
+        ]
         for tau in TAUS:
             begun = perf_counter()
             done = session.generate(messages, GenerationConfig(tau=tau, max_new_tokens=128))
@@ -83,5 +91,14 @@ def summarize(answers: Sequence[Answer]) -> list[Summary]:
         chosen = [a for a in answers if a.tau == tau]
         tokens, forwards = sum(a.stats.tokens for a in chosen), sum(a.stats.forwards for a in chosen)
         speed = tokens / sum(a.seconds for a in chosen)
-        lines.append(Summary(tau, tokens, forwards, tokens / forwards, speed, speed / lines[0].tokens_per_second if lines else 1.0))
+        lines.append(
+            Summary(
+                tau,
+                tokens,
+                forwards,
+                tokens / forwards,
+                speed,
+                speed / lines[0].tokens_per_second if lines else 1.0,
+            )
+        )
     return lines

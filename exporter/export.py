@@ -9,20 +9,30 @@ from pathlib import Path
 
 import onnx
 
-from mars_export.exporter import graph
-from mars_export.exporter.chat import derive_chat_turns
-from mars_export.exporter.checkpoint import Checkpoint
-from mars_export.exporter.family import Dims
-from mars_export.exporter.graph import StepGraph, StepShape
-from mars_export.exporter.hashed import HashedFile
-from mars_export.exporter.output import replacing
-from mars_export.exporter.packed import require_same_form
-from mars_export.exporter.quantize import SCHEMES, Quantization
-from mars_export.exporter.weights import Placed, total_bytes, write_weights
-from mars_export.runtime.bundle import KV_LAYOUTS, Drift, Manifest, ModelInfo, QuantizationInfo, TextInfo, TokenInfo, Variant, write_manifest
-from mars_export.runtime.errors import ExportError
-from mars_export.runtime.files import FileEntry, describe
-from mars_export.runtime.ort import FASTEST_LEVEL, LEVELED
+from ..runtime.bundle.files import FileEntry, describe
+from ..runtime.bundle.manifest import (
+    KV_LAYOUTS,
+    Drift,
+    Manifest,
+    ModelInfo,
+    QuantizationInfo,
+    TextInfo,
+    TokenInfo,
+    Variant,
+    write_manifest,
+)
+from ..runtime.device.ort import FASTEST_LEVEL, LEVELED
+from ..runtime.errors import ExportError
+from .checkpoint.compressed import require_same_form
+from .checkpoint.family import Dims
+from .checkpoint.open import Checkpoint
+from .codes import SCHEMES, Quantization
+from .graph import step as graph
+from .graph.hashed import HashedFile
+from .graph.step import StepGraph, StepShape
+from .graph.weights import Placed, total_bytes, write_weights
+from .output import replacing
+from .turns import derive_chat_turns
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 PRECISIONS = (*FLOATS, *SCHEMES)
@@ -68,7 +78,9 @@ class ExportOptions:
     def quantization(self) -> Quantization | None:
         if self.precision not in SCHEMES:
             return None
-        return Quantization(self.precision, self.quant_block, not self.asymmetric, self.head, self.embedding, self.search)
+        return Quantization(
+            self.precision, self.quant_block, not self.asymmetric, self.head, self.embedding, self.search
+        )
 
     def check(self, dims: Dims) -> None:
         """Raise ExportError that lists every option out of range."""
@@ -78,17 +90,25 @@ class ExportOptions:
         if self.kv_layout not in KV_LAYOUTS:
             problems.append(f"--kv-layout must be one of {', '.join(KV_LAYOUTS)}, not {self.kv_layout}")
         if self.quantization is not None:
-            inputs = {"q, k, v": dims.hidden_size, "the attention output": dims.num_heads * dims.head_dim, "down": dims.intermediate_size}
+            inputs = {
+                "q, k, v": dims.hidden_size,
+                "the attention output": dims.num_heads * dims.head_dim,
+                "down": dims.intermediate_size,
+            }
             problems += self.quantization.problems(inputs)
             if self.activations not in FLOATS:
                 problems.append(f"--activations must be one of {', '.join(FLOATS)}, not {self.activations}")
             if self.precision == "w8a8" and self.activations != "fp32":
                 problems.append("--precision w8a8 is computed with --activations fp32 only")
         if not 1 <= self.block <= min(MAX_BLOCK, context_length // 2):
-            problems.append(f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}")
+            problems.append(
+                f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}"
+            )
         if self.static:
             if not self.block <= self.capacity <= context_length:
-                problems.append(f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not {self.capacity}")
+                problems.append(
+                    f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not {self.capacity}"
+                )
             if not 1 <= self.prefill <= self.capacity:
                 problems.append(f"--prefill must be 1 to the capacity, not {self.prefill}")
             if self.batch < 1:
@@ -97,7 +117,14 @@ class ExportOptions:
             raise ExportError("; ".join(problems))
 
 
-def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *, force: bool = False, progress: Progress | None = None) -> Manifest:
+def export_onnx(
+    checkpoint: Checkpoint,
+    target: Path,
+    options: ExportOptions,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Manifest:
     """Write a bundle for ONNX Runtime to `target` and return its manifest.
 
     Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that does not agree
@@ -109,10 +136,14 @@ def export_onnx(checkpoint: Checkpoint, target: Path, options: ExportOptions, *,
         return write_bundle(directory, checkpoint, options, report)
 
 
-def write_bundle(directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress) -> Manifest:
+def write_bundle(
+    directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress
+) -> Manifest:
     """Fill an empty directory with a bundle whose options were checked; nothing is put right when it fails."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
-    placed, weights = _write_weights(directory, checkpoint, options, weight_bytes(checkpoint, options), report)
+    placed, weights = _write_weights(
+        directory, checkpoint, options, weight_bytes(checkpoint, options), report
+    )
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
@@ -150,11 +181,15 @@ def _write_weights(
         report("weights", done, size)
 
     with HashedFile(directory / WEIGHTS_FILE) as file:
-        placed = write_weights(file, checkpoint.tensors, checkpoint.dims, options.dtype, options.quantization, written)
+        placed = write_weights(
+            file, checkpoint.tensors, checkpoint.dims, options.dtype, options.quantization, written
+        )
         return placed, file.entry()
 
 
-def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed]) -> list[Variant]:
+def _write_graphs(
+    directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed]
+) -> list[Variant]:
     variants = []
     for name, shape in _shapes(options):
         spec = _spec(checkpoint, options, shape)
@@ -162,9 +197,26 @@ def _write_graphs(directory: Path, checkpoint: Checkpoint, options: ExportOption
         model = graph.build(spec, placed, WEIGHTS_FILE, _version())
         onnx.save(model, directory / file)
         onnx.checker.check_model(str(directory / file))
-        outputs = ["token_ids", "confidence", *(["margin", "entropy"] if spec.metrics else []), *(["logits"] if spec.logits else [])]
+        outputs = [
+            "token_ids",
+            "confidence",
+            *(["margin", "entropy"] if spec.metrics else []),
+            *(["logits"] if spec.logits else []),
+        ]
         fixed = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
-        variants.append(Variant(name, "onnx", file, WEIGHTS_FILE, spec.weight_precision, spec.precision, spec.kv_layout, tuple(outputs), *fixed))
+        variants.append(
+            Variant(
+                name,
+                "onnx",
+                file,
+                WEIGHTS_FILE,
+                spec.weight_precision,
+                spec.precision,
+                spec.kv_layout,
+                tuple(outputs),
+                *fixed,
+            )
+        )
     return variants
 
 
@@ -192,9 +244,14 @@ def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | Non
 
 
 def _self_check(
-    directory: Path, checkpoint: Checkpoint, options: ExportOptions, placed: dict[str, Placed], model: ModelInfo, report: Progress
+    directory: Path,
+    checkpoint: Checkpoint,
+    options: ExportOptions,
+    placed: dict[str, Placed],
+    model: ModelInfo,
+    report: Progress,
 ) -> Drift:
-    from mars_export.exporter import selfcheck  # torch: a Jetson that adds an engine to a bundle has none
+    from .check import selfcheck
 
     layers, done = checkpoint.dims.num_layers, 0
 
@@ -207,7 +264,9 @@ def _self_check(
     with_logits = replace(spec, logits=True)
     judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
     outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
-    drift = selfcheck.check(directory, judged, outputs, checkpoint, model, spec, options.accuracy_level, layer_done)
+    drift = selfcheck.check(
+        directory, judged, outputs, checkpoint, model, spec, options.accuracy_level, layer_done
+    )
     if not options.allow_drift:
         selfcheck.require(drift, spec.weight_precision)
     return drift
@@ -216,7 +275,14 @@ def _self_check(
 def _model_info(checkpoint: Checkpoint) -> ModelInfo:
     dims = checkpoint.dims
     return ModelInfo(
-        dims.model_type, dims.vocab_size, dims.hidden_size, dims.num_layers, dims.num_heads, dims.num_kv_heads, dims.head_dim, dims.context_length
+        dims.model_type,
+        dims.vocab_size,
+        dims.hidden_size,
+        dims.num_layers,
+        dims.num_heads,
+        dims.num_kv_heads,
+        dims.head_dim,
+        dims.context_length,
     )
 
 
@@ -227,13 +293,22 @@ def _quantization_info(chosen: Quantization | None) -> QuantizationInfo | None:
 
 
 def _manifest(
-    directory: Path, checkpoint: Checkpoint, options: ExportOptions, model: ModelInfo, variants: list[Variant], drift: Drift, weights: FileEntry
+    directory: Path,
+    checkpoint: Checkpoint,
+    options: ExportOptions,
+    model: ModelInfo,
+    variants: list[Variant],
+    drift: Drift,
+    weights: FileEntry,
 ) -> Manifest:
     vocabulary = checkpoint.vocabulary
     # The fixed-shape graphs have the same nodes and weights; the dynamic one was measured.
     level = options.accuracy_level if options.precision in LEVELED else None
     storage = _quantization_info(options.quantization)
-    judged = [replace(v, drift=None if v.is_static else drift, quantization=storage, accuracy_level=level) for v in variants]
+    judged = [
+        replace(v, drift=None if v.is_static else drift, quantization=storage, accuracy_level=level)
+        for v in variants
+    ]
     files = [weights if path.name == weights.path else describe(path) for path in sorted(directory.iterdir())]
     return Manifest(
         producer=producer(),
@@ -242,7 +317,13 @@ def _manifest(
         model=model,
         block=options.block,
         tokens=TokenInfo(vocabulary.mask_token_id, vocabulary.eos_token_ids, vocabulary.pad_token_id),
-        text=TextInfo(TOKENIZER_FILE, vocabulary.chat_template, vocabulary.bos_token, vocabulary.eos_token, derive_chat_turns(vocabulary)),
+        text=TextInfo(
+            TOKENIZER_FILE,
+            vocabulary.chat_template,
+            vocabulary.bos_token,
+            vocabulary.eos_token,
+            derive_chat_turns(vocabulary),
+        ),
         variants=tuple(judged),
         files=tuple(files),
     )

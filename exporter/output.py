@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mars_export.runtime.bundle import MANIFEST_FILE
-from mars_export.runtime.errors import ExportError
+from ..runtime.bundle.manifest import MANIFEST_FILE
+from ..runtime.errors import ExportError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -30,10 +30,14 @@ def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
         if free < size + (64 << 20):
-            raise ExportError(f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
+            raise ExportError(
+                f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
+            )
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
-        raise ExportError(f"{target.parent}: cannot be written to ({error.strerror}); give another place with -o") from error
+        raise ExportError(
+            f"{target.parent}: cannot be written to ({error.strerror}); give another place with -o"
+        ) from error
     try:
         scratch.chmod(0o755)
         yield scratch
@@ -47,6 +51,8 @@ def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise ExportError(f"{target}: {error.strerror}; make room and export again. What was there before is unchanged") from error
+        raise ExportError(
+            f"{target}: {error.strerror}; make room and export again. What was there before is unchanged"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -16,8 +16,17 @@ def choose_precision(cpuinfo: Path = CPUINFO) -> tuple[str, str]:
     try:
         words = set(re.findall(r"\w+", cpuinfo.read_text()))
     except OSError:
-        return "int8", f"the instructions of this {platform.machine() or 'unknown'} processor are not known; int8 weights run everywhere"
+        return (
+            "int8",
+            f"the instructions of this {platform.machine() or 'unknown'} processor are not known; int8 weights run everywhere",
+        )
     found = [name for name in BYTE_PRODUCTS if name in words]
     if found:
-        return "w8a8", f"this processor multiplies bytes ({found[0]}), so wide windows are cheapest with 8-bit activations"
-    return "int8", "this processor has no byte products (VNNI, dot product), so only the weights are made small"
+        return (
+            "w8a8",
+            f"this processor multiplies bytes ({found[0]}), so wide windows are cheapest with 8-bit activations",
+        )
+    return (
+        "int8",
+        "this processor has no byte products (VNNI, dot product), so only the weights are made small",
+    )

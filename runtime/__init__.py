@@ -3,30 +3,32 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mars_export.runtime.errors import BundleError, CalibrationError, CheckpointError, ExportError, MarsError, SessionError
+from .errors import BundleError, CalibrationError, CheckpointError, ExportError, MarsError, SessionError
 
 if TYPE_CHECKING:
-    from mars_export.runtime.config import GenerationConfig
-    from mars_export.runtime.engine import Engine, Request
-    from mars_export.runtime.schedule import Limits
-    from mars_export.runtime.session import Commit, Completion, Event, Session, Stream
-    from mars_export.runtime.stats import Stats
+    from .batcher import Engine, Request
+    from .decode.config import GenerationConfig
+    from .decode.schedule import Limits
+    from .decode.stats import Stats
+    from .session import Commit, Completion, Event, Session, Stream
 
 # Imported on first use, so that the command line answers --help without numpy and the tokenizer.
 _LAZY = {
-    "GenerationConfig": "config",
-    "Engine": "engine",
-    "Limits": "schedule",
-    "Request": "engine",
+    "GenerationConfig": "decode.config",
+    "Batcher": "batcher",
+    "Engine": "batcher",
+    "Limits": "decode.schedule",
+    "Request": "batcher",
     "Commit": "session",
     "Completion": "session",
     "Event": "session",
     "Session": "session",
     "Stream": "session",
-    "Stats": "stats",
+    "Stats": "decode.stats",
 }
 
 __all__ = [
+    "Batcher",
     "BundleError",
     "CalibrationError",
     "CheckpointError",

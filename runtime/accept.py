@@ -21,7 +21,14 @@ def passes(confidence: float, tau: float, metric: str) -> bool:
     return confidence <= tau if metric == "entropy" else confidence >= tau
 
 
-def accept(token_ids: Sequence[int], confidences: Sequence[float], tau: float, metric: str, eos_ids: Collection[int], limit: int) -> int:
+def accept(
+    token_ids: Sequence[int],
+    confidences: Sequence[float],
+    tau: float,
+    metric: str,
+    eos_ids: Collection[int],
+    limit: int,
+) -> int:
     """How many of the predictions to accept, from the left: 0 only if there are none or `limit` is 0.
 
     The first always; then each next one while its confidence passes `tau`; none after an end-of-sequence token; at most
@@ -29,6 +36,8 @@ def accept(token_ids: Sequence[int], confidences: Sequence[float], tau: float, m
     """
     most = min(limit, len(token_ids), 1 if is_one_token(tau, metric) else len(token_ids))
     count = 0
-    while count < most and (count == 0 or (passes(confidences[count], tau, metric) and token_ids[count - 1] not in eos_ids)):
+    while count < most and (
+        count == 0 or (passes(confidences[count], tau, metric) and token_ids[count - 1] not in eos_ids)
+    ):
         count += 1
     return count

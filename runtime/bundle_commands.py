@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mars_export.runtime.console import BundleArgument, Device, Json, out, print_json, print_table
+from .console import BundleArgument, Device, Json, out, print_json, print_table
 
 app = typer.Typer()
 profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
@@ -18,13 +18,15 @@ app.add_typer(profiles_app, name="profiles")
 @app.command()
 def inspect(
     bundle: BundleArgument,
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every file, even those found good before.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every file, even those found good before.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a bundle holds."""
     from rich.table import Table
 
-    from mars_export.runtime.bundle import open_bundle
+    from .bundle.manifest import open_bundle
 
     manifest = open_bundle(bundle, full=verify).manifest
     if as_json:
@@ -40,20 +42,34 @@ def inspect(
     )
     if manifest.text is not None:
         chat = manifest.text.chat
-        out.print("chat      needs jinja2" if chat is None else f"chat      roles {', '.join(chat.roles)}; in C++ too")
-    out.print(f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}")
-    table = Table("variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None)
+        out.print(
+            "chat      needs jinja2"
+            if chat is None
+            else f"chat      roles {', '.join(chat.roles)}; in C++ too"
+        )
+    out.print(
+        f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}"
+    )
+    table = Table(
+        "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
+    )
     for v in manifest.variants:
         shape = f"{v.batch}x{v.slots}" if v.is_static else "dynamic"
         shape += f", capacity {v.capacity}" if v.capacity else ""
-        drift = (f"{v.drift.max_logit_error:.1e}", f"{v.drift.argmax_matches}/{v.drift.positions}") if v.drift else ("", "")
+        drift = (
+            (f"{v.drift.max_logit_error:.1e}", f"{v.drift.argmax_matches}/{v.drift.positions}")
+            if v.drift
+            else ("", "")
+        )
         table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
     out.print(table)
     for v in manifest.variants:
         if v.quantization is not None and not v.is_static and not v.is_engine:
             q = v.quantization
             grain = f"blocks of {q.block_size}" if q.block_size else "one scale a channel"
-            out.print(f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}")
+            out.print(
+                f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}"
+            )
         if v.engine is not None:
             _print_engine_info(v.name, v.backend, v.engine)
     files = Table("file", "MB", "sha256", box=None)
@@ -65,20 +81,27 @@ def inspect(
 
 
 def _print_engine_info(name: str, backend: str, info: Any) -> None:
-    out.print(f"engine    {name}: {backend} {info.version}, CUDA {info.cuda}, for {', '.join(info.compute_capabilities)} on {info.platform}")
-    out.print(f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory, from {info.graph} {info.graph_sha256[:16]}")
+    out.print(
+        f"engine    {name}: {backend} {info.version}, CUDA {info.cuda}, for {', '.join(info.compute_capabilities)} on {info.platform}"
+    )
+    out.print(
+        f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory, from {info.graph} {info.graph_sha256[:16]}"
+    )
     for r in info.ranges:
         out.print(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
 
 
 @app.command()
 def doctor(
-    bundle: Annotated[Path | None, typer.Argument(metavar="[BUNDLE]", help="Also say whether this bundle opens here, and if not, why.")] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(metavar="[BUNDLE]", help="Also say whether this bundle opens here, and if not, why."),
+    ] = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
     """Say what is installed, which devices work, and whether a bundle would open here. Exits with 1 if it would not."""
-    from mars_export.runtime.doctor import examine
+    from .doctor import examine
 
     report = examine(bundle, device)
     if as_json:
@@ -95,7 +118,7 @@ def doctor(
 @profiles_app.command("list")
 def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
     """List a bundle's profiles and say which are stale."""
-    from mars_export.runtime.profiles import described
+    from .bundle.profiles import described
 
     rows = described(bundle)
     if as_json:
@@ -103,13 +126,18 @@ def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
     elif not rows:
         out.print("no profiles; `mars-export calibrate` makes one", markup=False)
     else:
-        print_table(("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state"), [row.cells for row in rows])
+        print_table(
+            ("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state"),
+            [row.cells for row in rows],
+        )
 
 
 @profiles_app.command("show")
-def show_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(metavar="NAME")], as_json: Json = False) -> None:
+def show_profile(
+    bundle: BundleArgument, name: Annotated[str, typer.Argument(metavar="NAME")], as_json: Json = False
+) -> None:
     """Show a profile and what it rests on."""
-    from mars_export.runtime.profiles import described
+    from .bundle.profiles import described
 
     for row in described(bundle, name):
         if as_json:
@@ -122,6 +150,6 @@ def show_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(met
 @profiles_app.command("remove")
 def remove_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Take a profile out of a bundle."""
-    from mars_export.runtime.profiles import remove
+    from .bundle.profiles import remove
 
     out.print(f"removed {remove(bundle, name)} profile(s) named {name}", markup=False)

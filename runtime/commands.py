@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mars_export.runtime.console import (
+from .console import (
     BundleArgument,
     Device,
     Json,
@@ -23,28 +23,47 @@ from mars_export.runtime.console import (
     print_json,
     progress_bars,
 )
-from mars_export.runtime.errors import MarsError
+from .errors import MarsError
 
 if TYPE_CHECKING:
-    from mars_export.runtime import Completion, GenerationConfig, Session, Stream
+    from . import Completion, GenerationConfig, Session, Stream
 
 app = typer.Typer()
 
 Tau = Annotated[
-    float | None, typer.Option("--tau", min=0.0, help="Confidence bound, the speed/quality knob: 1 is one token per forward; 0.95 by default.")
+    float | None,
+    typer.Option(
+        "--tau",
+        min=0.0,
+        help="Confidence bound, the speed/quality knob: 1 is one token per forward; 0.95 by default.",
+    ),
 ]
-ProfileName = Annotated[str | None, typer.Option("--profile", help="Take tau, metric and window from this calibrated profile of the bundle.")]
+ProfileName = Annotated[
+    str | None,
+    typer.Option("--profile", help="Take tau, metric and window from this calibrated profile of the bundle."),
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits.")
+]
 TopK = Annotated[int, typer.Option(min=0, help="Draw from the k likeliest tokens; 0 is off.")]
-TopP = Annotated[float, typer.Option(help="Draw from the smallest set of tokens with this probability; 1 is off.")]
+TopP = Annotated[
+    float, typer.Option(help="Draw from the smallest set of tokens with this probability; 1 is off.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be given several times.")]
+Penalty = Annotated[
+    float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="End the answer before this text; may be given several times."),
+]
 Window = Annotated[
     str | None,
     typer.Option(
-        "--window", metavar="auto|N", help="Most predictions made in one step: auto (the default) chooses for speed, step by step; N fixes it."
+        "--window",
+        metavar="auto|N",
+        help="Most predictions made in one step: auto (the default) chooses for speed, step by step; N fixes it.",
     ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
@@ -54,9 +73,16 @@ Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were ac
 @app.command()
 def generate(
     bundle: BundleArgument,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - or nothing reads standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")] = False,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The prompt; - or nothing reads standard input.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file."),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")
+    ] = False,
     system: System = None,
     tau: Tau = None,
     metric: Metric = None,
@@ -70,7 +96,9 @@ def generate(
     repetition_penalty: Penalty = 1.0,
     stop: Stop = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
-    cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")] = 32,
+    cache_block: Annotated[
+        int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")
+    ] = 32,
     device: Device = "cpu",
     variant: VariantName = None,
     threads: Threads = None,
@@ -79,7 +107,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Answer one prompt, streaming."""
-    from mars_export.runtime import Commit, GenerationConfig, Session
+    from . import Commit, GenerationConfig, Session
 
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, window=_fixed(window), stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
@@ -98,7 +126,9 @@ def generate(
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)
     if done.finish_reason == "capacity":
-        raise MarsError(f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short. Shorten the prompt")
+        raise MarsError(
+            f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short. Shorten the prompt"
+        )
 
 
 @app.command()
@@ -120,10 +150,12 @@ def chat(
     threads: Threads = None,
     accuracy_level: Level = None,
     runs: Runs = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
+    ] = False,
 ) -> None:
     """Talk with the model. /tau 0.8 changes the knob, /runs shows accepted runs, /reset forgets, /quit leaves."""
-    from mars_export.runtime import GenerationConfig, Session
+    from . import GenerationConfig, Session
 
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, window=_fixed(window), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
@@ -201,7 +233,9 @@ def _fixed(window: str | None) -> int | None:
 
 def _knob(profile: str | None, tau: float | None, metric: str | None, window: str | None) -> dict[str, Any]:
     """The settings of tau that were given; they and a profile exclude each other."""
-    given: dict[str, Any] = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
+    given: dict[str, Any] = {
+        name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None
+    }
     if profile is not None and (given or window is not None):
         raise MarsError("a profile sets tau, metric and window; give --profile, or them, not both")
     return given

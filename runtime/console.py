@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mars_export.runtime.errors import MarsError
+from .errors import MarsError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -19,15 +19,28 @@ if TYPE_CHECKING:
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")]
+BundleArgument = Annotated[
+    Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
-VariantName = Annotated[str | None, typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best.")]
-Metric = Annotated[
-    str | None, typer.Option(help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export.")
+VariantName = Annotated[
+    str | None,
+    typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best."),
 ]
-Level = Annotated[int | None, typer.Option("--accuracy-level", help="int4 and int8 weights: 0 is exact and slow, 4 is fast (8-bit activations).")]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export."
+    ),
+]
+Level = Annotated[
+    int | None,
+    typer.Option(
+        "--accuracy-level", help="int4 and int8 weights: 0 is exact and slow, 4 is fast (8-bit activations)."
+    ),
+]
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> None:
@@ -49,7 +62,12 @@ def print_json(value: Any) -> None:
 def progress_bars() -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 

@@ -9,12 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from mars_export.runtime.bundle import Bundle, Variant, open_bundle
-from mars_export.runtime.config import GenerationConfig
-from mars_export.runtime.errors import MarsError
-from mars_export.runtime.fit import Here, choose, look_around, why_not
-from mars_export.runtime.ort import PROVIDERS, version_and_devices
-from mars_export.runtime.session import Session
+from .bundle.manifest import Bundle, Variant, open_bundle
+from .decode.config import GenerationConfig
+from .device.ort import PROVIDERS, version_and_devices
+from .device.variants import Here, choose, look_around, why_not
+from .errors import MarsError
+from .session import Session
 
 # package -> what it is for and the extra that installs it
 OPTIONAL = {
@@ -93,7 +93,11 @@ def _gpu(here: Here) -> Finding:
 def _onnxruntime() -> Finding:
     found = version_and_devices()
     if found is None:
-        return Finding("onnxruntime", "absent", "not installed; to run bundles: pip install 'mars-export[cpu]' or 'mars-export[gpu]'")
+        return Finding(
+            "onnxruntime",
+            "absent",
+            "not installed; to run bundles: pip install 'mars-export[cpu]' or 'mars-export[gpu]'",
+        )
     return Finding("onnxruntime", "good", found[0])
 
 
@@ -111,7 +115,11 @@ def _bundle(path: Path, device: str, here: Here) -> list[Finding]:
         return [Finding(str(path), "bad", str(error))]
     size = sum(f.size for f in bundle.manifest.files) / 1e6
     findings = [
-        Finding(str(path), "good", f"format {bundle.manifest.format_version}, {len(bundle.manifest.files)} files, {size:.0f} MB, all hashes match")
+        Finding(
+            str(path),
+            "good",
+            f"format {bundle.manifest.format_version}, {len(bundle.manifest.files)} files, {size:.0f} MB, all hashes match",
+        )
     ]
     opened = False
     for variant in bundle.manifest.variants:
@@ -135,7 +143,10 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here) -> Findi
         return Finding(subject, "absent", "fits this machine; it is tried with --device cuda")
     try:
         session = Session.open(bundle.path, device, variant=variant.name)
-        done = session.generate([bundle.manifest.tokens.pad], GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block))
+        done = session.generate(
+            [bundle.manifest.tokens.pad],
+            GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block),
+        )
     except MarsError as error:
         return Finding(subject, "absent", str(error))
     return Finding(subject, "good", f"opens on {device} and decodes ({done.stats.forwards} step(s))")

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mars_export.runtime import profiles
-from mars_export.runtime.backend import Backend
-from mars_export.runtime.block_commit import decode_blocks
-from mars_export.runtime.bundle import Bundle, Variant, open_bundle
-from mars_export.runtime.config import FULL_WINDOW, GenerationConfig
-from mars_export.runtime.cost import Cost, measure
-from mars_export.runtime.cost_file import CostFile, machine_is_busy
-from mars_export.runtime.decode import decode
-from mars_export.runtime.errors import SessionError
-from mars_export.runtime.policy import Policy
-from mars_export.runtime.row import Accepted, FinishReason, Row
-from mars_export.runtime.schedule import Limits, Schedule
-from mars_export.runtime.stats import Stats
-from mars_export.runtime.text import Message, Text, TextStream
+from .bundle import profiles
+from .bundle.manifest import Bundle, Variant, open_bundle
+from .costs import CostFile, machine_is_busy
+from .decode.backend import Backend
+from .decode.batch import decode
+from .decode.blocks import decode_blocks
+from .decode.config import FULL_WINDOW, GenerationConfig
+from .decode.cost import Cost, measure
+from .decode.policy import Policy
+from .decode.row import Accepted, FinishReason, Row
+from .decode.schedule import Limits, Schedule
+from .decode.stats import Stats
+from .errors import SessionError
+from .text import Message, Text, TextStream
 
 Prompt = str | Sequence[Message] | Sequence[int]
 COMMITS = ("cursor", "block")
@@ -70,7 +70,9 @@ class Event:
 class Session:
     """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV memory."""
 
-    def __init__(self, bundle: Bundle, variant: Variant, backend: Backend, cost_file: CostFile | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, variant: Variant, backend: Backend, cost_file: CostFile | None = None
+    ) -> None:
         self.bundle, self.variant, self.backend = bundle, variant, backend
         self._cost: Cost | None = None
         self._cost_file, self._measuring = cost_file, threading.Lock()
@@ -95,7 +97,7 @@ class Session:
         level the export measured. `verify` hashes all files even if they were found good before. Raises BundleError for a bad
         bundle, SessionError when no variant runs here; never falls back to another device.
         """
-        from mars_export.runtime.fit import choose, look_around, why_not
+        from .device.variants import choose, look_around, why_not
 
         bundle = open_bundle(path, full=verify)
         chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
@@ -107,12 +109,18 @@ class Session:
         running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
         return cls(bundle, running, backend, CostFile.of(bundle, running, device, threads))
 
-    def generate(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Completion:
+    def generate(
+        self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
+    ) -> Completion:
         """Answer one prompt: a text as it stands, chat messages, or token ids."""
         return self.generate_batch([prompt], config, commit=commit)[0]
 
     def generate_batch(
-        self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None = None, *, commit: Commit = CURSOR
+        self,
+        prompts: Sequence[Prompt],
+        config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        commit: Commit = CURSOR,
     ) -> list[Completion]:
         """Answer several prompts as rows of one batch, each with its own config if a sequence is given."""
         streams = self._new_rows(prompts, config)
@@ -123,14 +131,20 @@ class Session:
         return [_completion(row, text, c) for (row, text), c in zip(streams, confidences, strict=True)]
 
     def generate_each(
-        self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None = None, *, batch: int = 8
+        self,
+        prompts: Sequence[Prompt],
+        config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        batch: int = 8,
     ) -> Iterator[Completion]:
         """Answer any number of prompts, at most `batch` at a time, and yield the answers in the order of the prompts.
 
         A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row is raised.
         """
         manifest, streams = self.bundle.manifest, self._new_rows(prompts, config)
-        schedule = Schedule(self.backend, manifest.block, manifest.tokens.mask, Limits(max_rows=batch), self.policy())
+        schedule = Schedule(
+            self.backend, manifest.block, manifest.tokens.mask, Limits(max_rows=batch), self.policy()
+        )
         for row, _ in streams:
             schedule.add(row)
         confidences: list[list[float]] = [[] for _ in streams]
@@ -143,7 +157,9 @@ class Session:
                     confidences[event.row] += event.confidences
             yield _completion(row, text, kept)
 
-    def stream(self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR) -> Stream:
+    def stream(
+        self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
+    ) -> Stream:
         """Answer one prompt step by step."""
         row, text = self.new_row(0, prompt, config or GenerationConfig())
         return Stream(row, text, self._decode([row], commit))
@@ -154,23 +170,31 @@ class Session:
         if not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
             ids = [int(i) for i in prompt]  # type: ignore[arg-type]
         elif self.text is None:
-            raise SessionError(f"{self.bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
+            raise SessionError(
+                f"{self.bundle.path}: this bundle has no tokenizer; pass token ids instead of text"
+            )
         else:
             ids = self.text.encode(prompt)  # type: ignore[arg-type]
         if not ids:
             raise SessionError("the prompt is empty; give at least one token")
         outside = [i for i in ids if not 0 <= i < manifest.model.vocab_size]
         if outside:
-            raise SessionError(f"token ids outside the vocabulary of {manifest.model.vocab_size}: {outside[:5]}")
+            raise SessionError(
+                f"token ids outside the vocabulary of {manifest.model.vocab_size}: {outside[:5]}"
+            )
         if len(ids) > self.backend.max_capacity:
-            raise SessionError(f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity}; shorten the prompt")
+            raise SessionError(
+                f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity}; shorten the prompt"
+            )
         return ids
 
     def new_row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
         """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do."""
         self.check(config)
         text = TextStream(self.text, config.stop) if self.text is not None else None
-        return Row(index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None), text
+        return Row(
+            index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None
+        ), text
 
     def profile(self, name: str) -> GenerationConfig:
         """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full unless it says otherwise.
@@ -226,10 +250,14 @@ class Session:
     def _new_rows(
         self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None
     ) -> list[tuple[Row, TextStream | None]]:
-        configs = list(config) if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
+        configs = (
+            list(config) if isinstance(config, Sequence) else [config or GenerationConfig()] * len(prompts)
+        )
         if len(configs) != len(prompts):
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
-        return [self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))]
+        return [
+            self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
+        ]
 
     def _decode(self, rows: Sequence[Row], commit: Commit) -> Iterator[list[Accepted]]:
         manifest = self.bundle.manifest
@@ -266,7 +294,13 @@ class Answer:
     def _event(self, accepted: Accepted) -> Event:
         """Take in what a step accepted."""
         self._confidences += accepted.confidences
-        text = "" if self._text is None else self._text.read() if accepted.finish_reason is None else self._text.finish()
+        text = (
+            ""
+            if self._text is None
+            else self._text.read()
+            if accepted.finish_reason is None
+            else self._text.finish()
+        )
         return Event(text, accepted.token_ids, accepted.confidences, accepted.finish_reason)
 
 
@@ -300,16 +334,20 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     if text is not None and row.finish_reason is not None:
         text.finish()
     ids = tuple(row.tokens[row.stats.prompt_tokens :])
-    return Completion(text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats)
+    return Completion(
+        text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats
+    )
 
 
-def _backend(bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None) -> Backend:
+def _backend(
+    bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None
+) -> Backend:
     if variant.is_engine:
         if accuracy_level is not None:
             raise SessionError(f"variant {variant.name} is an engine: an accuracy level is for ONNX Runtime")
-        from mars_export.runtime.trt import TrtBackend
+        from .device.trt import TrtBackend
 
         return TrtBackend.of(bundle, variant)
-    from mars_export.runtime.ort import OrtBackend
+    from .device.ort import OrtBackend
 
     return OrtBackend.of(bundle, variant, device, threads, accuracy_level)

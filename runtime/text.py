@@ -13,8 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from mars_export.runtime.bundle import Bundle
-from mars_export.runtime.errors import BundleError, SessionError
+from .bundle.manifest import Bundle
+from .errors import BundleError, SessionError
 
 Message = Mapping[str, Any]
 
@@ -22,16 +22,29 @@ Message = Mapping[str, Any]
 class Text:
     """The tokenizer and chat template of a bundle."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str | None, bos_token: str | None = None, eos_token: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
         environment.filters["tojson"] = _tojson
-        environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+        environment.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+        }
         try:
             self._template = environment.from_string(chat_template) if chat_template else None
         except TemplateError as error:
-            raise BundleError(f"the chat template is not valid jinja2 ({error}); export again with a corrected template") from error
+            raise BundleError(
+                f"the chat template is not valid jinja2 ({error}); export again with a corrected template"
+            ) from error
 
     @classmethod
     def of(cls, bundle: Bundle) -> Text:
@@ -42,7 +55,9 @@ class Text:
         try:
             tokenizer = Tokenizer.from_file(str(bundle.path / info.tokenizer))
         except Exception as error:  # the Rust library raises plain Exception
-            raise BundleError(f"{bundle.path / info.tokenizer}: not a readable tokenizer ({error}); export again") from error
+            raise BundleError(
+                f"{bundle.path / info.tokenizer}: not a readable tokenizer ({error}); export again"
+            ) from error
         return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token)
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
@@ -55,9 +70,15 @@ class Text:
         """The chat template's text for `messages` and the beginning of an answer. Raises SessionError."""
         if self._template is None:
             raise SessionError("this bundle has no chat template; pass the whole prompt as one text")
-        wrong = [i for i, m in enumerate(messages) if not isinstance(m, Mapping) or not isinstance(m.get("role"), str) or "content" not in m]
+        wrong = [
+            i
+            for i, m in enumerate(messages)
+            if not isinstance(m, Mapping) or not isinstance(m.get("role"), str) or "content" not in m
+        ]
         if wrong or not messages:
-            raise SessionError(f"messages must be a non-empty list of {{role, content}}; wrong: {wrong or 'empty'}")
+            raise SessionError(
+                f"messages must be a non-empty list of {{role, content}}; wrong: {wrong or 'empty'}"
+            )
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens)
         except Exception as error:  # a template is a program of somebody else's: it can fail in any way
@@ -108,7 +129,11 @@ class TextStream:
         if not self.stopped:
             whole = self._source.decode(self._token_ids)
             is_kept = whole.startswith(self._text)
-            self._append(whole[len(self._text) :] if is_kept else self._source.decode(self._token_ids[len(self._token_ids) - self._unread :]))
+            self._append(
+                whole[len(self._text) :]
+                if is_kept
+                else self._source.decode(self._token_ids[len(self._token_ids) - self._unread :])
+            )
         return self._up_to(len(self._text))
 
     @property

@@ -9,17 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import tiny
 import torch
-from oracle import Oracle
+from support import tiny
+from support.oracle import Oracle
+from support.tiny import Named
 
-from mars_export.exporter.checkpoint import open_checkpoint
+from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session
-from mars_export.runtime.cost import Cost
+from mars_export.runtime.decode.cost import Cost
 
 BLOCK = 6
-Named = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session", autouse=True)

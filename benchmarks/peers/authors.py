@@ -40,11 +40,23 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         tau = settings["tau"]
         model = Timed(stock)
         # Their samplers take every token equal to the padding id for padding, so it must be one that does not occur.
-        padding = next(i for i in reversed(range(stock.config.vocab_size)) if i not in (request.mask, *request.eos, *prompt))
-        tokenizer = SimpleNamespace(mask_token_id=request.mask, eos_token_id=request.eos[0], bos_token_id=prompt[0], pad_token_id=padding)
+        padding = next(
+            i
+            for i in reversed(range(stock.config.vocab_size))
+            if i not in (request.mask, *request.eos, *prompt)
+        )
+        tokenizer = SimpleNamespace(
+            mask_token_id=request.mask,
+            eos_token_id=request.eos[0],
+            bos_token_id=prompt[0],
+            pad_token_id=padding,
+        )
         sampler = getattr(samplers, settings["sampler"])(model, tokenizer)
         config = samplers.MARSSamplerConfig(
-            max_new_tokens=limit, block_size=settings["block"], confidence_threshold=tau if tau < 1 else None, right_shift_logits=True
+            max_new_tokens=limit,
+            block_size=settings["block"],
+            confidence_threshold=tau if tau < 1 else None,
+            right_shift_logits=True,
         )
         begun = perf_counter()
         made = sampler.sample([list(prompt)], config)

@@ -55,23 +55,77 @@ def python_of(venvs: Path, environment: str | None) -> str:
 def setup_commands(venvs: Path, environment: str) -> list[list[str]]:
     """What creates an environment, in order."""
     python = python_of(venvs, environment)
-    return [[sys.executable, "-m", "venv", str(venvs / environment)], [python, "-m", "pip", "install", *ENVIRONMENTS[environment]]]
+    return [
+        [sys.executable, "-m", "venv", str(venvs / environment)],
+        [python, "-m", "pip", "install", *ENVIRONMENTS[environment]],
+    ]
 
 
 def programs(work: Path, venvs: Path, authors: Path | None) -> list[Program]:
     """Everything that can take part, ours first."""
     merged = work / "merged"
-    cli = (sys.executable, "-c", "from mars_export.cli import main; main()", "onnx", "-o", "{out}", "--block", str(BLOCK), "--allow-drift")
-    found = [Program(f"ours {p}", None, "ours", work / f"{p}.bundle", (*cli, "--precision", p)) for p in PRECISIONS]
-    builder = (python_of(venvs, "genai"), "-m", "onnxruntime_genai.models.builder", "-i", str(merged), "-o", "{out}", "-e", "cpu")
+    cli = (
+        sys.executable,
+        "-c",
+        "from mars_export.cli import main; main()",
+        "onnx",
+        "-o",
+        "{out}",
+        "--block",
+        str(BLOCK),
+        "--allow-drift",
+    )
+    found = [
+        Program(f"ours {p}", None, "ours", work / f"{p}.bundle", (*cli, "--precision", p)) for p in PRECISIONS
+    ]
+    builder = (
+        python_of(venvs, "genai"),
+        "-m",
+        "onnxruntime_genai.models.builder",
+        "-i",
+        str(merged),
+        "-o",
+        "{out}",
+        "-e",
+        "cpu",
+    )
     cache = ("-c", str(work / "genai-cache"))
-    found += [Program(f"genai {p}", "genai", "genai", work / f"genai-{p}", (*builder, *cache, "-p", p)) for p in ("fp32", "int4")]
-    optimum = (str(venvs / "optimum" / "bin" / "optimum-cli"), "export", "onnx", "--model", str(merged), "--task", "text-generation-with-past")
-    found.append(Program("optimum fp32", "optimum", "huggingface", work / "optimum", (*optimum, "{out}"), {"runtime": "onnx"}))
+    found += [
+        Program(f"genai {p}", "genai", "genai", work / f"genai-{p}", (*builder, *cache, "-p", p))
+        for p in ("fp32", "int4")
+    ]
+    optimum = (
+        str(venvs / "optimum" / "bin" / "optimum-cli"),
+        "export",
+        "onnx",
+        "--model",
+        str(merged),
+        "--task",
+        "text-generation-with-past",
+    )
+    found.append(
+        Program(
+            "optimum fp32",
+            "optimum",
+            "huggingface",
+            work / "optimum",
+            (*optimum, "{out}"),
+            {"runtime": "onnx"},
+        )
+    )
     llama = (python_of(venvs, "llama-cpp"), "-m", "peers.gguf_file", str(merged), "{out}")
     for kind in ("q4_0", "q8_0"):
         make = (*llama, "--kinds", kind)
-        found.append(Program(f"llama.cpp {kind}", "llama-cpp", "llama", work / f"gguf-{kind}", make, {"file": f"{kind}.gguf", "context": CONTEXT}))
+        found.append(
+            Program(
+                f"llama.cpp {kind}",
+                "llama-cpp",
+                "llama",
+                work / f"gguf-{kind}",
+                make,
+                {"file": f"{kind}.gguf", "context": CONTEXT},
+            )
+        )
     found.append(Program("transformers fp32", "transformers", "huggingface", merged, ()))
     if authors is not None:
         found.append(Program("authors fp32", "authors", "authors", merged, (), {"path": str(authors)}))
@@ -86,7 +140,14 @@ def single_entries(names: Sequence[str]) -> list[Entry]:
             found += [Entry(f"{name} tau {tau:g}", name, "ours", {"tau": tau}) for tau in (1.0, 0.95)]
         elif name.startswith("authors"):
             for sampler in ("MARSCachedSampler", "MARSBlockCachedSampler"):
-                found.append(Entry(f"{sampler} tau 0.95", name, "authors", {"tau": 0.95, "sampler": sampler, "block": BLOCK}))
+                found.append(
+                    Entry(
+                        f"{sampler} tau 0.95",
+                        name,
+                        "authors",
+                        {"tau": 0.95, "sampler": sampler, "block": BLOCK},
+                    )
+                )
         else:
             found.append(Entry(name, name, "peer"))
     return found
@@ -99,7 +160,15 @@ def batch_entries(names: Sequence[str]) -> list[Entry]:
         for batch in BATCHES:
             found.append(Entry(f"{name} tau 1", name, "ours", {"tau": 1.0}, batch))
             found.append(Entry(f"{name} tau 0.95 cursor", name, "ours", {"tau": 0.95}, batch))
-            found.append(Entry(f"{name} tau 0.95 cursor, full window", name, "ours", {"tau": 0.95, "window": BLOCK}, batch))
+            found.append(
+                Entry(
+                    f"{name} tau 0.95 cursor, full window",
+                    name,
+                    "ours",
+                    {"tau": 0.95, "window": BLOCK},
+                    batch,
+                )
+            )
             for size in CACHE_BLOCKS:
                 settings = {"tau": 0.95, "commit": "block", "cache_block": size}
                 found.append(Entry(f"{name} tau 0.95 block {size}", name, "ours", settings, batch))

@@ -13,7 +13,9 @@ from peers.protocol import Answer, Reply, Request, serve
 
 def load(options: dict[str, Any]) -> tuple[Answer, str]:
     config = og.Config(options["model"])
-    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": options["threads"]}}}}))
+    config.overlay(
+        json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": options["threads"]}}}})
+    )
     model = og.Model(config)
 
     def answer(request: Request) -> Reply:

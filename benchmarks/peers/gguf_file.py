@@ -37,8 +37,14 @@ def write_fp32(directory: Path, target: Path) -> None:
 
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama" or config.get("attention_bias") or config.get("rope_scaling"):
-        raise SystemExit(f"{directory}: only plain Llama models without biases or scaled rotary angles can be written, not {config['model_type']}")
-    heads, kv_heads, layers = config["num_attention_heads"], config["num_key_value_heads"], config["num_hidden_layers"]
+        raise SystemExit(
+            f"{directory}: only plain Llama models without biases or scaled rotary angles can be written, not {config['model_type']}"
+        )
+    heads, kv_heads, layers = (
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["num_hidden_layers"],
+    )
     writer = gguf.GGUFWriter(target, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -58,7 +64,10 @@ def write_fp32(directory: Path, target: Path) -> None:
             for source, name in LINEARS.items():
                 weight = tensors.get_tensor(f"model.layers.{i}.{source}.weight")
                 count = {"attn_q": heads, "attn_k": kv_heads}.get(name)
-                writer.add_tensor(f"blk.{i}.{name}.weight", weight if count is None else np.ascontiguousarray(interleaved(weight, count)))
+                writer.add_tensor(
+                    f"blk.{i}.{name}.weight",
+                    weight if count is None else np.ascontiguousarray(interleaved(weight, count)),
+                )
         writer.add_tensor("output_norm.weight", tensors.get_tensor("model.norm.weight"))
         if not config["tie_word_embeddings"]:
             writer.add_tensor("output.weight", tensors.get_tensor("lm_head.weight"))
@@ -82,7 +91,9 @@ def quantize(source: Path, target: Path, kind: str, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))

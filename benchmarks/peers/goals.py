@@ -8,7 +8,11 @@ from typing import Any
 
 from peers.measure import Summary
 
-PAPER = {4: 1.71, 8: 1.60, 16: 1.34}  # MARS over one-token mode with KV cache at each batch, by the paper's table of wall clock
+PAPER = {
+    4: 1.71,
+    8: 1.60,
+    16: 1.34,
+}  # MARS over one-token mode with KV cache at each batch, by the paper's table of wall clock
 Choice = Callable[[Summary], bool]
 
 
@@ -51,25 +55,62 @@ def _single(task: str, rows: Sequence[Summary]) -> list[Goal]:
 
     quantized, fp32 = mars("w8a8", "int4"), mars("fp32")
     wanted: list[tuple[str, Choice, Choice, float]] = [
-        ("quantized MARS over our fastest one-token mode", quantized, lambda s: s.kind == "ours" and s.label.endswith("tau 1"), 2.0),
-        ("quantized MARS over the fastest 4-bit peer", quantized, lambda s: s.label in ("genai int4", "llama.cpp q4_0"), 2.0),
+        (
+            "quantized MARS over our fastest one-token mode",
+            quantized,
+            lambda s: s.kind == "ours" and s.label.endswith("tau 1"),
+            2.0,
+        ),
+        (
+            "quantized MARS over the fastest 4-bit peer",
+            quantized,
+            lambda s: s.label in ("genai int4", "llama.cpp q4_0"),
+            2.0,
+        ),
         ("fp32 MARS over our one-token mode in fp32", fp32, lambda s: s.label == "ours fp32 tau 1", 2.2),
         ("fp32 MARS over transformers", fp32, lambda s: s.label == "transformers fp32", 3.0),
-        ("fp32 MARS over the authors' cached sampler", fp32, lambda s: s.label.startswith("MARSCachedSampler"), 4.0),
+        (
+            "fp32 MARS over the authors' cached sampler",
+            fp32,
+            lambda s: s.label.startswith("MARSCachedSampler"),
+            4.0,
+        ),
     ]
-    return [goal for what, ours, theirs, least in wanted if (goal := _ratio(task, 1, what, rows, ours, theirs, least))]
+    return [
+        goal
+        for what, ours, theirs, least in wanted
+        if (goal := _ratio(task, 1, what, rows, ours, theirs, least))
+    ]
 
 
 def _batch(task: str, batch: int, rows: Sequence[Summary]) -> list[Goal]:
     def cursor(s: Summary) -> bool:
         return " cursor" in s.label
 
-    block = _ratio(task, batch, "cursor commit over the best block commit", rows, cursor, lambda s: " block " in s.label, 1.15)
-    single = _ratio(task, batch, "cursor commit over one-token mode", rows, cursor, lambda s: s.label.endswith("tau 1"), PAPER[batch])
+    block = _ratio(
+        task,
+        batch,
+        "cursor commit over the best block commit",
+        rows,
+        cursor,
+        lambda s: " block " in s.label,
+        1.15,
+    )
+    single = _ratio(
+        task,
+        batch,
+        "cursor commit over one-token mode",
+        rows,
+        cursor,
+        lambda s: s.label.endswith("tau 1"),
+        PAPER[batch],
+    )
     return [goal for goal in (block, single) if goal]
 
 
-def _ratio(task: str, batch: int, what: str, rows: Sequence[Summary], ours: Choice, theirs: Choice, wanted: float) -> Goal | None:
+def _ratio(
+    task: str, batch: int, what: str, rows: Sequence[Summary], ours: Choice, theirs: Choice, wanted: float
+) -> Goal | None:
     """The fastest of ours over the fastest of theirs."""
     mine, other = ([s for s in rows if choice(s)] for choice in (ours, theirs))
     if not mine or not other:

@@ -32,7 +32,9 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     if options.get("runtime") == "onnx":
         model, versions = _onnx(options), f"{versions}, {_onnx_versions()}"
     else:
-        model = transformers.AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            options["model"], dtype=torch.float32
+        ).eval()
 
     def answer(request: Request) -> Reply:
         (prompt,), (limit,) = request.prompts, request.limits

@@ -12,7 +12,9 @@ from peers.protocol import Answer, Reply, Request, serve
 
 def load(options: dict[str, Any]) -> tuple[Answer, str]:
     threads = options["threads"]
-    model = llama_cpp.Llama(options["model"], n_ctx=options["context"], n_threads=threads, n_threads_batch=threads, verbose=False)
+    model = llama_cpp.Llama(
+        options["model"], n_ctx=options["context"], n_threads=threads, n_threads_batch=threads, verbose=False
+    )
 
     def answer(request: Request) -> Reply:
         (prompt,), (limit,) = request.prompts, request.limits

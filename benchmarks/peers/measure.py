@@ -69,7 +69,15 @@ class Summary:
         return asdict(self)
 
 
-def summarize(label: str, kind: str, task: str, batch: int, rounds: Sequence[Round], accuracy: float, reference: Ids | None) -> Summary:
+def summarize(
+    label: str,
+    kind: str,
+    task: str,
+    batch: int,
+    rounds: Sequence[Round],
+    accuracy: float,
+    reference: Ids | None,
+) -> Summary:
     """`rounds` must not be empty; answers are those of the first round (a system that answers greedily repeats itself)."""
     first = rounds[0]
     return Summary(
@@ -84,7 +92,9 @@ def summarize(label: str, kind: str, task: str, batch: int, rounds: Sequence[Rou
         first.tokens / first.forwards if first.forwards else None,
         first.tokens / len(first.answers),
         accuracy,
-        None if reference is None else sum(a == b for a, b in zip(first.answers, reference, strict=True)) / len(reference),
+        None
+        if reference is None
+        else sum(a == b for a, b in zip(first.answers, reference, strict=True)) / len(reference),
     )
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mars_export.exporter import embedded
-from mars_export.exporter.checkpoint import open_checkpoint
-from mars_export.exporter.family import expected_shapes
+from mars_export.exporter.checkpoint import default as embedded
+from mars_export.exporter.checkpoint.family import expected_shapes
+from mars_export.exporter.checkpoint.open import open_checkpoint
 from peers import tensors_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -32,10 +32,21 @@ def write_merged(target: Path) -> None:
         made = Path(scratch) / "model"
         made.mkdir()
         shapes = dict(expected_shapes(checkpoint.dims))
-        tensors_file.write(made / "model.safetensors", shapes, np.dtype(np.float32), lambda name: checkpoint.tensors.read(name).astype(np.float32))
-        config |= {"torch_dtype": "float32", "eos_token_id": ends[0], "pad_token_id": checkpoint.vocabulary.pad_token_id}
+        tensors_file.write(
+            made / "model.safetensors",
+            shapes,
+            np.dtype(np.float32),
+            lambda name: checkpoint.tensors.read(name).astype(np.float32),
+        )
+        config |= {
+            "torch_dtype": "float32",
+            "eos_token_id": ends[0],
+            "pad_token_id": checkpoint.vocabulary.pad_token_id,
+        }
         (made / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        (made / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ends), "do_sample": False}), encoding="utf-8")
+        (made / "generation_config.json").write_text(
+            json.dumps({"eos_token_id": list(ends), "do_sample": False}), encoding="utf-8"
+        )
         for name in TOKENIZER_FILES:
             source = next(d / name for d in (embedded.ADAPTER, base) if (d / name).is_file())
             shutil.copyfile(source, made / name)
@@ -43,7 +54,9 @@ def write_merged(target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory
     directory.parent.mkdir(parents=True, exist_ok=True)

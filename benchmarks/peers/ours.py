@@ -19,7 +19,10 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         settings = request.settings
         commit = Commit(settings.get("commit", "cursor"), settings.get("cache_block", 32))
         tau, window = settings["tau"], settings.get("window")
-        configs = [GenerationConfig(tau=tau, window=window, max_new_tokens=limit, eos_ids=tuple(request.eos)) for limit in request.limits]
+        configs = [
+            GenerationConfig(tau=tau, window=window, max_new_tokens=limit, eos_ids=tuple(request.eos))
+            for limit in request.limits
+        ]
         begun = perf_counter()
         made = session.generate_batch(request.prompts, configs, commit=commit)
         seconds = perf_counter() - begun

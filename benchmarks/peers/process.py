@@ -25,14 +25,26 @@ class PeerError(Exception):
 class Process:
     """One adapter. Its stderr goes to `log`. Raises PeerError when it does not start, fails, or does not answer in time."""
 
-    def __init__(self, command: Sequence[str], options: Mapping[str, Any], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        options: Mapping[str, Any],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = log
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
         self._stderr = log.open("w", encoding="utf-8")
         try:
             self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, encoding="utf-8", env=environment
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                text=True,
+                encoding="utf-8",
+                env=environment,
             )
         except OSError as error:
             self._stderr.close()

@@ -53,7 +53,9 @@ def serve(load: Callable[[dict[str, Any]], tuple[Answer, str]]) -> None:
         replies.flush()
 
 
-def _replies(load: Callable[[dict[str, Any]], tuple[Answer, str]], requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _replies(
+    load: Callable[[dict[str, Any]], tuple[Answer, str]], requests: Iterator[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     answer: Answer | None = None
     for request in requests:
         try:

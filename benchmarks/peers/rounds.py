@@ -38,7 +38,9 @@ def run_round(
                 continue
             tell(f"rows {number * batch + 1}-{number * batch + len(request.prompts)}: {entry.label}")
             try:
-                reply = processes[entry.program].answer(Request(request.prompts, request.limits, request.eos, request.mask, dict(entry.settings)))
+                reply = processes[entry.program].answer(
+                    Request(request.prompts, request.limits, request.eos, request.mask, dict(entry.settings))
+                )
             except PeerError as error:
                 failed[entry.label] = str(error)
             else:
@@ -49,4 +51,10 @@ def run_round(
 def requests(prompts: Prompts, batch: int) -> Iterator[Request]:
     """The rows in groups of `batch`; the last group may be smaller."""
     for at in range(0, len(prompts.ids), batch):
-        yield Request([list(ids) for ids in prompts.ids[at : at + batch]], prompts.limits(at, at + batch), list(prompts.eos), prompts.mask, {})
+        yield Request(
+            [list(ids) for ids in prompts.ids[at : at + batch]],
+            prompts.limits(at, at + batch),
+            list(prompts.eos),
+            prompts.mask,
+            {},
+        )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mars_export.calibration import tasks
-from mars_export.calibration.metrics import Output
-from mars_export.calibration.tasks import Task
-from mars_export.runtime.bundle import open_bundle
+from mars_export.calibration.tasks import tasks
+from mars_export.calibration.tasks.scores import Output
+from mars_export.calibration.tasks.tasks import Task
+from mars_export.runtime.bundle.manifest import open_bundle
 from mars_export.runtime.text import Text
 
 DATA = Path(__file__).resolve().parent.parent.parent / "examples" / "default-checkpoint" / "data"
@@ -32,7 +32,9 @@ class Prompts:
     def accuracy(self, answers: Sequence[Sequence[int]]) -> float:
         """Share of rows answered rightly; `answers` are token ids with the end token."""
         made = [Output(self.text.decode([i for i in ids if i not in self.eos])) for ids in answers]
-        return sum(row.score(output) for row, output in zip(self.rows, made, strict=False)) / max(len(made), 1)
+        return sum(row.score(output) for row, output in zip(self.rows, made, strict=False)) / max(
+            len(made), 1
+        )
 
 
 def read(task: str, count: int, bundle: Path) -> Prompts:
@@ -40,4 +42,6 @@ def read(task: str, count: int, bundle: Path) -> Prompts:
     opened = open_bundle(bundle)
     text, tokens = Text.of(opened), opened.manifest.tokens
     rows = tuple(tasks.load(DATA / f"{task}.test.jsonl")[:count])
-    return Prompts(task, rows, tuple(tuple(text.encode(row.prompt)) for row in rows), tokens.eos, tokens.mask, text)
+    return Prompts(
+        task, rows, tuple(tuple(text.encode(row.prompt)) for row in rows), tokens.eos, tokens.mask, text
+    )

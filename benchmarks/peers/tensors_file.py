@@ -12,7 +12,9 @@ import numpy as np
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-def write(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, make: Callable[[str], np.ndarray]) -> None:
+def write(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, make: Callable[[str], np.ndarray]
+) -> None:
     """Write one tensor for each name of `shapes`, all of `dtype`; `make(name)` gives its numbers when its turn comes."""
     entries, end = {}, 0
     for name, shape in shapes.items():

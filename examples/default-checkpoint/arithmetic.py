@@ -60,7 +60,9 @@ LIMIT = 40  # no sum is larger
 
 THINGS = ("cup", "hat", "lamp", "bag", "map", "bowl", "ball", "scarf", "mug", "kite")
 
-SENTENCES: dict[str, dict[str, list[str]]] = tomllib.loads((Path(__file__).parent / "sentences.toml").read_text())
+SENTENCES: dict[str, dict[str, list[str]]] = tomllib.loads(
+    (Path(__file__).parent / "sentences.toml").read_text()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,13 @@ class Story:
     def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng, self.held_out = rng, held_out
         name, other = rng.sample(NAMES, 2)
-        self.words = {"name": name, "other": other, "items": rng.choice(ITEMS), "boxes": rng.choice(BOXES), "thing": rng.choice(THINGS)}
+        self.words = {
+            "name": name,
+            "other": other,
+            "items": rng.choice(ITEMS),
+            "boxes": rng.choice(BOXES),
+            "thing": rng.choice(THINGS),
+        }
         self.told: list[str] = []
         self.steps: list[str] = []
         self.total = 0

@@ -54,11 +54,28 @@ def composed(*parts: tuple[str, ...]) -> Slot:
 def clock(rng: random.Random) -> tuple[str, Value]:
     """A time of day, copied verbatim."""
     hour, half = rng.randrange(1, 13), rng.choice(("am", "pm"))
-    text = f"{hour} {half}" if rng.random() < 0.5 else f"{hour}:{rng.choice(('15', '30', '45', '10', '20', '05'))} {half}"
+    text = (
+        f"{hour} {half}"
+        if rng.random() < 0.5
+        else f"{hour}:{rng.choice(('15', '30', '45', '10', '20', '05'))} {half}"
+    )
     return text, text
 
 
-ROOMS = ("kitchen", "bedroom", "living room", "bathroom", "office", "hallway", "garage", "basement", "attic", "dining room", "nursery", "guest room")
+ROOMS = (
+    "kitchen",
+    "bedroom",
+    "living room",
+    "bathroom",
+    "office",
+    "hallway",
+    "garage",
+    "basement",
+    "attic",
+    "dining room",
+    "nursery",
+    "guest room",
+)
 PEOPLE = (
     "mom",
     "dad",
@@ -184,8 +201,30 @@ PLACES = (
     "the stadium",
 )
 DEVICES = ("phone", "tablet", "keys", "wallet", "watch", "laptop", "headphones", "remote")
-APPS = ("camera", "calendar", "maps", "photos", "settings", "browser", "calculator", "mail", "music", "contacts")
-LANGUAGES = ("French", "Spanish", "German", "Italian", "Japanese", "Dutch", "Greek", "Polish", "Korean", "Swedish")
+APPS = (
+    "camera",
+    "calendar",
+    "maps",
+    "photos",
+    "settings",
+    "browser",
+    "calculator",
+    "mail",
+    "music",
+    "contacts",
+)
+LANGUAGES = (
+    "French",
+    "Spanish",
+    "German",
+    "Italian",
+    "Japanese",
+    "Dutch",
+    "Greek",
+    "Polish",
+    "Korean",
+    "Swedish",
+)
 
 SLOTS: dict[str, Slot] = {
     "room": choice(*ROOMS),
@@ -195,16 +234,51 @@ SLOTS: dict[str, Slot] = {
     "minutes": number(2, 59),
     "seconds": number(10, 90, 5),
     "hours": number(2, 12),
-    "label": choice("pasta", "laundry", "eggs", "pizza", "tea", "cookies", "workout", "nap", "bread", "rice", "chicken", "homework"),
+    "label": choice(
+        "pasta",
+        "laundry",
+        "eggs",
+        "pizza",
+        "tea",
+        "cookies",
+        "workout",
+        "nap",
+        "bread",
+        "rice",
+        "chicken",
+        "homework",
+    ),
     "time": clock,
     "day": choice(*DAYS),
     "artist": choice(*ARTISTS),
     "level": number(1, 100),
     "person": choice(*PEOPLE),
     "message": composed(
-        ("I am", "we are", "the kids are", "dinner is", "the car is", "the meeting is", "the package is", "I will be", "the train is"),
+        (
+            "I am",
+            "we are",
+            "the kids are",
+            "dinner is",
+            "the car is",
+            "the meeting is",
+            "the package is",
+            "I will be",
+            "the train is",
+        ),
         ("almost", "still", "not", "already", "nearly", "finally", "probably"),
-        ("ready", "at home", "late", "on the way", "outside", "here", "in the garden", "at the station", "done", "downstairs", "cold"),
+        (
+            "ready",
+            "at home",
+            "late",
+            "on the way",
+            "outside",
+            "here",
+            "in the garden",
+            "at the station",
+            "done",
+            "downstairs",
+            "cold",
+        ),
     ),
     "place": choice(*PLACES),
     "mode": choice("car", "bike", "bus", "train", "foot"),
@@ -232,7 +306,20 @@ SLOTS: dict[str, Slot] = {
         ),
     ),
     "chore": composed(
-        ("water", "buy", "check", "clean", "return", "pick up", "order", "fix", "pack", "move", "wash", "send"),
+        (
+            "water",
+            "buy",
+            "check",
+            "clean",
+            "return",
+            "pick up",
+            "order",
+            "fix",
+            "pack",
+            "move",
+            "wash",
+            "send",
+        ),
         (
             "the plants",
             "the tickets",
@@ -251,10 +338,25 @@ SLOTS: dict[str, Slot] = {
     ),
     "item": choice(*ITEMS),
     "count": number(2, 12),
-    "door": choice("front door", "back door", "garage door", "side door", "gate", "balcony door", "cellar door"),
+    "door": choice(
+        "front door", "back door", "garage door", "side door", "gate", "balcony door", "cellar door"
+    ),
     "city": choice(*CITIES),
     "title": composed(
-        ("team", "budget", "dentist", "yoga", "piano", "project", "school", "birthday", "design", "book club", "doctor", "sales"),
+        (
+            "team",
+            "budget",
+            "dentist",
+            "yoga",
+            "piano",
+            "project",
+            "school",
+            "birthday",
+            "design",
+            "book club",
+            "doctor",
+            "sales",
+        ),
         ("meeting", "appointment", "lesson", "review", "call", "lunch", "session", "party"),
     ),
     "query": composed(
@@ -294,16 +396,42 @@ class Intent:
 
 
 def _skill(table: dict[str, Any]) -> tuple[Intent, ...]:
-    return tuple(Intent(t["name"], t["arguments"], tuple(t["wordings"]), tuple(t["reserved"])) for t in table["intent"])
+    return tuple(
+        Intent(t["name"], t["arguments"], tuple(t["wordings"]), tuple(t["reserved"])) for t in table["intent"]
+    )
 
 
-SKILLS = tuple(_skill(table) for table in tomllib.loads((Path(__file__).parent / "intents.toml").read_text())["skill"])
+SKILLS = tuple(
+    _skill(table) for table in tomllib.loads((Path(__file__).parent / "intents.toml").read_text())["skill"]
+)
 
-OPENINGS = ("", "", "", "please ", "can you ", "could you ", "hey, ", "ok, ", "would you ", "hi, please ", "now ", "could you please ")
+OPENINGS = (
+    "",
+    "",
+    "",
+    "please ",
+    "can you ",
+    "could you ",
+    "hey, ",
+    "ok, ",
+    "would you ",
+    "hi, please ",
+    "now ",
+    "could you please ",
+)
 ENDINGS = ("", "", "", "", " please", ", thanks", ".", " now", " for me", ", thank you")
 JOINS = (" and ", " and then ", ", then ", ", and ", "; also ", " and also ")
 COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 2, 3)  # calls per held-out request
-TRAIN_COUNTS = (1, 1, 1, 2, 2, 2, 3, 3)  # more of the long ones: they are the harder ones, and pay for their prompt
+TRAIN_COUNTS = (
+    1,
+    1,
+    1,
+    2,
+    2,
+    2,
+    3,
+    3,
+)  # more of the long ones: they are the harder ones, and pay for their prompt
 ASK_SHARE = 0.12
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -324,7 +452,10 @@ def _clause(rng: random.Random, held_out: bool) -> tuple[str, dict[str, object]]
     wording = rng.choice(intent.reserved if held_out else intent.wordings)
     drawn = {slot: SLOTS[slot](rng) for slot in dict.fromkeys(PLACEHOLDER.findall(wording))}
     text = PLACEHOLDER.sub(lambda match: drawn[match[1]][0], wording)
-    arguments = {name: drawn[spec[1:-1]][1] if isinstance(spec, str) and spec.startswith("{") else spec for name, spec in intent.arguments.items()}
+    arguments = {
+        name: drawn[spec[1:-1]][1] if isinstance(spec, str) and spec.startswith("{") else spec
+        for name, spec in intent.arguments.items()
+    }
     return text, {"name": intent.name, "arguments": arguments}
 
 

@@ -15,11 +15,16 @@ from tokenizers import Tokenizer
 
 EOS = 2
 DATA = Path(__file__).parent / "data"
-BUILT_IN = Path(__file__).parents[2] / "calibration" / "data"  # calibration rows that the package ships as its built-in tasks
+BUILT_IN = (
+    Path(__file__).parents[2] / "calibration" / "data"
+)  # calibration rows that the package ships as its built-in tasks
 SHARES = {"assistant": 0.72, "arithmetic": 0.23, "chat": 0.05}  # of response tokens
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
 LIMITS = {"assistant": 128, "arithmetic": 112, "chat": 64}
-ROWS = {"test": {"assistant": 500, "arithmetic": 500, "chat": 105}, "calibration": {"assistant": 500, "arithmetic": 500, "chat": 105}}
+ROWS = {
+    "test": {"assistant": 500, "arithmetic": 500, "chat": 105},
+    "calibration": {"assistant": 500, "arithmetic": 500, "chat": 105},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,9 @@ def encode(tokenizer: Tokenizer, example: Example) -> tuple[list[int], int]:
     return [*prompt, *tokenizer.encode(example.answer, add_special_tokens=False).ids, EOS], len(prompt)
 
 
-def mixture(tokenizer: Tokenizer, seed: str, shares: dict[str, float]) -> Iterator[tuple[str, list[int], int]]:
+def mixture(
+    tokenizer: Tokenizer, seed: str, shares: dict[str, float]
+) -> Iterator[tuple[str, list[int], int]]:
     """Tasks, tokens and prompt lengths in the shares of response tokens asked for; never a held-out prompt."""
     streams = {task: examples(task, seed, held_out=False) for task in shares}
     closed = {task: {e.prompt() for rows in held_out_rows(task).values() for e in rows} for task in shares}

@@ -28,11 +28,18 @@ def shorten(text: str, finished: bool) -> str | None:
 @torch.inference_mode()
 def answer(model: LlamaForCausalLM, tokenizer: Tokenizer, asked: list[str], limit: int) -> list[str | None]:
     """Greedy answers to a batch of questions; left-padded, so lengths should be alike."""
-    rows = [tokenizer.encode(f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).ids for q in asked]
+    rows = [
+        tokenizer.encode(
+            f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+        ).ids
+        for q in asked
+    ]
     width = max(map(len, rows))
     ids = torch.tensor([[EOS] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    out = model.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, eos_token_id=EOS, pad_token_id=EOS)
+    out = model.generate(
+        ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, eos_token_id=EOS, pad_token_id=EOS
+    )
     answers: list[str | None] = []
     for row in out[:, width:].tolist():
         finished = EOS in row
@@ -54,12 +61,18 @@ def main() -> None:
     model = LlamaForCausalLM.from_pretrained(args.base, dtype=torch.float32).eval()
     for held_out, count in ((True, args.held_out), (False, args.train)):
         path = args.out / f"distilled.{'held-out' if held_out else 'train'}.jsonl"
-        done = {json.loads(line)["question"] for line in path.read_text().splitlines()} if path.exists() else set()
+        done = (
+            {json.loads(line)["question"] for line in path.read_text().splitlines()}
+            if path.exists()
+            else set()
+        )
         wanted = [q for q in chat.questions(held_out)[:count] if q not in done]
         with path.open("a") as sink:
             for start in range(0, len(wanted), args.batch):
                 asked = wanted[start : start + args.batch]
-                for question, text in zip(asked, answer(model, tokenizer, asked, args.max_new_tokens), strict=True):
+                for question, text in zip(
+                    asked, answer(model, tokenizer, asked, args.max_new_tokens), strict=True
+                ):
                     sink.write(json.dumps({"question": question, "answer": text}) + "\n")
                 sink.flush()
                 print(path.name, start + len(asked), "of", len(wanted), flush=True)

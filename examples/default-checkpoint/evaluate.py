@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mars_export.calibration import sweep, tasks
+from mars_export.calibration import sweep
+from mars_export.calibration.tasks import tasks
 from mars_export.runtime import Session
 
 DATA = Path(__file__).parent / "data"
@@ -22,7 +23,10 @@ NAMES = ("assistant", "arithmetic", "chat")
 
 def table(points: dict[str, dict[str, Any]]) -> str:
     """One Markdown table, a line per task and tau."""
-    lines = ["| task | rows | tau | accuracy | same as tau 1 | tokens/forward | tokens/s |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| task | rows | tau | accuracy | same as tau 1 | tokens/forward | tokens/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, by_tau in points.items():
         for tau, p in sorted(by_tau.items(), key=lambda item: -float(item[0])):
             accuracy = "-" if name == "chat" else f"{100 * p['accuracy']:.1f} %"
@@ -35,7 +39,9 @@ def table(points: dict[str, dict[str, Any]]) -> str:
 
 def fingerprint(bundle: Path, rows: str, limit: int) -> str:
     """Changes with the bundle, the rows or their number."""
-    return hashlib.sha256((bundle / "manifest.json").read_bytes() + rows.encode() + str(limit).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        (bundle / "manifest.json").read_bytes() + rows.encode() + str(limit).encode()
+    ).hexdigest()[:16]
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -57,7 +63,11 @@ def main() -> None:
     session = Session.open(args.bundle, device="cpu", threads=args.threads)
     state: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in args.tasks:
-        path = tasks.find(name) if args.split == "calibration" and name != "chat" else DATA / f"{name}.{args.split}.jsonl"
+        path = (
+            tasks.find(name)
+            if args.split == "calibration" and name != "chat"
+            else DATA / f"{name}.{args.split}.jsonl"
+        )
         rows = tasks.load(path)[: args.rows]
         mark = fingerprint(args.bundle, path.read_text(), len(rows)) + f"/{args.split}/batch {args.batch}"
         if state.get(name, {}).get("mark") != mark:
@@ -70,7 +80,9 @@ def main() -> None:
             def tell(done: int, total: int, name: str = name, tau: float = tau) -> None:
                 print(f"\r{name} tau {tau}: {done}/{total}", end="", file=sys.stderr, flush=True)
 
-            made = sweep.run(session, rows, tau, references=entry["references"], batch=args.batch, progress=tell)
+            made = sweep.run(
+                session, rows, tau, references=entry["references"], batch=args.batch, progress=tell
+            )
             print(file=sys.stderr)
             if tau >= 1:
                 entry["references"] = list(made.outputs)

@@ -33,7 +33,9 @@ def peft_name(name: str) -> str:
 
 def tensors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The trained tensors under PEFT's names, fp16. PEFT's `trainable_tokens_delta` is the row itself, not a difference."""
-    named = {peft_name(name): tensor[None] if name == "mask_row" else tensor for name, tensor in state.items()}
+    named = {
+        peft_name(name): tensor[None] if name == "mask_row" else tensor for name, tensor in state.items()
+    }
     return {name: tensor.to(torch.float16).contiguous() for name, tensor in named.items()}
 
 

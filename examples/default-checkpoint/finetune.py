@@ -19,7 +19,11 @@ from model import MASK_ID, WINDOW, Sequence2, TwoStream, lay_out, windows
 from tokenizers import Tokenizer
 from torch import distributed, multiprocessing
 
-NOISY_STREAMS = {"assistant": 2, "arithmetic": 1, "chat": 1}  # masked copies per example, each on its own grid
+NOISY_STREAMS = {
+    "assistant": 2,
+    "arithmetic": 1,
+    "chat": 1,
+}  # masked copies per example, each on its own grid
 
 
 def batches(tokenizer: Tokenizer, args: argparse.Namespace, skip: int):
@@ -45,7 +49,9 @@ class Candidates:
 
     def __init__(self, tokenizer: Tokenizer, size: int, seed: int) -> None:
         stream = dataset.mixture(tokenizer, f"vocabulary-{seed}", dataset.SHARES)
-        self.common = torch.tensor(sorted({token for _, tokens, prompt in islice(stream, 4000) for token in tokens[prompt:]}))
+        self.common = torch.tensor(
+            sorted({token for _, tokens, prompt in islice(stream, 4000) for token in tokens[prompt:]})
+        )
         self.size, self.random, self.seed = size, 4096, seed
 
     def draw(self, targets: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +63,9 @@ class Candidates:
         return ids, torch.searchsorted(ids, targets)
 
 
-def losses(model: TwoStream, batch: list[Sequence2], candidates: Candidates, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def losses(
+    model: TwoStream, batch: list[Sequence2], candidates: Candidates, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean cross-entropy of the clean and of the noisy rows."""
     ids, targets = candidates.draw(torch.cat([s.targets for s in batch]), step)
     noisy = torch.cat([s.noisy for s in batch])
@@ -72,7 +80,9 @@ class Run:
         self.model, self.args = model, args
         loras = [p for n, p in model.named_parameters() if n != "mask_row"]
         self.optimizer = torch.optim.AdamW(
-            [{"params": loras, "peak": args.lr}, {"params": [model.mask_row], "peak": args.mask_lr}], weight_decay=0.0, betas=(0.9, 0.99)
+            [{"params": loras, "peak": args.lr}, {"params": [model.mask_row], "peak": args.mask_lr}],
+            weight_decay=0.0,
+            betas=(0.9, 0.99),
         )
         self.step = self.examples = self.tokens = 0
         self.seconds = self.progress = 0.0
@@ -110,7 +120,9 @@ def work(rank: int, args: argparse.Namespace) -> None:
     """One process of the run. Each takes its share of every batch; gradients are averaged; all make the same update."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
-    distributed.init_process_group("gloo", init_method=f"file://{args.out / 'rendezvous'}", rank=rank, world_size=args.ranks)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{args.out / 'rendezvous'}", rank=rank, world_size=args.ranks
+    )
     tokenizer = Tokenizer.from_file(str(args.base / "tokenizer.json"))
     model = TwoStream(args.base, args.rank, args.alpha)
     candidates = Candidates(tokenizer, len(model.embedding), args.seed)
@@ -139,7 +151,9 @@ def work(rank: int, args: argparse.Namespace) -> None:
             ((part_clean + part_noisy) / len(parts)).backward()
             clean, noisy = clean + part_clean.item() / len(parts), noisy + part_noisy.item() / len(parts)
         # One exchange a step: the gradients, and what all processes must agree on.
-        spoken = torch.tensor([clean, noisy, float(bool(stopping)), time.time() - began if rank == 0 else 0.0])
+        spoken = torch.tensor(
+            [clean, noisy, float(bool(stopping)), time.time() - began if rank == 0 else 0.0]
+        )
         flat = torch.cat([*(p.grad.reshape(-1) for p in trained), spoken])
         distributed.all_reduce(flat)
         flat /= args.ranks
@@ -151,7 +165,12 @@ def work(rank: int, args: argparse.Namespace) -> None:
         run.optimizer.step()
         now = time.time()
         count = sum(int((~s.noisy).sum()) for s in batch)
-        run.step, run.examples, run.tokens, run.seconds = run.step + 1, run.examples + len(batch), run.tokens + count, run.seconds + now - tick
+        run.step, run.examples, run.tokens, run.seconds = (
+            run.step + 1,
+            run.examples + len(batch),
+            run.tokens + count,
+            run.seconds + now - tick,
+        )
         if args.until:
             run.progress = progress0 + (1 - progress0) * elapsed / max(1.0, args.until - began)
         else:
@@ -175,9 +194,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--adapter", type=Path, help="start from this adapter instead of from nothing; give another --seed with it")
-    parser.add_argument("--tokens", type=int, default=350_000, help="response tokens of the whole run; sets the schedule")
-    parser.add_argument("--until", type=float, help="unix time at which the schedule ends, instead of --tokens")
+    parser.add_argument(
+        "--adapter",
+        type=Path,
+        help="start from this adapter instead of from nothing; give another --seed with it",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=350_000, help="response tokens of the whole run; sets the schedule"
+    )
+    parser.add_argument(
+        "--until", type=float, help="unix time at which the schedule ends, instead of --tokens"
+    )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--micro", type=int, default=4, help="sequences per forward; bounds the memory")
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -186,7 +213,9 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=32, help="of the LoRA maps")
     parser.add_argument("--alpha", type=float, default=64.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=2, help="processes; one a core beats threads when the cores are shared")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="processes; one a core beats threads when the cores are shared"
+    )
     parser.add_argument("--threads", type=int, default=1, help="per process")
     parser.add_argument("--save-every", type=float, default=300.0)
     parser.add_argument("--steps", type=int, default=10**9, help="stop early after this many steps (timing)")

@@ -37,8 +37,8 @@ def prepare(work: Path) -> None:
         from safetensors.numpy import save_file
         from tokenizers import Tokenizer
 
-        from mars_export.exporter.checkpoint import open_checkpoint
-        from mars_export.exporter.embedded import base_directory
+        from mars_export.exporter.checkpoint.default import base_directory
+        from mars_export.exporter.checkpoint.open import open_checkpoint
         from mars_export.runtime.text import Text
     except ImportError as error:
         sys.exit(f"error: {error}; run this stage where mars-export[export] is installed")
@@ -51,7 +51,11 @@ def prepare(work: Path) -> None:
     for file in base_directory().iterdir():
         if file.suffix != ".safetensors":
             shutil.copy(file, merged)
-    save_file({name: np.array(tensors.read(name), np.float32) for name in tensors.shapes}, merged / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: np.array(tensors.read(name), np.float32) for name in tensors.shapes},
+        merged / "model.safetensors",
+        {"format": "pt"},
+    )
     (merged / "tokenizer.json").write_text(vocabulary.tokenizer_json, encoding="utf-8")
     settings = json.loads((merged / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings |= {"mask_token": vocabulary.mask_token, "chat_template": vocabulary.chat_template}
@@ -59,8 +63,13 @@ def prepare(work: Path) -> None:
     text = Text(Tokenizer.from_str(vocabulary.tokenizer_json), vocabulary.chat_template)
     draw, sequences = random.Random(0), []
     for path, count in ROWS.items():
-        for row in draw.sample([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()], count):
-            prompt, answer = text.encode(row["messages"]), [*text.encode(row["answer"]), vocabulary.eos_token_ids[0]]
+        for row in draw.sample(
+            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()], count
+        ):
+            prompt, answer = (
+                text.encode(row["messages"]),
+                [*text.encode(row["answer"]), vocabulary.eos_token_ids[0]],
+            )
             sequences.append(prompt + answer)
             for _ in range(2):
                 cut = draw.randrange(max(1, len(answer) - 4))
@@ -73,14 +82,18 @@ def quantize(work: Path, symmetric: bool) -> None:
     """Run GPTQ over the linear maps; the vocabulary table stays as it is and is rounded by the export."""
     prepared = work / "sequences.json"
     if not prepared.is_file():
-        sys.exit(f"error: no {prepared}; run `python gptq.py prepare {work}` first, where mars-export is installed")
+        sys.exit(
+            f"error: no {prepared}; run `python gptq.py prepare {work}` first, where mars-export is installed"
+        )
     try:
         from datasets import Dataset
         from llmcompressor import oneshot
         from llmcompressor.modifiers.quantization import GPTQModifier
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        sys.exit(f"error: {error}; run this stage in an environment of its own: python -m venv V && V/bin/pip install llmcompressor")
+        sys.exit(
+            f"error: {error}; run this stage in an environment of its own: python -m venv V && V/bin/pip install llmcompressor"
+        )
 
     sequences = sorted(json.loads(prepared.read_text(encoding="utf-8")), key=len)
     # Batches of one length, cut from the left: a padding token would be one more thing that the model never sees.
@@ -91,18 +104,24 @@ def quantize(work: Path, symmetric: bool) -> None:
         model=AutoModelForCausalLM.from_pretrained(work / "merged", dtype="float32"),
         tokenizer=AutoTokenizer.from_pretrained(work / "merged"),
         dataset=Dataset.from_list([{"input_ids": each, "attention_mask": [1] * len(each)} for each in ids]),
-        recipe=GPTQModifier(ignore=["lm_head"], config_groups={"group_0": {"targets": ["Linear"], "weights": weights}}),
+        recipe=GPTQModifier(
+            ignore=["lm_head"], config_groups={"group_0": {"targets": ["Linear"], "weights": weights}}
+        ),
         num_calibration_samples=len(ids),
         batch_size=BATCH,
         shuffle_calibration_samples=False,
         output_dir=str(work / "int4"),
         save_compressed=True,
     )
-    print(f"{work / 'int4'}; export it with --precision int4 --quant-block {GROUP}{'' if symmetric else ' --asymmetric'}")
+    print(
+        f"{work / 'int4'}; export it with --precision int4 --quant-block {GROUP}{'' if symmetric else ' --asymmetric'}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", choices=("prepare", "quantize"))
     parser.add_argument("work", type=Path)
     parser.add_argument("--symmetric", action="store_true", help="codes without zero points")

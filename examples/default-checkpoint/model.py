@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 MASK_ID = 16
 WINDOW = 7  # masks of a window at block 8: the last known token predicts the first of the eight tokens
-PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+PROJECTIONS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,11 @@ class Sequence2:
 
 def windows(prompt: int, length: int, offset: int) -> list[tuple[int, int]]:
     """The grid of mask windows [start, stop) over the response, the first one cut to `offset` masks when offset > 0."""
-    edges = [prompt, *range(prompt + offset, length - 1, WINDOW)] if offset else [*range(prompt, length - 1, WINDOW)]
+    edges = (
+        [prompt, *range(prompt + offset, length - 1, WINDOW)]
+        if offset
+        else [*range(prompt, length - 1, WINDOW)]
+    )
     edges = [edge for edge in edges if edge < length - 1]
     return list(zip(edges, [*edges[1:], length - 1], strict=False)) if edges else []
 
@@ -86,7 +98,9 @@ class Layer(nn.Module):
         self.eps = config["rms_norm_eps"]
         self.norm_in = weights[at + "input_layernorm.weight"]
         self.norm_mid = weights[at + "post_attention_layernorm.weight"]
-        self.maps = nn.ModuleDict({p.split(".")[1]: Lora(weights[f"{at}{p}.weight"], rank, alpha) for p in PROJECTIONS})
+        self.maps = nn.ModuleDict(
+            {p.split(".")[1]: Lora(weights[f"{at}{p}.weight"], rank, alpha) for p in PROJECTIONS}
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, lengths: list[int], bias: list[Tensor]) -> Tensor:
         h = F.rms_norm(x, x.shape[-1:], self.norm_in, self.eps)  # [T, C]
@@ -122,7 +136,9 @@ class TwoStream(nn.Module):
         self.rank, self.alpha, self.eps = rank, alpha, config["rms_norm_eps"]
         self.embedding = weights["model.embed_tokens.weight"]  # [V, C], tied
         self.norm = weights["model.norm.weight"]
-        self.layers = nn.ModuleList(Layer(weights, i, config, rank, alpha) for i in range(config["num_hidden_layers"]))
+        self.layers = nn.ModuleList(
+            Layer(weights, i, config, rank, alpha) for i in range(config["num_hidden_layers"])
+        )
         self.mask_row = nn.Parameter(self.embedding.mean(0))
         width = self.layers[0].width
         self.frequencies = config["rope_theta"] ** -(torch.arange(0, width, 2).float() / width)

@@ -45,10 +45,16 @@ def follow(right: torch.Tensor, sure: torch.Tensor, tau: float) -> tuple[bool, i
 
 
 @torch.inference_mode()
-def tables(model: TwoStream, tokens: list[int], prompt: int, one_token: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def tables(
+    model: TwoStream, tokens: list[int], prompt: int, one_token: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Whether the prediction is the reference's and its probability, for every window start and depth."""
     length = len(tokens) - prompt
-    spans = [] if one_token else [(start, min(start + WINDOW, len(tokens) - 1)) for start in range(prompt, len(tokens) - 1)]
+    spans = (
+        []
+        if one_token
+        else [(start, min(start + WINDOW, len(tokens) - 1)) for start in range(prompt, len(tokens) - 1)]
+    )
     sequence = lay_out(tokens, prompt, spans)
     logits = model([sequence])
     sure, guess = (logits - logits.logsumexp(-1, keepdim=True)).exp().max(-1)
@@ -57,24 +63,41 @@ def tables(model: TwoStream, tokens: list[int], prompt: int, one_token: bool) ->
     right[:, 0], confidence[:, 0] = hit[:length], sure[:length]
     row = length
     for index, (start, stop) in enumerate(spans):
-        right[index, 1 : 1 + stop - start], confidence[index, 1 : 1 + stop - start] = hit[row : row + stop - start], sure[row : row + stop - start]
+        right[index, 1 : 1 + stop - start], confidence[index, 1 : 1 + stop - start] = (
+            hit[row : row + stop - start],
+            sure[row : row + stop - start],
+        )
         row += stop - start
     return right, confidence
 
 
-def check(model: TwoStream, tokenizer: Tokenizer, task: str, count: int, one_token: bool) -> dict[float, Tally]:
+def check(
+    model: TwoStream, tokenizer: Tokenizer, task: str, count: int, one_token: bool
+) -> dict[float, Tally]:
     """Tallies by tau over the first calibration rows of a task."""
     tallies = {tau: Tally() for tau in (TAUS[:1] if one_token else TAUS)}
     for example in dataset.held_out_rows(task)["calibration"][:count]:
         right, sure = tables(model, *dataset.encode(tokenizer, example), one_token)
         for tau, tally in tallies.items():
             good, tokens, forwards = follow(right, sure, tau)
-            tally.right, tally.tokens, tally.forwards = tally.right + good, tally.tokens + tokens, tally.forwards + forwards
+            tally.right, tally.tokens, tally.forwards = (
+                tally.right + good,
+                tally.tokens + tokens,
+                tally.forwards + forwards,
+            )
         if not bool(right[:, 0].all()):
             wrong = int((~right[:, 0]).nonzero()[0, 0])
             answer = tokenizer.encode(example.answer, add_special_tokens=False)
             at = answer.offsets[wrong][0] if wrong < len(answer.ids) else len(example.answer)
-            print("   miss:", example.messages[-1][1], "|", example.answer[:at], "<<", example.answer[at:], flush=True)
+            print(
+                "   miss:",
+                example.messages[-1][1],
+                "|",
+                example.answer[:at],
+                "<<",
+                example.answer[at:],
+                flush=True,
+            )
     return tallies
 
 
@@ -96,7 +119,9 @@ def main() -> None:
     for task in args.tasks:
         began = time.time()
         for tau, tally in check(model, tokenizer, task, args.rows, args.one_token).items():
-            print(f"{task} tau {tau}: right {tally.right}/{args.rows}, {tally.tokens / tally.forwards:.2f} tokens/forward")
+            print(
+                f"{task} tau {tau}: right {tally.right}/{args.rows}, {tally.tokens / tally.forwards:.2f} tokens/forward"
+            )
         print(f"{time.time() - began:.0f} s", flush=True)
 
 

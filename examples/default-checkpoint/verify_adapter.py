@@ -34,7 +34,9 @@ def main() -> None:
     kept = torch.arange(logits.shape[-1]) != MASK_ID
     difference = (logits - expected)[:, kept]
     agree = (logits[:, kept].argmax(-1) == expected[:, kept].argmax(-1)).float().mean()
-    print(f"max logit difference {difference.abs().max():.4f} (fp16 adapter), argmax agreement {agree:.4f} of {len(logits)} rows")
+    print(
+        f"max logit difference {difference.abs().max():.4f} (fp16 adapter), argmax agreement {agree:.4f} of {len(logits)} rows"
+    )
 
 
 if __name__ == "__main__":

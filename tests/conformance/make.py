@@ -1,4 +1,4 @@
-"""Writes accept.json and uniform.json: what runtime/accept.py, runtime/sample.py and their C++ twins must give, exactly.
+"""Writes accept.json and uniform.json: what runtime/accept.py, runtime/decode/sample.py and their C++ twins must give, exactly.
 
 `python tests/conformance/make.py`, then read the diff. The expected values come from this file's own rules, never from ours.
 A confidence is the decimal form of a float32 (compare it with tau as doubles); NaN and infinities are the strings
@@ -36,8 +36,26 @@ BY_HAND: list[tuple[str, list[int], list[float], float, str, list[int], int, int
     ("tau 1 is one token even when p is 1", [1, 2, 3], [1.0, 1.0, 1.0], 1.0, "probability", [], 4, 1),
     ("tau above 1 is one token", [1, 2], [1.0, 1.0], 1.5, "probability", [], 4, 1),
     ("margin: tau 1 is one token", [1, 2], [1.0, 1.0], 1.0, "margin", [], 4, 1),
-    ("just below tau 1 all that is certain passes", [1, 2, 3], [0.5, 1.0, JUST_BELOW_ONE], JUST_BELOW_ONE, "probability", [], 4, 3),
-    ("p just below 1 fails a tau between it and 1", [1, 2], [1.0, JUST_BELOW_ONE], 0.99999999, "probability", [], 4, 1),
+    (
+        "just below tau 1 all that is certain passes",
+        [1, 2, 3],
+        [0.5, 1.0, JUST_BELOW_ONE],
+        JUST_BELOW_ONE,
+        "probability",
+        [],
+        4,
+        3,
+    ),
+    (
+        "p just below 1 fails a tau between it and 1",
+        [1, 2],
+        [1.0, JUST_BELOW_ONE],
+        0.99999999,
+        "probability",
+        [],
+        4,
+        1,
+    ),
     ("tau 0 takes all", [1, 2, 3], [0.0, 0.0, SMALLEST], 0.0, "probability", [], 4, 3),
     ("tau 0 refuses NaN", [1, 2, 3], [0.5, math.nan, 1.0], 0.0, "probability", [], 4, 1),
     ("tau 0 refuses a negative margin", [1, 2], [0.5, -0.1], 0.0, "margin", [], 4, 1),
@@ -60,14 +78,18 @@ BY_HAND: list[tuple[str, list[int], list[float], float, str, list[int], int, int
 ]
 
 
-def expected(token_ids: list[int], confidences: list[float], tau: float, metric: str, eos_ids: list[int], limit: int) -> int:
+def expected(
+    token_ids: list[int], confidences: list[float], tau: float, metric: str, eos_ids: list[int], limit: int
+) -> int:
     """The rule as a search for the longest acceptable prefix; the product decides token by token."""
 
     def acceptable(length: int) -> bool:
         later = confidences[1:length]
         sure = all(c <= tau for c in later) if metric == "entropy" else all(c >= tau for c in later)
         several = length <= 1 or (tau > 0 if metric == "entropy" else tau < 1)
-        return length <= limit and sure and several and not set(token_ids[: max(length - 1, 0)]) & set(eos_ids)
+        return (
+            length <= limit and sure and several and not set(token_ids[: max(length - 1, 0)]) & set(eos_ids)
+        )
 
     return max(length for length in range(len(token_ids) + 1) if acceptable(length))
 
@@ -114,7 +136,10 @@ def uniform_cases() -> list[dict[str, Any]]:
     cases = []
     for seed in (0, 1, 42, 1234567, 2**53 + 1, 2**63, 2**64 - 1):
         outputs = splitmix64(seed, 4097)
-        cases += [{"seed": str(seed), "position": p, "numerator": outputs[p] >> 11} for p in (0, 1, 2, 3, 7, 255, 4096)]
+        cases += [
+            {"seed": str(seed), "position": p, "numerator": outputs[p] >> 11}
+            for p in (0, 1, 2, 3, 7, 255, 4096)
+        ]
     return cases
 
 

@@ -115,14 +115,23 @@ class Simulation:
 
     def result(self) -> dict[str, Any]:
         getattr(self, self.case["commit"])()
-        return {"runs": self.runs, "finish_reason": self.reason, "forwards": self.forwards, "prefill_forwards": self.prefill_forwards}
+        return {
+            "runs": self.runs,
+            "finish_reason": self.reason,
+            "forwards": self.forwards,
+            "prefill_forwards": self.prefill_forwards,
+        }
 
 
 def loop_cases() -> list[dict[str, Any]]:
     draw = random.Random(7023)
     cases = []
     for i in range(80):
-        case: dict[str, Any] = {"name": f"loop {i}", "commit": "cursor" if i % 2 else "block", "block": draw.choice([1, 2, 4, 8])}
+        case: dict[str, Any] = {
+            "name": f"loop {i}",
+            "commit": "cursor" if i % 2 else "block",
+            "block": draw.choice([1, 2, 4, 8]),
+        }
         case["max_slots"] = draw.choice([None, None, 16, 40])
         case["cache_block"] = draw.choice([1, 3, 8, 13])
         longest = draw.choice([3, 20, 20, 300])
@@ -146,10 +155,15 @@ def uniform(seed: int, position: int) -> float:
     return (mix((seed + position * 0x9E3779B97F4A7C15) & MASK64) >> 11) / 2**53
 
 
-def choice(logits: list[float], settings: dict[str, Any], seen: list[int], position: int) -> tuple[int, float, float]:
+def choice(
+    logits: list[float], settings: dict[str, Any], seen: list[int], position: int
+) -> tuple[int, float, float]:
     """Token, confidence, and how near the draw was to another token."""
     factor = np.float32(settings["repetition_penalty"])
-    own = [float(np.float32(x) / factor if x > 0 else np.float32(x) * factor) if i in seen and factor != 1 else x for i, x in enumerate(logits)]
+    own = [
+        float(np.float32(x) / factor if x > 0 else np.float32(x) * factor) if i in seen and factor != 1 else x
+        for i, x in enumerate(logits)
+    ]
     order = sorted(range(len(own)), key=lambda i: (-own[i], i))
     token, distance = order[0], 1.0
     if settings["temperature"] > 0:
@@ -160,11 +174,18 @@ def choice(logits: list[float], settings: dict[str, Any], seen: list[int], posit
         edges = [s / sums[kept - 1] for s in sums[:kept]]
         number = uniform(settings["seed"], position)
         token = order[next(i for i, edge in enumerate(edges) if edge > number)]
-        distance = min([abs(edge - number) for edge in edges] + [abs(s - settings["top_p"]) for s in sums if settings["top_p"] < 1])
+        distance = min(
+            [abs(edge - number) for edge in edges]
+            + [abs(s - settings["top_p"]) for s in sums if settings["top_p"] < 1]
+        )
     p = [math.exp(x - max(own)) for x in own]
     p = [x / math.fsum(p) for x in p]
     others = [x for i, x in enumerate(p) if i != token]
-    confidence = {"probability": p[token], "margin": p[token] - max(others), "entropy": -math.fsum(x * math.log(x) for x in p if x > 0)}
+    confidence = {
+        "probability": p[token],
+        "margin": p[token] - max(others),
+        "entropy": -math.fsum(x * math.log(x) for x in p if x > 0),
+    }
     return token, confidence[settings["metric"]], distance
 
 
@@ -173,7 +194,9 @@ def choice_cases() -> list[dict[str, Any]]:
     cases = []
     while len(cases) < 90:
         size = draw.choice([2, 5, 12])
-        logits = [float(np.float32(draw.choice([draw.gauss(0, 3), round(draw.gauss(0, 2))]))) for _ in range(size)]
+        logits = [
+            float(np.float32(draw.choice([draw.gauss(0, 3), round(draw.gauss(0, 2))]))) for _ in range(size)
+        ]
         settings = {
             "temperature": draw.choice([0.0, 0.5, 1.0, 3.0]),
             "top_k": draw.choice([0, 0, 1, 3, 50]),
@@ -185,7 +208,16 @@ def choice_cases() -> list[dict[str, Any]]:
         seen, position = [draw.randrange(size) for _ in range(draw.randint(0, 4))], draw.randint(0, 300)
         token, confidence, distance = choice(logits, settings, seen, position)
         if distance > 1e-6:
-            cases.append({"logits": logits, **settings, "seen": seen, "position": position, "token": token, "confidence": confidence})
+            cases.append(
+                {
+                    "logits": logits,
+                    **settings,
+                    "seen": seen,
+                    "position": position,
+                    "token": token,
+                    "confidence": confidence,
+                }
+            )
     return cases
 
 

@@ -80,7 +80,9 @@ class Simulation:
         widest = max((row["most"] for row in self.rows if row["is_free"]), default=0)
         if widest == 0:
             return self.fed(0)
-        choices = [m for m in range(widest + 1) if not self.case["few_sizes"] or m == widest or (m + 1) & m == 0]
+        choices = [
+            m for m in range(widest + 1) if not self.case["few_sizes"] or m == widest or (m + 1) & m == 0
+        ]
         best = choices[0]
         for masks in choices:
             if self.rate(masks) >= self.rate(best):
@@ -126,13 +128,27 @@ def cases() -> list[dict[str, Any]]:
     for i in range(40):
         block = draw.choice([1, 2, 4, 8, 8, 16])
         steps = draw.choice([5, 40])
-        case: dict[str, Any] = {"name": f"windows {i}", "block": block, "steps": steps, "cost": draw.choice(tables), "few_sizes": i % 4 == 3}
+        case: dict[str, Any] = {
+            "name": f"windows {i}",
+            "block": block,
+            "steps": steps,
+            "cost": draw.choice(tables),
+            "few_sizes": i % 4 == 3,
+        }
         rows = []
         for _ in range(draw.choice([1, 1, 2, 4])):
             chance = draw.choice([0.0, 0.2, 0.6, 0.95, 1.0])
-            passed = ["".join("1" if draw.random() < chance else "0" for _ in range(block)) for _ in range(steps)]
+            passed = [
+                "".join("1" if draw.random() < chance else "0" for _ in range(block)) for _ in range(steps)
+            ]
             is_free = draw.random() < 0.8
-            rows.append({"is_free": is_free, "most": block - 1 if is_free else draw.randrange(block), "passed": passed})
+            rows.append(
+                {
+                    "is_free": is_free,
+                    "most": block - 1 if is_free else draw.randrange(block),
+                    "passed": passed,
+                }
+            )
         case["rows"] = rows
         made.append({**case, "masks": Simulation(case).run()})
     return made

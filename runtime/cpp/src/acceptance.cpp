@@ -1,4 +1,4 @@
-// The constants are those of runtime/acceptance.py; tests/conformance/windows.json holds both together.
+// The constants are those of runtime/decode/pass_rates.py; tests/conformance/windows.json holds both together.
 #include <algorithm>
 #include <numeric>
 

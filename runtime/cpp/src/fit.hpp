@@ -1,4 +1,4 @@
-// Which variant of a bundle runs on this machine, and why each other one does not. Twin of runtime/fit.py; opens nothing.
+// Which variant of a bundle runs on this machine, and why each other one does not. Twin of runtime/device/variants.py; opens nothing.
 #pragma once
 
 #include <optional>

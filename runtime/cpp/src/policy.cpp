@@ -1,4 +1,4 @@
-// The choice of a step's masks. In the order of runtime/policy.py, so that doubles round alike.
+// The choice of a step's masks. In the order of runtime/decode/policy.py, so that doubles round alike.
 #include <algorithm>
 
 #include <mars/policy.hpp>

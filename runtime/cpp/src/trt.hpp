@@ -1,4 +1,4 @@
-// The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs. Twin of runtime/trt.py.
+// The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs. Twin of runtime/device/trt.py.
 #pragma once
 
 #include <list>

@@ -76,7 +76,10 @@ def _combining() -> dict[int, int]:
         if NFD.normalize_str(chr(c)) != chr(c):
             continue  # it decomposes before it is ordered
         known = unicodedata.combining(chr(c))
-        moves = (not high.startswith(HIGHEST) or c == ord(HIGHEST)), (low.startswith(LOWEST) or c == ord(LOWEST))
+        moves = (
+            (not high.startswith(HIGHEST) or c == ord(HIGHEST)),
+            (low.startswith(LOWEST) or c == ord(LOWEST)),
+        )
         if any(moves):
             assert known > 0, f"U+{c:04X} combines, but Python {unicodedata.unidata_version} does not know it"
             classes[c] = known
@@ -85,7 +88,9 @@ def _combining() -> dict[int, int]:
 
 def _decompositions() -> list[tuple[int, int, int, bool]]:
     others = [c for c in CODE_POINTS[1:] if c not in HANGUL]
-    full = {c: d for c, d in zip(others, _each(NFD.normalize_str, map(chr, others)), strict=True) if d != chr(c)}
+    full = {
+        c: d for c, d in zip(others, _each(NFD.normalize_str, map(chr, others)), strict=True) if d != chr(c)
+    }
     # Of several code points with one decomposition, the one that NFC makes is the one that composes further.
     whole = {letters: chr(c) for c, letters in full.items() if len(letters) > 1}
     whole |= {letters: made for letters in whole if len(made := NFC.normalize_str(letters)) == 1}
@@ -111,7 +116,9 @@ def _ranges(points: Iterable[int]) -> list[tuple[int, int]]:
 
 def _rows(rows: Iterable[Sequence[object]]) -> str:
     """C++ initialisers, as many to a line as fit."""
-    cells = ["{" + ", ".join(f"0x{v:X}" if type(v) is int else str(v).lower() for v in row) + "}," for row in rows]
+    cells = [
+        "{" + ", ".join(f"0x{v:X}" if type(v) is int else str(v).lower() for v in row) + "}," for row in rows
+    ]
     lines, line = [], "   "
     for cell in cells:
         if len(line) + 1 + len(cell) > 140:
@@ -124,7 +131,9 @@ def _rows(rows: Iterable[Sequence[object]]) -> str:
 def cpp(tables: Tables) -> str:
     """The text of unicode_tables.cpp."""
     combining = [
-        (low, high, k) for k in sorted(set(tables.combining.values())) for low, high in _ranges(c for c, v in tables.combining.items() if v == k)
+        (low, high, k)
+        for k in sorted(set(tables.combining.values()))
+        for low, high in _ranges(c for c, v in tables.combining.items() if v == k)
     ]
     pairs = sorted((first, second, c) for c, first, second, composes in tables.decompositions if composes)
     parts: list[tuple[str, str, Sequence[Sequence[object]]]] = [

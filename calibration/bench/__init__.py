@@ -1,0 +1,1 @@
+"""How fast a bundle is here, beside one token at a time."""

@@ -1,0 +1,1 @@
+"""Rows with prompts and what a good answer is."""

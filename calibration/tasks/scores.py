@@ -1,0 +1,182 @@
+"""How good an answer is: the named metrics, each a score of 0 to 1. Knows no task file, no model and no tau."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...runtime.errors import CalibrationError
+from .execution import passes_tests
+
+_FINAL = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_MOST_DIGITS = 300  # a longer "number" is no number: float() of it would be infinite
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An answer as text and as tokens."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+Score = Callable[[Output, Output], float]
+"""(output, expected) -> 0 (wrong) to 1 (right). `expected` is the row's answer, or the model's own one-token output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A named score. `needs` says what the output is compared with; `runs_code` that it executes what the model wrote."""
+
+    name: str
+    needs: Literal["answer", "reference", "nothing"]
+    score: Score
+    runs_code: bool = False
+
+
+def exact_match(output: Output, expected: Output) -> float:
+    """The same text, but for white space around it."""
+    return float(output.text.strip() == expected.text.strip())
+
+
+def normalized_match(output: Output, expected: Output) -> float:
+    """The same words: case, punctuation and white space do not matter."""
+    return float(_words(output.text) == _words(expected.text))
+
+
+def final_number(output: Output, expected: Output) -> float:
+    """The same number after the last `####`, or else the same last number."""
+    wanted = _last_number(expected.text)
+    return float(wanted is not None and _last_number(output.text) == wanted)
+
+
+def json_equal(output: Output, expected: Output) -> float:
+    """The same JSON value; the order of an object's keys does not matter."""
+    try:
+        return float(_canonical(json.loads(output.text)) == _canonical(json.loads(expected.text)))
+    except (ValueError, RecursionError):
+        return 0.0
+
+
+def json_valid(output: Output, _: Output) -> float:
+    """Any JSON value, and nothing else."""
+    try:
+        json.loads(output.text)
+    except (ValueError, RecursionError):
+        return 0.0
+    return 1.0
+
+
+def regex(output: Output, expected: Output) -> float:
+    """The answer is a regular expression that is found somewhere in the output."""
+    return float(re.search(expected.text, output.text) is not None)
+
+
+def contains(output: Output, expected: Output) -> float:
+    """The answer is part of the output."""
+    return float(expected.text in output.text)
+
+
+def code_tests(output: Output, expected: Output) -> float:
+    """The output is Python that passes the answer, which is a program of asserts run after it."""
+    return float(passes_tests(output.text, expected.text))
+
+
+def agreement(output: Output, expected: Output) -> float:
+    """The same text as the model's own one-token output."""
+    return float(output.text == expected.text)
+
+
+def edit_similarity(output: Output, expected: Output) -> float:
+    """1 - edit distance / length of the longer, in tokens, to the model's own one-token output."""
+    longest = max(len(output.token_ids), len(expected.token_ids))
+    return 1 - _edit_distance(output.token_ids, expected.token_ids) / longest if longest else 1.0
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *(
+            Metric(f.__name__, "answer", f)
+            for f in (exact_match, normalized_match, final_number, json_equal, regex, contains)
+        ),
+        Metric("json_valid", "nothing", json_valid),
+        Metric("code_tests", "answer", code_tests, runs_code=True),
+        *(Metric(f.__name__, "reference", f) for f in (agreement, edit_similarity)),
+    )
+}
+
+
+def own(name: str) -> Metric:
+    """A user's metric, `module:function`: called with two texts, output and answer, it returns a score of 0 to 1.
+
+    The module is looked for in the working directory too. Raises CalibrationError when it cannot be had.
+    """
+    module, _, function = name.partition(":")
+    if not module or not function.isidentifier():
+        raise CalibrationError(
+            f"unknown metric {name!r} (known: {', '.join(METRICS)}, or your own as module:function)"
+        )
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # a module of the user's can fail in any way
+        raise CalibrationError(f"metric {name}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(here)
+    if not callable(found):
+        raise CalibrationError(f"metric {name}: {function} is not a function")
+
+    def score(output: Output, expected: Output) -> float:
+        value = found(output.text, expected.text)
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise CalibrationError(f"metric {name} gave {value!r}; a score of 0 to 1 is expected")
+        return float(value)
+
+    return Metric(name, "answer", score)
+
+
+def _words(text: str) -> list[str]:
+    kept = (
+        " " if unicodedata.category(c)[0] in "PSZC" else c
+        for c in unicodedata.normalize("NFKC", text).casefold()
+    )
+    return "".join(kept).split()
+
+
+def _last_number(text: str) -> float | None:
+    found = _FINAL.findall(text) or _NUMBER.findall(text)
+    if not found or len(found[-1]) > _MOST_DIGITS:
+        return None
+    return float(found[-1].replace(",", ""))
+
+
+def _canonical(value: Any) -> str:
+    """Text that is equal for equal JSON values: true is not 1, 1.0 is 1, keys have no order."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return json.dumps(int(value))
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(k)}:{_canonical(v)}" for k, v in sorted(value.items())) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_canonical, value)) + "]"
+    return json.dumps(value)
+
+
+def _edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
+    """Fewest insertions, deletions and replacements that make `other` of `one`."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, start=1):
+        diagonal, row[0] = row[0], i
+        for j, b in enumerate(other, start=1):
+            diagonal, row[j] = row[j], min(diagonal + (a != b), row[j] + 1, row[j - 1] + 1)
+    return row[-1]

@@ -1,0 +1,1 @@
+"""Which tau a task bears, with evidence."""

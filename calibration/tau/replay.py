@@ -1,0 +1,65 @@
+"""What a tau would cost and keep, told from the record pass alone: no model runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...runtime.accept import accept
+from .record import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One row walked at a tau. `agrees`: nothing but one-token tokens was accepted, so a real decode gives the same answer."""
+
+    tokens: int
+    forwards: int
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """All rows walked at a tau. `agreement` is the share of rows that never leave the one-token answer."""
+
+    metric: str
+    tau: float
+    tokens_per_forward: float
+    agreement: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def walk(trace: Trace, metric: str, tau: float, eos_ids: Collection[int], limit: int) -> Walk:
+    """Walk a recorded row as a decode at `tau` would: at each cursor take what the rule accepts there, then jump past it.
+
+    Up to the first accepted token that one-token decoding did not choose, this is exactly what a real decode does. After it the
+    real answer is another one; its confidences are taken to be like those of the recorded answer.
+    """
+    answer = trace.outcome.token_ids
+    confidences = trace.confidences[metric]
+    at, forwards, agrees = 0, 0, True
+    while at < len(answer):
+        predicted = trace.predicted[at]
+        count = accept(predicted, confidences[at], tau, metric, eos_ids, limit - at)
+        agrees = agrees and predicted[:count] == answer[at : at + count]
+        forwards += 1
+        at += count
+        if predicted[count - 1] in eos_ids:
+            break
+    # Accepted tokens past the end of the recorded answer count as far as the limit: a real decode would have them too.
+    return Walk(at, forwards, agrees)
+
+
+def predict(
+    traces: Sequence[Trace], limits: Sequence[int], metric: str, tau: float, eos_ids: Collection[int]
+) -> Prediction:
+    """Tokens per forward and agreement of all rows at a tau. `limits` are the rows' max_new_tokens."""
+    walks = [walk(trace, metric, tau, eos_ids, limit) for trace, limit in zip(traces, limits, strict=True)]
+    forwards = sum(w.forwards for w in walks)
+    tokens = sum(w.tokens for w in walks)
+    return Prediction(
+        metric, tau, tokens / forwards if forwards else 0.0, sum(w.agrees for w in walks) / len(walks)
+    )

@@ -1,0 +1,1 @@
+"""Whether a written graph says what its checkpoint says."""

@@ -1,0 +1,101 @@
+"""A plain torch forward of a checkpoint, one layer in memory at a time. The yardstick of the self-check; fast it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ..checkpoint.family import Dims
+from ..checkpoint.tensors import Tensors, chunks
+
+
+def logits(
+    dims: Dims,
+    tensors: Tensors,
+    sequences: Sequence[Sequence[int]],
+    progress: Callable[[], None] | None = None,
+) -> list[np.ndarray]:
+    """fp32 logits [len(sequence), vocab] of each token sequence, plain causal, no cache. `progress` is called after each layer."""
+    read = _reader(tensors)
+    lengths = [len(sequence) for sequence in sequences]
+    with torch.inference_mode():
+        # All sequences behind each other, so that each weight is read once; the mask keeps them apart.
+        owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        # Of the vocabulary tables only rows, or a part at a time: whole and in fp32 they may take more than all else.
+        table = tensors.read("model.embed_tokens.weight")
+        x = torch.from_numpy(
+            np.array(table[[token for sequence in sequences for token in sequence]], np.float32)
+        )
+        for i in range(dims.num_layers):
+            layer = {
+                n: read(n)
+                for n in tensors.shapes
+                if n.startswith(f"model.layers.{i}.") and not n.endswith("inv_freq")
+            }
+            x = _layer(dims, i, layer, x, positions, owner)
+            del layer
+            if progress is not None:
+                progress()
+        normed = _rms(x, read("model.norm.weight"), dims.rms_norm_eps)
+        parts = []
+        for rows in chunks(table if dims.tied else tensors.read("lm_head.weight")):
+            head = torch.from_numpy(np.array(rows, np.float32))
+            parts.append((normed @ head.T).numpy())
+        return np.split(np.concatenate(parts, -1), np.cumsum(lengths)[:-1])
+
+
+def _reader(tensors: Tensors) -> Callable[[str], torch.Tensor]:
+    return lambda name: torch.from_numpy(np.array(tensors.read(name), np.float32))
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+
+def _layer(
+    dims: Dims,
+    i: int,
+    weights: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    owner: torch.Tensor,
+) -> torch.Tensor:
+    """Layer i on x [tokens, hidden]; token t is at `positions[t]` of sequence `owner[t]`."""
+    prefix = f"model.layers.{i}."
+
+    def linear(name: str, value: torch.Tensor) -> torch.Tensor:
+        return F.linear(value, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))
+
+    def norm(name: str, value: torch.Tensor) -> torch.Tensor:
+        return _rms(value, weights[f"{prefix}{name}.weight"], dims.rms_norm_eps)
+
+    normed = norm("input_layernorm", x)
+    # [tokens, heads, head_dim]
+    q, k, v = (linear(f"self_attn.{name}_proj", normed).unflatten(-1, (-1, dims.head_dim)) for name in "qkv")
+    if dims.qk_norm:
+        q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
+    q, k = _rotate(dims, q, positions), _rotate(dims, k, positions)
+    distance = positions[:, None] - positions[None, :]
+    mask = (distance >= 0) & (owner[:, None] == owner[None, :])
+    window = dims.windows[i]
+    if window is not None:
+        mask &= distance < window
+    groups = dims.num_heads // dims.num_kv_heads
+    keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
+    mixed = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], mask)[0]
+    x = x + linear("self_attn.o_proj", mixed.transpose(0, 1).flatten(1))
+    normed = norm("post_attention_layernorm", x)
+    return x + linear(
+        "mlp.down_proj", F.silu(linear("mlp.gate_proj", normed)) * linear("mlp.up_proj", normed)
+    )
+
+
+def _rotate(dims: Dims, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    angles = positions.to(torch.float32)[:, None] * torch.from_numpy(dims.rope.inv_freq)
+    cos, sin = (f(angles)[:, None, :] * dims.rope.scale for f in (torch.cos, torch.sin))
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -1,0 +1,173 @@
+"""Runs a step graph a few layers at a time, so that checking a large model takes the memory of a few layers. Knows names; no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ...runtime.device.ort import Results, open_graph
+from ..checkpoint.family import Dims
+from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after
+from ..graph.weights import NUMPY_DTYPES, ONNX_DTYPES
+
+WHOLE = 1 << 28  # a model of more weights is run in segments
+SEGMENT = 1 << 26  # weights of a segment, if it is more than one layer
+HEAD_PART = 1 << 25  # weights of the vocabulary table that are multiplied at once, if they are floats
+
+
+def count_weights(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
+
+
+def run(
+    scratch: Path,
+    graph: onnx.ModelProto,
+    spec: StepGraph,
+    layers: int,
+    outputs: Sequence[str],
+    level: int,
+    sequences: Sequence[Sequence[int]],
+) -> list[dict[str, np.ndarray]]:
+    """The graph's `outputs` for each token sequence, which goes in as one row of two steps; axis 0 counts its tokens.
+
+    `scratch` is where each segment, at most `layers` layers, is saved for ONNX Runtime to read; the weights must lie beside it.
+    """
+    rows = _Rows(
+        sequences, spec.dims, graph.graph.input[-1].type.tensor_type.elem_type, spec.kv_layout == "delta"
+    )
+    for model in segments(graph, spec.dims, layers, outputs):
+        onnx.save(model, scratch)
+        # Float weights are used for a few products only; int4 and int8 codes have no fast product unpacked.
+        execute = open_graph(scratch, level, pack=spec.quantization is not None)
+        rows.advance(model, execute)
+        del execute  # its memory goes before the next segment comes
+    return rows.results(outputs)
+
+
+def segments(
+    graph: onnx.ModelProto, dims: Dims, layers: int, outputs: Sequence[str]
+) -> Iterator[onnx.ModelProto]:
+    """The graph in parts: layers by the `layers`, then everything after them. Hidden states go from one to the next."""
+    before: list[str] = []
+    for first in range(0, dims.num_layers, layers):
+        last = min(first + layers, dims.num_layers)
+        present = [f"present.{i}.{kind}" for i in range(first, last) for kind in ("key", "value")]
+        after = [hidden_after(last - 1)]
+        yield _cut(graph, before, [*after, *present])
+        before = after
+    yield from _tail(graph, dims, before, outputs)
+
+
+def _tail(
+    graph: onnx.ModelProto, dims: Dims, before: Sequence[str], outputs: Sequence[str]
+) -> Iterator[onnx.ModelProto]:
+    """What follows the layers. ONNX Runtime widens a float table to fp32, so it comes by blocks of rows; codes come whole."""
+    product = _cut(graph, [HEAD_INPUT], [HEAD_PRODUCT])
+    tables = [
+        tensor
+        for tensor in product.graph.initializer
+        if tuple(tensor.dims) == (dims.vocab_size, dims.hidden_size)
+    ]
+    if len(tables) != len(product.graph.initializer):
+        yield _cut(graph, before, outputs)
+        return
+    yield _cut(graph, before, [HEAD_INPUT])
+    [table] = tables
+    place = {entry.key: entry for entry in table.external_data}
+    start, width = int(place["offset"].value), int(place["length"].value) // dims.vocab_size
+    rows = max(1, HEAD_PART // dims.hidden_size)
+    for first in range(0, dims.vocab_size, rows):
+        count = min(rows, dims.vocab_size - first)
+        table.dims[0] = count
+        place["offset"].value, place["length"].value = str(start + first * width), str(count * width)
+        yield product
+    yield _cut(graph, [HEAD_PRODUCT], outputs)
+
+
+def _cut(model: onnx.ModelProto, given: Sequence[str], wanted: Sequence[str]) -> onnx.ModelProto:
+    """The nodes that `wanted` values need, with the values `given` as additional inputs. Weights stay where they lie."""
+    graph = model.graph
+    needed, kept = set(wanted), []
+    for node in reversed(graph.node):
+        if any(name in needed and name not in given for name in node.output):
+            kept.append(node)
+            needed |= set(node.input)
+    kept.reverse()
+    kind = graph.input[-1].type.tensor_type.elem_type  # of KV memory, and so of hidden states
+    known = {info.name: info for info in [*graph.input, *graph.output]}
+    inputs = [info for info in graph.input if info.name in needed]
+    inputs += [helper.make_tensor_value_info(name, kind, None) for name in given]
+    results = [known.get(name) or helper.make_tensor_value_info(name, kind, None) for name in wanted]
+    part = helper.make_graph(
+        kept, "segment", inputs, results, [t for t in graph.initializer if t.name in needed]
+    )
+    return helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+class _Rows:
+    """Token sequences on their way through the segments, as rows of two steps: the steps' values, and the KV memory.
+
+    Rows are filled up to the longest of a step; what the filling writes lies behind all that a known token may see.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]], dims: Dims, kv_kind: int, delta: bool) -> None:
+        self.delta = delta
+        halves = [max(1, len(ids) // 2) for ids in sequences]
+        self.spans = [
+            [(0, half) for half in halves],
+            [(half, len(ids)) for half, ids in zip(halves, sequences, strict=True)],
+        ]
+        self.values: list[dict[str, np.ndarray]] = []
+        longest = 0
+        for spans in self.spans:
+            slots = max(stop - start for start, stop in spans)
+            fed = [
+                [*ids[start:stop], *[0] * (slots - stop + start)]
+                for ids, (start, stop) in zip(sequences, spans, strict=True)
+            ]
+            kv_length = np.array([start for start, _ in spans], np.int64)
+            index = np.tile(np.arange(slots, dtype=np.int64), (len(fed), 1))
+            self.values.append(
+                {"input_ids": np.array(fed, np.int64), "kv_length": kv_length, "output_index": index}
+            )
+            longest = max(longest, int(kv_length.max()) + slots)
+        if not self.values[1]["input_ids"].size:
+            del self.values[1], self.spans[1]
+        dtype = next(NUMPY_DTYPES[name] for name, kind in ONNX_DTYPES.items() if kind == kv_kind)
+        shape = (len(sequences), dims.num_kv_heads, longest, dims.head_dim)
+        self.memory = {
+            f"{i}.{kind}": np.zeros(shape, dtype) for i in range(dims.num_layers) for kind in ("key", "value")
+        }
+
+    def advance(self, model: onnx.ModelProto, execute: Callable[[Mapping[str, np.ndarray]], Results]) -> None:
+        """Run a segment on both steps."""
+        names = [info.name for info in model.graph.input]
+        for values in self.values:
+            memory = {f"past_key_values.{name}": buffer for name, buffer in self.memory.items()}
+            for name, value in execute(
+                {name: memory[name] if name in memory else values[name] for name in names}
+            ).items():
+                if name == HEAD_PRODUCT and name in values:
+                    values[name] = np.concatenate([values[name], value], -1)
+                elif not name.startswith("present."):
+                    values[name] = value
+                elif self.delta:
+                    entry = values["kv_length"][:, None] + np.arange(value.shape[2])
+                    self.memory[name.removeprefix("present.")][np.arange(len(value))[:, None], :, entry] = (
+                        value.transpose(0, 2, 1, 3)
+                    )
+                else:
+                    self.memory[name.removeprefix("present.")] = value
+
+    def results(self, outputs: Sequence[str]) -> list[dict[str, np.ndarray]]:
+        def of(row: int, name: str) -> np.ndarray:
+            steps = zip(self.values, self.spans, strict=True)
+            return np.concatenate(
+                [values[name][row, : spans[row][1] - spans[row][0]] for values, spans in steps]
+            )
+
+        return [{name: of(row, name) for name in outputs} for row in range(len(self.spans[0]))]

@@ -1,0 +1,1 @@
+"""Whatever people call a checkpoint, read as dimensions and tensors."""

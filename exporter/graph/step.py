@@ -1,0 +1,425 @@
+"""The step graph (design: one forward over pending tokens and masks, explicit KV in and out), written node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from ...runtime.bundle.manifest import FORMAT_VERSION
+from ..checkpoint.family import Dims
+from ..codes import Codec, Quantization
+from . import delta as plain
+from . import quantized as integer
+from .nodes import Nodes
+from .weights import ONNX_DTYPES, Placed, shares_table
+
+# (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8 came with 21.
+STATIC, DELTA, DELTA_QUANTIZED = (24, 11), (18, 8), (21, 10)
+# Added to the mask token's logit. Finite: in the entropy, exp(-inf) * -inf would be NaN.
+NEVER = -1e9
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Fixed dimensions of a `--static` graph."""
+
+    batch: int
+    slots: int
+    capacity: int
+
+    @property
+    def outputs(self) -> int:
+        return self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """What to write. `precision` is that of activations and KV; `shape` None keeps batch, slots, outputs and capacity symbolic.
+
+    `kv_layout`: see docs/format.md.
+    """
+
+    dims: Dims
+    block: int
+    mask_token_id: int
+    precision: str = "float32"
+    metrics: bool = False
+    logits: bool = False
+    shape: StepShape | None = None
+    quantization: Quantization | None = None
+    kv_layout: str = "static"
+
+    @property
+    def weight_precision(self) -> str:
+        return self.quantization.scheme if self.quantization else self.precision
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        if self.kv_layout == "static":
+            return STATIC
+        return DELTA_QUANTIZED if self.quantization else DELTA
+
+
+def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
+    """Build the model; its weights refer to the external file `location` beside it. The bytes depend on the arguments only."""
+    writer = _Writer(spec)
+    writer.write()
+    graph = helper.make_graph(
+        writer.nodes.nodes,
+        "mars_step",
+        writer.inputs(),
+        writer.outputs(),
+        [*writer.nodes.constants.values(), *(w.initializer(location) for w in weights.values())],
+    )
+    model = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", spec.versions[0])],
+        ir_version=spec.versions[1],
+        producer_name="mars-export",
+        producer_version=version,
+    )
+    helper.set_model_props(
+        model,
+        {
+            "mars.format_version": FORMAT_VERSION,
+            "mars.block": str(spec.block),
+            "mars.kv_layout": spec.kv_layout,
+            "mars.precision": spec.weight_precision,
+        },
+    )
+    return model
+
+
+# The product with the vocabulary table, and the rows [batch * outputs, hidden] that go into it: other places for a cut.
+HEAD_INPUT, HEAD_PRODUCT = "wanted_flat", "lm_head_product"
+
+
+def hidden_after(layer: int) -> str:
+    """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut in two."""
+    return f"layers.{layer}.mlp_residual"
+
+
+class _Writer:
+    """Writes the decoder from input_ids to confidences. Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim."""
+
+    def __init__(self, spec: StepGraph) -> None:
+        self.spec, self.dims, self.nodes = spec, spec.dims, Nodes()
+        self.half = spec.precision != "float32"
+        self.delta = spec.kv_layout == "delta"
+        self.masks: dict[int | None, str] = {}
+
+    def write(self) -> None:
+        hidden = self.embedding()  # [b, s, hidden]
+        self.write_positions()
+        for i in range(self.dims.num_layers):
+            self.nodes.scope(f"layers.{i}")
+            hidden = self.write_layer(i, hidden)
+        self.nodes.scope("")
+        self.write_tail(hidden)
+
+    def embedding(self) -> str:
+        table = "embed_tokens.weight"
+        if self.spec.quantization is None or self.spec.quantization.embedding == "float":
+            return self.nodes.add("Gather", table, "input_ids", name="embedding")
+        return integer.embedded(self.nodes, "input_ids", table, ONNX_DTYPES[self.spec.precision])
+
+    # --- positions, rotary angles and causal masks: once for all layers ---
+
+    def arange(self, name: str, source: str, axis: int, fixed: int | None) -> str:
+        nodes = self.nodes
+        if fixed is not None:
+            return nodes.constant(f"{name}_indices", np.arange(fixed))
+        length = nodes.add("Shape", source, name=f"num_{name}_1d", start=axis, end=axis + 1)
+        scalar = nodes.add("Squeeze", length, name=f"num_{name}")
+        return nodes.add(
+            "Range", nodes.constant("zero", 0), scalar, nodes.constant("one", 1), name=f"{name}_indices"
+        )
+
+    def write_positions(self) -> None:
+        nodes, shape = self.nodes, self.spec.shape
+        slots = self.arange("slots", "input_ids", 1, shape.slots if shape else None)
+        capacity = self.arange("capacity", "past_key_values.0.key", 2, shape.capacity if shape else None)
+        start = nodes.add("Unsqueeze", "kv_length", nodes.constant("axis_1", [1]), name="kv_length_column")
+        positions = nodes.add("Add", start, slots, name="positions")  # [b, s]
+        column = nodes.add(
+            "Unsqueeze", positions, nodes.constant("axes_1_3", [1, 3]), name="positions_column"
+        )  # [b, 1, s, 1]
+        keys = plain.key_positions(nodes, capacity, start, positions) if self.delta else capacity
+        causal = nodes.add(
+            "LessOrEqual", keys, column, name="causal_mask"
+        )  # [b, 1, s, c], delta [b, 1, s, c + s]
+        for window in dict.fromkeys(self.dims.windows):
+            self.masks[window] = causal
+            if window is not None:
+                first = nodes.add(
+                    "Sub", column, nodes.constant(f"window_{window}", window), name=f"window_{window}_start"
+                )
+                inside = nodes.add("Greater", keys, first, name=f"window_{window}_inside")
+                self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
+        seconds = nodes.add(
+            "Unsqueeze",
+            nodes.add("Cast", positions, name="positions_f32", to=TensorProto.FLOAT),
+            nodes.constant("axis_2", [2]),
+            name="positions_last",
+        )
+        angles = nodes.add(
+            "Mul", seconds, nodes.constant("inv_freq", self.dims.rope.inv_freq, np.float32), name="angles"
+        )  # [b, s, d/2]
+        for name, op in (("cos", "Cos"), ("sin", "Sin")):
+            value = nodes.add(op, angles, name=f"{name}_raw")
+            if self.dims.rope.scale != 1.0:
+                value = nodes.add(
+                    "Mul",
+                    value,
+                    nodes.constant("rope_scale", self.dims.rope.scale, np.float32),
+                    name=f"{name}_scaled",
+                )
+            nodes.add("Cast", value, name=name, to=ONNX_DTYPES[self.spec.precision])
+        if self.delta:
+            plain.rotary_rows(nodes, self.dims.head_dim)
+            plain.attention_scale(nodes, self.dims.head_dim, ONNX_DTYPES[self.spec.precision])
+
+    # --- one decoder layer ---
+
+    def write_layer(self, i: int, hidden: str) -> str:
+        nodes = self.nodes
+        normed = self.norm(hidden, f"layers.{i}.input_norm", "input_normed")
+        attended = self.attention(i, normed)
+        hidden = nodes.add("Add", hidden, attended, name="attention_residual")
+        normed = self.norm(hidden, f"layers.{i}.post_norm", "post_normed")
+        return nodes.add("Add", hidden, self.mlp(i, normed), name="mlp_residual")
+
+    def attention(self, i: int, x: str) -> str:
+        nodes, dims = self.nodes, self.dims
+        q, k, v = self.heads(i, self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias))
+        mask = self.masks[dims.windows[i]]
+        kind = ONNX_DTYPES[self.spec.precision]
+        mixed = (
+            plain.attention(nodes, dims, i, q, k, v, mask, kind)
+            if self.delta
+            else self.scattered(i, q, k, v, mask)
+        )
+        rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
+        flat = nodes.add(
+            "Reshape",
+            rows,
+            nodes.constant("flat_heads", [0, 0, dims.num_heads * dims.head_dim]),
+            name="attention_flat",
+        )
+        return self.linear(flat, f"layers.{i}.attention_output", "attention_output", dims.output_bias)
+
+    def scattered(self, i: int, q: str, k: str, v: str, mask: str) -> str:
+        """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
+        nodes = self.nodes
+        for kind, update in (("key", k), ("value", v)):
+            # Entries from kv_length on are overwritten in place: a rejected mask's entry never outlives the next step.
+            nodes.add(
+                "TensorScatter",
+                f"past_key_values.{i}.{kind}",
+                update,
+                "kv_length",
+                name=f"{kind}_write",
+                output=f"present.{i}.{kind}",
+                axis=2,
+                mode="linear",
+            )
+        return nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")
+
+    def heads(self, i: int, packed: str) -> tuple[str, str, str]:
+        """Packed [b, s, (heads + 2 kv_heads) d] -> rotated q [b, heads, s, d] and k, plain v [b, kv_heads, s, d]."""
+        nodes, dims = self.nodes, self.dims
+        total = dims.num_heads + 2 * dims.num_kv_heads
+        split = nodes.add(
+            "Reshape", packed, nodes.constant("split_heads", [0, 0, total, dims.head_dim]), name="qkv_heads"
+        )
+        stacked = nodes.add("Transpose", split, name="qkv_stacked", perm=[0, 2, 1, 3])
+        if dims.qk_norm:
+            sizes = nodes.constant("qkv_sizes", [dims.num_heads, dims.num_kv_heads, dims.num_kv_heads])
+            q, k, v = nodes.add_many(
+                "Split",
+                stacked,
+                sizes,
+                name="qkv_split",
+                outputs=[nodes.local(n) for n in ("q", "k", "v")],
+                axis=1,
+            )
+            q, k = (
+                self.norm(q, f"layers.{i}.q_norm", "q_normed"),
+                self.norm(k, f"layers.{i}.k_norm", "k_normed"),
+            )
+            return self.rotate(q, "q_rotated"), self.rotate(k, "k_rotated"), v
+        sizes = nodes.constant("qk_v_sizes", [dims.num_heads + dims.num_kv_heads, dims.num_kv_heads])
+        qk, v = nodes.add_many(
+            "Split", stacked, sizes, name="qkv_split", outputs=[nodes.local("qk"), nodes.local("v")], axis=1
+        )
+        sizes = nodes.constant("q_k_sizes", [dims.num_heads, dims.num_kv_heads])
+        rotated = self.rotate(qk, "qk_rotated")
+        q, k = nodes.add_many(
+            "Split", rotated, sizes, name="qk_split", outputs=[nodes.local("q"), nodes.local("k")], axis=1
+        )
+        return q, k, v
+
+    def rotate(self, x: str, name: str) -> str:
+        return (
+            plain.rotate(self.nodes, x, name)
+            if self.delta
+            else self.nodes.add("RotaryEmbedding", x, "cos", "sin", name=name)
+        )
+
+    def mlp(self, i: int, x: str) -> str:
+        nodes, dims = self.nodes, self.dims
+        packed = self.linear(x, f"layers.{i}.gate_up", "gate_up", dims.mlp_bias)
+        sizes = nodes.constant("gate_up_sizes", [dims.intermediate_size] * 2)
+        gate, up = nodes.add_many(
+            "Split",
+            packed,
+            sizes,
+            name="gate_up_split",
+            outputs=[nodes.local("gate"), nodes.local("up")],
+            axis=-1,
+        )
+        silu = nodes.add("Mul", gate, nodes.add("Sigmoid", gate, name="gate_sigmoid"), name="gate_silu")
+        return self.linear(
+            nodes.add("Mul", silu, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
+        )
+
+    def linear(self, x: str, weight: str, name: str, bias: bool) -> str:
+        product = self.product(
+            x, f"{weight}.weight", name, self.spec.quantization.linear if self.spec.quantization else None
+        )
+        return self.nodes.add("Add", product, f"{weight}.bias", name=f"{name}_biased") if bias else product
+
+    def product(self, x: str, weight: str, name: str, codec: Codec | None) -> str:
+        if codec is None:
+            return self.nodes.add("MatMul", x, weight, name=name)
+        if self.spec.quantization is not None and self.spec.quantization.is_integer:
+            return integer.integer_product(self.nodes, x, weight, name)
+        return integer.dequantized(self.nodes, x, weight, codec, name)
+
+    def norm(self, x: str, module: str, name: str) -> str:
+        """RMS norm over the last axis, always computed in fp32."""
+        if not self.half:
+            return self.norm_f32(x, f"{module}.weight", name)
+        wide = self.nodes.add("Cast", x, name=f"{name}_in", to=TensorProto.FLOAT)
+        normed = self.norm_f32(wide, f"{module}.weight", f"{name}_f32")
+        return self.nodes.add("Cast", normed, name=name, to=ONNX_DTYPES[self.spec.precision])
+
+    def norm_f32(self, x: str, scale: str, name: str) -> str:
+        epsilon = self.dims.rms_norm_eps
+        if self.delta:
+            return plain.rms_norm(self.nodes, x, scale, name, epsilon)
+        return self.nodes.add("RMSNormalization", x, scale, name=name, epsilon=epsilon)
+
+    # --- the head: wanted rows only, confidences in fp32 ---
+
+    def write_tail(self, hidden: str) -> None:
+        nodes, dims, spec = self.nodes, self.dims, self.spec
+        index = nodes.add(
+            "Unsqueeze", "output_index", nodes.constant("axis_2", [2]), name="output_index_column"
+        )
+        wanted = nodes.add("GatherND", hidden, index, name="wanted", batch_dims=1)  # [b, o, hidden]
+        normed = self.norm(wanted, "norm", "wanted_normed")
+        flat = nodes.add(
+            "Reshape", normed, nodes.constant("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT
+        )
+        codec = spec.quantization.table(spec.quantization.head) if spec.quantization else None
+        if codec is None:
+            table = "embed_tokens.weight" if shares_table(dims, spec.quantization) else "lm_head.weight"
+            raw = nodes.add("Gemm", flat, table, name=HEAD_PRODUCT, transB=1)
+        else:
+            raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
+        if self.half:
+            raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
+        like = nodes.add("Shape", "output_index", name="output_shape")
+        full = nodes.add(
+            "Concat", like, nodes.constant("vocab", [dims.vocab_size]), name="logits_shape", axis=0
+        )
+        rows = nodes.add("Reshape", raw, full, name="logits_rows")
+        never = np.zeros(dims.vocab_size, np.float32)
+        never[spec.mask_token_id] = NEVER
+        # Added behind the Reshape: ONNX Runtime would make a Gemm of MatMul and Add, and then decode the whole table in every step.
+        bias = nodes.constant("mask_token_bias", never, np.float32)
+        logits = nodes.add("Add", rows, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
+        last = nodes.constant("last_axis", [-1])
+        nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
+        top = nodes.add("ReduceMax", logits, last, name="top_logit", keepdims=1)
+        shifted = nodes.add("Sub", logits, top, name="shifted")
+        weights = nodes.add("Exp", shifted, name="weights")
+        total = nodes.add("ReduceSum", weights, last, name="partition", keepdims=0)
+        nodes.add("Reciprocal", total, name="confidence_node", output="confidence")
+        if spec.metrics:
+            self.write_metrics(logits, shifted, weights, total)
+
+    def write_metrics(self, logits: str, shifted: str, weights: str, total: str) -> None:
+        nodes, last = self.nodes, "last_axis"
+        best, _ = nodes.add_many(
+            "TopK",
+            logits,
+            nodes.constant("two", [2]),
+            name="top2",
+            outputs=["top2_logits", "top2_ids"],
+            axis=-1,
+        )
+        first, second = nodes.add_many(
+            "Split",
+            best,
+            nodes.constant("ones", [1, 1]),
+            name="top2_split",
+            outputs=["top1", "top2"],
+            axis=-1,
+        )
+        ratio = nodes.add("Exp", nodes.add("Sub", second, first, name="top_gap"), name="top_ratio_1")
+        ratio = nodes.add("Squeeze", ratio, last, name="top_ratio")
+        share = nodes.add("Sub", nodes.constant("one_f32", 1.0, np.float32), ratio, name="top_share")
+        nodes.add("Mul", "confidence", share, name="margin_node", output="margin")
+        expected = nodes.add(
+            "ReduceSum",
+            nodes.add("Mul", weights, shifted, name="weighted"),
+            last,
+            name="weighted_sum",
+            keepdims=0,
+        )
+        mean = nodes.add("Div", expected, total, name="mean_shifted")
+        nodes.add(
+            "Sub", nodes.add("Log", total, name="log_partition"), mean, name="entropy_node", output="entropy"
+        )
+
+    # --- the contract ---
+
+    def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
+        shape, is_new = self.spec.shape, self.delta and prefix == "present"
+        batch, entries = (
+            (shape.batch, shape.slots if is_new else shape.capacity)
+            if shape
+            else ("batch", "slots" if is_new else "capacity")
+        )
+        cache = [batch, self.dims.num_kv_heads, entries, self.dims.head_dim]
+        dtype = ONNX_DTYPES[self.spec.precision]
+        names = [f"{prefix}.{i}.{kind}" for i in range(self.dims.num_layers) for kind in ("key", "value")]
+        return [helper.make_tensor_value_info(name, dtype, cache) for name in names]
+
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        shape = self.spec.shape
+        batch, slots, outputs = (
+            (shape.batch, shape.slots, shape.outputs) if shape else ("batch", "slots", "outputs")
+        )
+        rows = [("input_ids", [batch, slots]), ("kv_length", [batch]), ("output_index", [batch, outputs])]
+        return [helper.make_tensor_value_info(n, TensorProto.INT64, s) for n, s in rows] + self.cache_infos(
+            "past_key_values"
+        )
+
+    def outputs(self) -> list[onnx.ValueInfoProto]:
+        shape, spec = self.spec.shape, self.spec
+        rows = [shape.batch, shape.outputs] if shape else ["batch", "outputs"]
+        infos = [helper.make_tensor_value_info("token_ids", TensorProto.INT64, rows)]
+        names = ["confidence"] + (["margin", "entropy"] if spec.metrics else [])
+        infos += [helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in names]
+        if spec.logits:
+            infos.append(
+                helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*rows, self.dims.vocab_size])
+            )
+        return infos + self.cache_infos("present")

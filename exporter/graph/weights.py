@@ -1,0 +1,339 @@
+"""The weights file of a bundle: every tensor laid out for the graph, streamed from the checkpoint into one external data file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from ...runtime.errors import ExportError
+from ..checkpoint.compressed import PackedTensors
+from ..checkpoint.family import Dims
+from ..checkpoint.tensors import Tensors, check_finite, chunks, largest
+from ..codes import Codec, Encoded, Quantization, pack
+from .hashed import HashedFile
+
+ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
+ONNX_DTYPES = {
+    "float32": onnx.TensorProto.FLOAT,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "int8": onnx.TensorProto.INT8,
+    "uint8": onnx.TensorProto.UINT8,
+    "int4": onnx.TensorProto.INT4,
+    "uint4": onnx.TensorProto.UINT4,
+}
+ENCODED_AT_ONCE = (
+    1 << 18
+)  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
+TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: few enough for a processor's cache
+WORKERS = min(4, os.cpu_count() or 1)
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+LONGEST_LIST = 12  # tensors named in one message
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the last axis.
+
+    With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and `{name}_zero_point`).
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    transpose: bool
+    dtype: str
+    codec: Codec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a weight lies in the weights file; `offset` and `length` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+    def initializer(self, location: str) -> onnx.TensorProto:
+        """A TensorProto that refers to the weights file by its name `location`."""
+        tensor = onnx.TensorProto(name=self.name, data_type=ONNX_DTYPES[self.dtype], dims=self.shape)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (
+            ("location", location),
+            ("offset", str(self.offset)),
+            ("length", str(self.length)),
+        ):
+            tensor.external_data.add(key=key, value=value)
+        return tensor
+
+
+def recipes(dims: Dims, precision: str, quantization: Quantization | None = None) -> Iterator[Recipe]:
+    """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
+    codec = quantization.linear if quantization else None
+    embedding = quantization.table(quantization.embedding) if quantization else None
+    yield Recipe(
+        "embed_tokens.weight", ("model.embed_tokens.weight",), embedding is not None, precision, embedding
+    )
+    for i in range(dims.num_layers):
+        source, name = f"model.layers.{i}", f"layers.{i}"
+        yield Recipe(f"{name}.input_norm.weight", (f"{source}.input_layernorm.weight",), False, "float32")
+        yield from _linear(
+            f"{name}.qkv", [f"{source}.self_attn.{p}_proj" for p in "qkv"], dims.qkv_bias, precision, codec
+        )
+        if dims.qk_norm:
+            yield Recipe(f"{name}.q_norm.weight", (f"{source}.self_attn.q_norm.weight",), False, "float32")
+            yield Recipe(f"{name}.k_norm.weight", (f"{source}.self_attn.k_norm.weight",), False, "float32")
+        yield from _linear(
+            f"{name}.attention_output", [f"{source}.self_attn.o_proj"], dims.output_bias, precision, codec
+        )
+        yield Recipe(
+            f"{name}.post_norm.weight", (f"{source}.post_attention_layernorm.weight",), False, "float32"
+        )
+        yield from _linear(
+            f"{name}.gate_up",
+            [f"{source}.mlp.gate_proj", f"{source}.mlp.up_proj"],
+            dims.mlp_bias,
+            precision,
+            codec,
+        )
+        yield from _linear(f"{name}.down", [f"{source}.mlp.down_proj"], dims.mlp_bias, precision, codec)
+    yield Recipe("norm.weight", ("model.norm.weight",), False, "float32")
+    if not shares_table(dims, quantization):
+        head = quantization.table(quantization.head) if quantization else None
+        source = "model.embed_tokens.weight" if dims.tied else "lm_head.weight"
+        yield Recipe("lm_head.weight", (source,), head is not None, precision, head)
+
+
+def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
+    """Whether lm_head and the embedding are the same bytes of the weights file.
+
+    Codes have two names there, `embed_tokens.weight` and `lm_head.weight`: ONNX Runtime 1.31 does not fuse
+    DequantizeLinear and MatMul of an initializer that another node reads too, and would decode the whole table in every step.
+    """
+    return dims.tied and (quantization is None or quantization.head == quantization.embedding)
+
+
+def _linear(
+    name: str, sources: list[str], bias: bool, precision: str, codec: Codec | None
+) -> Iterator[Recipe]:
+    yield Recipe(f"{name}.weight", tuple(f"{s}.weight" for s in sources), True, precision, codec)
+    if bias:
+        yield Recipe(f"{name}.bias", tuple(f"{s}.bias" for s in sources), False, precision)
+
+
+def write_weights(
+    file: HashedFile,
+    tensors: Tensors,
+    dims: Dims,
+    precision: str,
+    quantization: Quantization | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Placed]:
+    """Stream every weight to `file`; `progress` is called with the bytes just written.
+
+    Memory stays at about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and
+    ExportError, naming every such tensor, for weights beyond the range of `precision`.
+    """
+    placed = {}
+    for recipe in recipes(dims, precision, quantization):
+        try:
+            entries = (
+                _write(file, recipe, tensors)
+                if recipe.codec is None
+                else _write_coded(file, recipe, recipe.codec, tensors)
+            )
+        except OverflowError:
+            raise ExportError(
+                _beyond_range(tensors, recipes(dims, precision, quantization), precision)
+            ) from None
+        for entry in entries:
+            placed[entry.name] = entry
+            if progress is not None:
+                progress(entry.length)
+    if (
+        quantization is not None
+        and quantization.table(quantization.head) is not None
+        and shares_table(dims, quantization)
+    ):
+        aliases = [
+            replace(entry, name=name.replace("embed_tokens", "lm_head"))
+            for name, entry in placed.items()
+            if "embed_tokens" in name
+        ]
+        placed |= {alias.name: alias for alias in aliases}
+    return placed
+
+
+def total_bytes(
+    shapes: Mapping[str, tuple[int, ...]],
+    dims: Dims,
+    precision: str,
+    quantization: Quantization | None = None,
+) -> int:
+    """Bytes of weight data that `write_weights` will write, padding left out."""
+    return sum(
+        _bytes(recipe, shapes[source])
+        for recipe in recipes(dims, precision, quantization)
+        for source in recipe.sources
+    )
+
+
+def _bytes(recipe: Recipe, shape: tuple[int, ...]) -> int:
+    count, width, codec = (
+        int(np.prod(shape, dtype=np.int64)),
+        NUMPY_DTYPES[recipe.dtype].itemsize,
+        recipe.codec,
+    )
+    if codec is None:
+        return count * width
+    scales = shape[0] * codec.num_blocks(shape[1])
+    bits = 4 if codec.kind == "int4" else 8
+    return (count * bits + 7) // 8 + scales * width + (0 if codec.symmetric else (scales * bits + 7) // 8)
+
+
+def _align(file: HashedFile) -> int:
+    file.write(b"\0" * (-file.tell() % ALIGNMENT))
+    return file.tell()
+
+
+def _read(recipe: Recipe, source: str, tensors: Tensors) -> np.ndarray:
+    part = tensors.read(source)
+    most = largest(part)
+    if not most <= _limit(NUMPY_DTYPES[recipe.dtype]):
+        check_finite(source, part)
+        raise OverflowError(source)
+    return part
+
+
+def _write(file: HashedFile, recipe: Recipe, tensors: Tensors) -> list[Placed]:
+    offset, dtype = _align(file), NUMPY_DTYPES[recipe.dtype]
+    parts = [_read(recipe, source, tensors) for source in recipe.sources]
+    if recipe.transpose:
+        shape: tuple[int, ...] = (parts[0].shape[1], sum(part.shape[0] for part in parts))
+        file.write(_transposed(parts, shape, dtype).view(np.uint8).data)
+    else:
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        for part in parts:
+            for rows in chunks(part):
+                file.write(np.ascontiguousarray(rows, dtype).view(np.uint8).data)
+    return [Placed(recipe.name, recipe.dtype, shape, offset, file.tell() - offset)]
+
+
+def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The parts' columns side by side. By torch, which converts bfloat16 several times faster than numpy does."""
+    import torch  # not at the top: who adds an engine to a bundle reads names from here, and may have no torch
+
+    packed = np.empty(shape, dtype)
+    target, start = _as_torch(torch, packed), 0
+    for part in parts:
+        source = _as_torch(torch, part)
+
+        def place(at: int, rows: np.ndarray, source: Any = source, start: int = start) -> None:
+            target[:, start + at : start + at + len(rows)].copy_(source[at : at + len(rows)].T)
+
+        _in_threads(part, TRANSPOSED_AT_ONCE, place)
+        start += part.shape[0]
+    return packed
+
+
+def _as_torch(torch: Any, array: np.ndarray) -> Any:
+    """The same memory as a tensor; numpy's bfloat16 is a type that torch does not know."""
+    with warnings.catch_warnings(action="ignore"):  # a mapped file cannot be written to, and nobody tries
+        if array.dtype == NUMPY_DTYPES["bfloat16"]:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+
+def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
+    """Codes [in, out], then scales [blocks, out] (or [out], for one scale a channel), then zero points like the scales."""
+    sizes = [tensors.shapes[source] for source in recipe.sources]
+    inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
+    blocks, dtype, width = (
+        codec.num_blocks(inputs),
+        NUMPY_DTYPES[recipe.dtype],
+        np.int8 if codec.symmetric else np.uint8,
+    )
+    codes, scales, zeros = (
+        np.empty((inputs, outputs), width),
+        np.empty((blocks, outputs), dtype),
+        np.empty((blocks, outputs), np.uint8),
+    )
+    start = 0
+
+    def place(encoded: Encoded, start: int) -> None:
+        to = slice(start, start + len(encoded.codes))
+        codes[:, to] = encoded.codes.reshape(len(encoded.codes), inputs).T
+        scales[:, to] = encoded.scales.T
+        if encoded.zeros is not None:
+            zeros[:, to] = encoded.zeros.T
+
+    for source, size in zip(recipe.sources, sizes, strict=True):
+        if isinstance(tensors, PackedTensors) and tensors.holds(source, codec):
+            place(
+                tensors.encoded(source, dtype), start
+            )  # codes that the checkpoint has already are kept as they are
+        else:
+
+            def encode(at: int, rows: np.ndarray, start: int = start) -> None:
+                place(codec.encode(rows, dtype), start + at)
+
+            _in_threads(_read(recipe, source, tensors), ENCODED_AT_ONCE, encode)
+        start += size[0]
+    shape = (outputs,) if codec.block_size is None else (blocks, outputs)
+    made = [
+        ("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)),
+        ("_scale", recipe.dtype, shape, scales.tobytes()),
+    ]
+    if not codec.symmetric:
+        made.append(("_zero_point", codec.dtype, shape, pack(zeros, codec.dtype)))
+    placed = []
+    for suffix, kind, dims, data in made:
+        offset = _align(file)
+        file.write(data)
+        placed.append(Placed(recipe.name + suffix, kind, dims, offset, len(data)))
+    return placed
+
+
+def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], None]) -> None:
+    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter go while it computes."""
+    blocks = list(chunks(part, limit))
+    with ThreadPoolExecutor(WORKERS) as pool:
+        # list() waits for all and raises what one of them raised.
+        list(pool.map(work, accumulate((len(rows) for rows in blocks[:-1]), initial=0), blocks))
+
+
+def _limit(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -> str:
+    """What to say when one weight overflows: every one that does, and what to do."""
+    found: dict[str, float] = {}
+    for recipe in weights:
+        limit = _limit(NUMPY_DTYPES[recipe.dtype])
+        found |= {
+            source: size for source in recipe.sources if (size := largest(tensors.read(source))) > limit
+        }
+    lines = [f"`{name}` reaches {size:.3g}" for name, size in found.items()]
+    shown = lines[:LONGEST_LIST] + (
+        [f"... and {len(lines) - LONGEST_LIST} more"] if len(lines) > LONGEST_LIST else []
+    )
+    limit = _limit(NUMPY_DTYPES[precision])
+    return (
+        f"{len(lines)} tensors go beyond {precision}'s {limit:.5g}; export with --precision bf16 or fp32:\n  "
+        + "\n  ".join(shown)
+    )

@@ -1,0 +1,185 @@
+"""jinja2 chat template -> table of turns, for runtimes without jinja2. A table is proven against the template, or there is none."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tokenizers import Tokenizer, models
+
+from ..runtime.bundle.turns import START, ChatTurns
+from ..runtime.errors import BundleError, CheckpointError, SessionError
+from ..runtime.text import Text
+from .checkpoint.vocabulary import Vocabulary
+
+# Tried in turn: all common roles, then without those that many templates treat specially.
+ROLE_SETS = (
+    ("system", "user", "assistant", "tool"),
+    ("system", "user", "assistant"),
+    ("user", "assistant"),
+    ("user",),
+)
+LONGEST_PATTERN = 4  # messages; every sequence of roles up to here is rendered
+NUM_RANDOM, LONGEST_RANDOM = 300, 10
+SPACED = "\u00a0 \n{}\t \n\u2028"
+STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+CONTENTS = (
+    "",
+    "a",
+    " ",
+    "\n",
+    "  x \n\n",
+    "é日本🙂\u0301",
+    "{{ x }} {% if %}",
+    "'\"\\n\\",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "\u2028\x85\u00a0",
+    "None",
+    "0",
+    "[]",
+    "\r\n",
+)
+
+Render = Callable[[Sequence[Mapping[str, str]]], str | None]
+
+
+def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
+    """The table that renders every conversation exactly as the chat template does, as far as it renders it at all.
+
+    None when there is no template, when it asks for the date, or when its text depends on more than neighbouring roles.
+    Raises CheckpointError when the template is not valid jinja2.
+    """
+    source = vocabulary.chat_template
+    if source is None:
+        return None
+    try:
+        text = Text(Tokenizer(models.BPE()), source, vocabulary.bos_token, vocabulary.eos_token)
+    except BundleError as error:
+        raise CheckpointError(
+            str(error).replace(
+                "export again with a corrected template", "correct chat_template and export again"
+            )
+        ) from error
+    if "strftime_now" in source:
+        return None
+    render = _rendering(text)
+    for roles in ROLE_SETS:
+        # Where an answer ends the conversation, templates may treat it as one that is still being written.
+        for ends in (roles, tuple(role for role in roles if role != "assistant")):
+            turns = _observed(render, roles, ends)
+            turns = turns and _with_trimmed(render, turns)
+            turns = turns and _with_reserved(render, turns, source)
+            if turns and _is_proven(render, turns, source):
+                return turns
+    return None
+
+
+def _rendering(text: Text) -> Render:
+    def render(messages: Sequence[Mapping[str, str]]) -> str | None:
+        try:
+            return text.render(messages)
+        except SessionError:
+            return None
+
+    return render
+
+
+def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> ChatTurns | None:
+    """What stands between contents that cannot be taken for anything else; None when it depends on more than the neighbours."""
+    between: dict[str, dict[str, str]] = {}
+    after: dict[str, str] = {}
+    patterns = [
+        p for n in range(1, LONGEST_PATTERN + 1) for p in itertools.product(roles, repeat=n) if p[-1] in ends
+    ]
+    for pattern in patterns:
+        contents = [f"q{i}mars{i}z" for i in range(len(pattern))]
+        text = render(_conversation(pattern, contents))
+        # A conversation that is refused, or whose contents do not all come out, is one that the table shall not tell.
+        if text is None or re.findall("|".join(contents), text) != contents:
+            continue
+        parts = re.split("|".join(contents), text)
+        for previous, role, part in zip((START, *pattern), pattern, parts, strict=False):
+            if between.setdefault(previous, {}).setdefault(role, part) != part:
+                return None
+        if after.setdefault(pattern[-1], parts[-1]) != parts[-1]:
+            return None
+    used = {START, *(role for nexts in between.values() for role in nexts)}
+    return ChatTurns(between, after) if used == {START, *roles} else None
+
+
+def _conversation(roles: Sequence[str], contents: Sequence[str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+
+
+def _patterns(turns: ChatTurns, longest: int) -> Iterator[tuple[str, ...]]:
+    """Every sequence of roles that the table renders, shortest first."""
+    front: list[tuple[str, ...]] = [()]
+    for _ in range(longest):
+        front = [(*p, role) for p in front for role in turns.between.get(p[-1] if p else START, {})]
+        yield from (p for p in front if p[-1] in turns.after)
+
+
+def _agrees(render: Render, turns: ChatTurns, conversations: Iterable[list[dict[str, str]]]) -> bool:
+    """Whether table and template agree wherever the table renders at all."""
+    return all((text := turns.render(c)) is None or text == render(c) for c in conversations)
+
+
+def _with(pattern: Sequence[str], role: str, content: str) -> list[dict[str, str]]:
+    return _conversation(pattern, [content if r == role else "plain" for r in pattern])
+
+
+def _with_trimmed(render: Render, turns: ChatTurns) -> ChatTurns | None:
+    for role in turns.between:
+        spaced = [_with(p, role, SPACED.format("x")) for p in _patterns(turns, 3) if role in p]
+        if not _agrees(render, turns, spaced):
+            turns = replace(turns, trimmed=(*turns.trimmed, role))
+            if not _agrees(render, turns, spaced):
+                return None
+    return turns
+
+
+def _with_reserved(render: Render, turns: ChatTurns, source: str) -> ChatTurns | None:
+    """Strings of the template that change what it does when a content holds them."""
+    patterns = list(_patterns(turns, 3))
+    for word in _literals(source):
+        contents = (f"a{word}b", f"{word}b", f"a{word}", f"a{word}b{word}c")
+        used = (_with(p, role, c) for p in patterns for role in dict.fromkeys(p) for c in contents)
+        if not _agrees(render, turns, used):
+            if len(word.strip()) < 3:
+                return None  # nobody could write a message without it
+            turns = replace(turns, reserved=(*turns.reserved, word))
+    return turns
+
+
+def _literals(source: str) -> list[str]:
+    found = []
+    for literal in STRING_LITERAL.findall(source):
+        try:
+            found.append(str(ast.literal_eval(literal.replace("\n", "\\n"))))
+        except (SyntaxError, ValueError):
+            found.append(literal[1:-1])
+    return sorted({word for word in found if word}, key=lambda word: (len(word), word))
+
+
+def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:
+    draw = random.Random(0)
+    pieces = [*CONTENTS, *_literals(source)]
+
+    def content() -> str:
+        return "".join(draw.choices(pieces, k=draw.randint(0, 3)))
+
+    def walk() -> list[str]:
+        roles = [START]
+        for _ in range(draw.randint(1, LONGEST_RANDOM)):
+            roles.append(draw.choice([*turns.between.get(roles[-1], ())] or [START]))
+        return roles[1:]
+
+    exact = [_conversation(p, [content() for _ in p]) for p in _patterns(turns, LONGEST_PATTERN)]
+    longer = [_conversation(p, [content() for _ in p]) for p in (walk() for _ in range(NUM_RANDOM))]
+    return bool(exact) and _agrees(render, turns, exact + longer)

@@ -1,0 +1,1 @@
+"""What lies on disk: the manifest and the files it vouches for. Knows no device and no tokens."""

@@ -1,0 +1,132 @@
+"""Calibrated settings kept in a bundle: found, checked against what is running, stored, removed. Knows no task and no statistics."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import SessionError
+from .manifest import Bundle, Manifest, Profile, Variant, open_bundle, write_manifest
+
+
+def sha256_of(manifest: Manifest, file: str | None) -> str | None:
+    """The hash that the manifest lists for one of its files."""
+    return next((entry.sha256 for entry in manifest.files if entry.path == file), None)
+
+
+def find(bundle: Bundle, variant: Variant, name: str) -> Profile:
+    """The profile `name` for the variant that runs. Raises SessionError where there is none, or only a stale one, with the remedy."""
+    named = [p for p in bundle.manifest.profiles if p.name == name]
+    if not named:
+        raise _unknown(bundle.path, bundle.manifest, name)
+    profile = next((p for p in named if p.variant == variant.name), named[0])
+    if reasons := staleness(bundle.manifest, variant, profile):
+        raise SessionError(
+            f"profile `{name}` is stale: {'; '.join(reasons)}. Renew it with:\n  {renewal(bundle.path, profile)}"
+        )
+    return profile
+
+
+def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[str]:
+    """Why a profile says nothing about `variant` of this bundle; empty for a valid one."""
+    if profile.variant != variant.name:
+        return [f"it was calibrated on variant {profile.variant}, {variant.name} is running"]
+    reasons = []
+    if profile.variant_sha256 != sha256_of(manifest, variant.file):
+        reasons.append(f"the graph {variant.file} is not the one it was calibrated on")
+    if profile.weights_sha256 is not None and profile.weights_sha256 != sha256_of(manifest, variant.weights):
+        reasons.append("the weights are not those it was calibrated on")
+    if profile.precision is not None and profile.precision != variant.precision:
+        reasons.append(f"it was calibrated in {profile.precision}, {variant.precision} is running")
+    if profile.accuracy_level != variant.accuracy_level:
+        reasons.append(
+            f"it was calibrated at accuracy level {profile.accuracy_level}, {variant.accuracy_level} is running"
+        )
+    return reasons
+
+
+def renewal(bundle: Path, profile: Profile) -> str:
+    """The command that calibrates the same profile again; the task is named as it was given, without its folder."""
+    task, drop = profile.evidence.get("task", "TASK.jsonl"), profile.evidence.get("max_drop", 0.02)
+    words = [
+        "mars-export",
+        "calibrate",
+        str(bundle),
+        "--task",
+        str(task),
+        "--max-drop",
+        str(drop),
+        "--name",
+        profile.name,
+    ]
+    return shlex.join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A profile with its state: empty `stale` means that it may be used."""
+
+    profile: Profile
+    stale: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self.profile) | {"stale": list(self.stale)}
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Name, tau, metric, variant, rows, bound, date and state, as text."""
+        p, evidence = self.profile, self.profile.evidence
+        known = (str(evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
+        return (
+            p.name,
+            f"{p.tau:g}",
+            p.metric,
+            p.variant,
+            *known,
+            f"stale: {'; '.join(self.stale)}" if self.stale else "good",
+        )
+
+
+def described(path: str | Path, name: str | None = None) -> list[Described]:
+    """The profiles of the bundle at `path`, or those named `name`, each against the variant that it names."""
+    bundle = open_bundle(path)
+    wanted = [p for p in bundle.manifest.profiles if name in (None, p.name)]
+    if name is not None and not wanted:
+        raise _unknown(bundle.path, bundle.manifest, name)
+    return [Described(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p))) for p in wanted]
+
+
+def store(path: str | Path, profile: Profile) -> None:
+    """Put a profile into the bundle at `path`, in place of one of the same name for the same variant."""
+    manifest = open_bundle(path).manifest
+    others = tuple(p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
+    # Optional fields of the present format are written, so it is named.
+    changed = replace(
+        manifest, profiles=(*others, profile), format_version=_at_least(manifest.format_version)
+    )
+    write_manifest(Path(path).expanduser(), changed)
+
+
+def remove(path: str | Path, name: str) -> int:
+    """Take a profile out of the bundle, for every variant that has it; returns how many there were."""
+    manifest = open_bundle(path).manifest
+    kept = tuple(p for p in manifest.profiles if p.name != name)
+    if len(kept) == len(manifest.profiles):
+        raise _unknown(path, manifest, name)
+    write_manifest(Path(path).expanduser(), replace(manifest, profiles=kept))
+    return len(manifest.profiles) - len(kept)
+
+
+def _unknown(path: str | Path, manifest: Manifest, name: str) -> SessionError:
+    known = ", ".join(sorted({p.name for p in manifest.profiles})) or "none"
+    return SessionError(
+        f"{path}: no profile `{name}` (there are: {known}); `mars-export calibrate` makes one"
+    )
+
+
+def _at_least(version: str) -> str:
+    """`version`, or the minor version that these fields came with."""
+    minor = version.partition(".")[2]
+    return version if minor.isdecimal() and int(minor) >= 1 else "1.1"

@@ -1,0 +1,81 @@
+"""What the decoding loop asks of a device: KV rows and one forward. Each backend is one file that implements this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+GROWTH = 128  # entries: capacity grows in multiples of this
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Predictions of one step, all [rows, outputs]: token_ids int64, the confidences float32; logits float32 [rows, outputs, vocab]."""
+
+    token_ids: np.ndarray
+    confidence: np.ndarray
+    margin: np.ndarray | None = None
+    entropy: np.ndarray | None = None
+    logits: np.ndarray | None = None
+
+
+class Cache(Protocol):
+    """KV memory of some rows. Rows are contiguous, so that a step can run on any run of neighbours."""
+
+    @property
+    def capacity(self) -> int:
+        """Entries that each row can hold now."""
+        ...
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for at least `capacity` entries a row, keeping what is there."""
+        ...
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` entries of row `source` over row `target`."""
+        ...
+
+
+class Backend(Protocol):
+    """A variant of a bundle, loaded on a device."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the prediction outputs of the graph."""
+        ...
+
+    @property
+    def max_slots(self) -> int | None:
+        """Most slots of one step, None for no limit."""
+        ...
+
+    @property
+    def max_capacity(self) -> int:
+        """Most entries a row can ever hold."""
+        ...
+
+    def new_cache(self, num_rows: int) -> Cache: ...
+
+    def step(
+        self,
+        cache: Cache,
+        first: int,
+        input_ids: np.ndarray,
+        kv_length: np.ndarray,
+        output_index: np.ndarray,
+        want_logits: bool,
+    ) -> StepOutput:
+        """Run one forward on the cache rows first, first + 1, ...
+
+        input_ids int64 [rows, slots], kv_length int64 [rows], output_index int64 [rows, outputs]. Writes KV entries
+        kv_length .. kv_length + slots - 1 of each row; the caller has reserved them.
+        """
+        ...
+
+
+def bucket(needed: int, present: int) -> int:
+    """The capacity to grow to from `present` when `needed` entries are wanted: at least a quarter more, in steps of GROWTH."""
+    target = max(needed, present + present // 4)
+    return -(-target // GROWTH) * GROWTH

@@ -1,0 +1,88 @@
+"""What a step costs here by its size, as a small measured table. Knows the device through its backend only, and nothing of acceptance."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from time import perf_counter
+
+import numpy as np
+
+from .backend import Backend
+
+ROUNDS = 5  # over all sizes, so that what else the machine does falls on all of them
+ENOUGH = 1.0  # seconds: no further round begins after them; a large model is measured once
+BEHIND = 64  # KV entries before the measured slots
+MOST_POINTS = 64
+MOST_POSITIONS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a step by its positions, which are rows x slots: on a CPU, 8 rows of 4 slots cost what one row of 32 does.
+
+    `points` are (positions, seconds), both above 0, the positions rising. Between two points the cost is linear, beyond the last
+    it goes on with the last slope. Where a larger step took less, the smaller one was held up: it counts as no dearer. Raises ValueError
+    for other points.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        sizes, seconds = [p for p, _ in self.points], [s for _, s in self.points]
+        rising = all(a < b for a, b in pairwise(sizes))
+        if not (
+            0 < len(sizes) <= MOST_POINTS
+            and sizes[0] >= 1
+            and sizes[-1] <= MOST_POSITIONS
+            and rising
+            and all(0 < s < 1e6 for s in seconds)
+        ):
+            raise ValueError("a cost table needs rising positions and seconds above 0")
+        at_most = list(accumulate(reversed(seconds), min))[::-1]
+        object.__setattr__(self, "points", tuple(zip(sizes, at_most, strict=True)))
+
+    def of(self, positions: float) -> float:
+        """Seconds of a step of so many positions; a mean may be no whole number."""
+        points = self.points
+        if positions <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        i = min(bisect_left(points, positions, key=lambda p: p[0]), len(points) - 1)
+        (low, cheap), (high, dear) = points[i - 1], points[i]
+        return cheap + (dear - cheap) * ((positions - low) / (high - low))
+
+
+def measure(backend: Backend, block: int, mask_id: int, clock: Callable[[], float] = perf_counter) -> Cost:
+    """Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds.
+
+    Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up.
+    """
+    most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
+    # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but the first.
+    sizes = sorted(
+        {n for n in (*(2**i for i in range(block.bit_length())), block, 2 * block - 1, most) if n <= most}
+    )
+    behind = min(BEHIND, backend.max_capacity - most)
+    cache = backend.new_cache(1)
+    cache.reserve(behind + most)
+    length = np.array([behind], np.int64)
+
+    def timed(slots: int) -> float:
+        # A real step asks for the outputs of its last known token and its masks, so for a block at most.
+        wanted = np.arange(max(0, slots - block), slots, dtype=np.int64)[None]
+        ids = np.full((1, slots), mask_id, np.int64)
+        begun = clock()
+        backend.step(cache, 0, ids, length, wanted, False)
+        return clock() - begun
+
+    for slots in sizes:
+        timed(slots)
+    begun = clock()
+    seconds = {slots: timed(slots) for slots in sizes}
+    for _ in range(ROUNDS - 1):
+        if clock() - begun > ENOUGH:
+            break
+        seconds = {slots: min(before, timed(slots)) for slots, before in seconds.items()}
+    return Cost(tuple((slots, max(s, 1e-9)) for slots, s in seconds.items()))

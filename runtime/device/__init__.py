@@ -1,0 +1,1 @@
+"""One file per library that can run a step."""

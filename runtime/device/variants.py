@@ -1,0 +1,116 @@
+"""Which variant of a bundle runs on this machine, and why each other one does not. Knows what is here, opens nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..bundle.engine_info import this_platform
+from ..bundle.manifest import Bundle, Variant
+from ..errors import SessionError
+from .ort import KV_DTYPES, NO_KERNELS
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu` says why there is none.
+
+    `tensorrt`: backend -> version of what is installed. `platform` such as `linux-x86_64`.
+    """
+
+    platform: str
+    tensorrt: dict[str, str]
+    gpu: str = ""
+    gpu_name: str = ""
+    driver: str = ""
+    no_gpu: str = ""
+
+
+def look_around() -> Here:
+    """Ask the machine. Loads TensorRT and CUDA libraries where they are installed."""
+    from .cuda import find_gpu
+    from .trt_engine import EXTRAS, installed_version
+
+    versions = {backend: found for backend in EXTRAS if (found := installed_version(backend)) is not None}
+    system = this_platform()
+    gpu = find_gpu()
+    if isinstance(gpu, str):
+        return Here(system, versions, no_gpu=gpu)
+    return Here(system, versions, gpu.capability, gpu.name, gpu.driver)
+
+
+def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
+    """Why `variant` does not run on `device` here; None if nothing is known against it. `here` is needed for engines only."""
+    if not variant.is_engine:
+        if variant.is_static:
+            return "its fixed shapes are for compilers; the session runs the dynamic graph"
+        return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
+    if device != "cuda":
+        return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"
+    assert here is not None
+    reasons = _engine_obstacles(variant, here)
+    return "; ".join(reasons) or None
+
+
+def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
+    from .trt_engine import EXTRAS
+
+    info = variant.engine
+    if info is None or variant.capacity is None:
+        return ["the manifest does not say what it was built for; build it again with `mars-export trt`"]
+    reasons = []
+    if info.platform != here.platform:
+        reasons.append(f"built on {info.platform}, this is {here.platform}; build it here")
+    installed = here.tensorrt.get(variant.backend)
+    if installed is None:
+        reasons.append(
+            f"{variant.backend} {info.version} is not installed; pip install 'mars-export[{EXTRAS[variant.backend]}]'"
+        )
+    elif installed != info.version:
+        reasons.append(
+            f"built with {variant.backend} {info.version}, {installed} is installed; build it again or install {info.version}"
+        )
+    if here.no_gpu:
+        return [*reasons, here.no_gpu]
+    if here.gpu not in info.compute_capabilities:
+        reasons.append(
+            f"built for {', '.join(info.compute_capabilities)}, this GPU is a {here.gpu_name} ({here.gpu}); build it with --target host"
+        )
+    if info.cuda.isdecimal() and here.driver and int(here.driver.split(".")[0]) < int(info.cuda):
+        reasons.append(
+            f"its libraries are for CUDA {info.cuda}, this driver supports CUDA {here.driver}; update the driver"
+        )
+    return reasons
+
+
+def choose(bundle: Bundle, device: str, here: Here | None = None) -> Variant:
+    """The variant to open on `device`: an engine before a graph on a GPU, in the manifest's order.
+
+    Raises SessionError with the reason for each. A bundle with engines of which none fits is an error, not a slower graph.
+    """
+    if device not in DEVICES:
+        raise SessionError(f"unknown device `{device}` (known: {', '.join(DEVICES)})")
+    variants = bundle.manifest.variants
+    wanted = [v for v in variants if v.is_engine] if device == "cuda" else []
+    wanted = wanted or [v for v in variants if not v.is_engine]
+    if here is None and any(v.is_engine for v in wanted):
+        here = look_around()
+    reasons = {v.name: why_not(v, device, here) for v in wanted}
+    fitting = next((v for v in wanted if reasons[v.name] is None), None)
+    if fitting is not None:
+        return fitting
+    others = [v for v in variants if v not in wanted]
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()] + [
+        f"{v.name}: {_other(v, device)}" for v in others
+    ]
+    raise SessionError(f"{bundle.path}: no variant runs here on {device}:\n  " + "\n  ".join(lines))
+
+
+def _other(variant: Variant, device: str) -> str:
+    if variant.is_engine:
+        return why_not(variant, device, None) or ""
+    return (
+        why_not(variant, device, None)
+        or f"a graph for ONNX Runtime; give --variant {variant.name} to run it instead of an engine"
+    )

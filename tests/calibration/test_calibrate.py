@@ -1,0 +1,307 @@
+"""A whole calibration on a tiny bundle, from the shell's side too: choice, report, profile, interruption and bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.missing import need
+from support.tiny import Named
+from typer.testing import CliRunner
+
+from mars_export.calibration.rows import CalibrationOptions
+from mars_export.calibration.tau import bounds
+from mars_export.calibration.tau.run import Request, estimate, run
+from mars_export.cli import app
+from mars_export.runtime import CalibrationError, MarsError, Session
+from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+
+need("matplotlib", "calibrate")
+WORDS = (
+    "hello",
+    "the cat",
+    "one",
+    "in the end",
+    "an apple",
+    "er",
+    "on",
+    "a hat",
+    "thin air",
+    "then",
+    "he",
+    "ten",
+    "tan",
+    "none",
+    "a",
+    "the",
+)
+OPTIONS = CalibrationOptions(max_drop=0.4, taus=(0.999, 0.9, 0.5, 0.0), batch=4)
+
+
+def rows(**fields: Any) -> str:
+    """Any answer is right, unless `fields` say otherwise."""
+    common = {"answer": "", "metric": "contains", "max_new_tokens": 12} | fields
+    return "".join(
+        json.dumps({"messages": [{"role": "user", "content": word}], **common}) + "\n" for word in WORDS
+    )
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds: only the report's own test does it."""
+    if "report_folder" not in request.node.name:
+        monkeypatch.setattr(
+            "mars_export.calibration.tau.figure.save_png", lambda calibration, path: path.write_bytes(b"")
+        )
+        monkeypatch.setattr("mars_export.calibration.tau.figure.svg", lambda calibration: "<svg></svg>")
+
+
+@pytest.fixture
+def bundle(bundles: Named, tmp_path: Path) -> Path:
+    return shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
+
+
+@pytest.fixture
+def request_for(bundle: Path, tmp_path: Path) -> Callable[..., Request]:
+    (tmp_path / "words.jsonl").write_text(rows())
+    wanted = Request(bundle, str(tmp_path / "words.jsonl"), tmp_path / "out", threads=1, options=OPTIONS)
+    return lambda **changes: replace(wanted, **changes)
+
+
+def test_from_task_to_profile_to_answer(
+    request_for: Callable[..., Request], bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "others.jsonl").write_text(rows().replace('"content": "', '"content": "so '))
+    made = run(request_for(confirm=tmp_path / "others.jsonl"))
+    calibration = made.calibration
+    assert calibration.num_rows == len(WORDS)
+    assert calibration.speed_rows_same == calibration.speed_rows
+    assert [t.passed for t in calibration.tested] == [True] * 4
+    assert calibration.chosen is not None
+    assert made.confirmation is not None
+    assert "rows that the choice never saw" in str(made.confirmed)
+    config = Session.open(bundle, threads=1).profile("words")
+    assert config.tau == calibration.chosen.measured.tau
+    evidence = open_bundle(bundle, full=True).manifest.profiles[0].evidence
+    assert evidence["task"] == "words.jsonl"
+    assert str(tmp_path) not in json.dumps(dict(evidence))
+
+
+def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jsonl").write_text(rows(answer=None, metric="agreement"))
+    made = run(request_for(store=False)).calibration
+    passed = [t.passed for t in made.tested]
+    assert passed == [True] * (len(passed) - 1) + [False], "tau 0 cannot pass: nothing agrees there"
+    for t in made.tested:
+        assert t.drop == pytest.approx(1 - t.measured.agreement)
+        assert t.predicted.agreement == t.measured.agreement
+        assert t.passed == (t.p_value <= 0.05)
+    assert made.chosen == (made.tested[-2] if len(passed) > 1 else None)
+
+
+def test_the_report_folder(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> & more"))
+    made = run(request_for())
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["task"] == "words.jsonl"
+    assert (tmp_path / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<svg" in page
+    assert "<script" not in page
+    assert "currentColor" in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace(
+        "http://creativecommons.org", ""
+    ).replace("http://purl.org", "")
+    assert made.headline.partition(": ")[2][1:] in page
+
+
+def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    def stop_later(phase: str, done: int, _: int) -> None:
+        if phase == "probability 0.9" and done >= 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(request_for(), stop_later)
+    kept = len((tmp_path / "out" / "state.jsonl").read_text().splitlines())
+    assert not (tmp_path / "out" / "report.json").exists()
+    with pytest.raises(CalibrationError, match="--resume uses them"):
+        run(request_for())
+    work: dict[str, list[int]] = {}
+    run(request_for(resume=True), lambda phase, done, total: work.setdefault(phase, []).append(done))
+    assert work["record"] == [len(WORDS)]
+    assert work["probability 0.9"][0] == 8
+    assert len((tmp_path / "out" / "state.jsonl").read_text().splitlines()) > kept
+    again: dict[str, list[int]] = {}
+    bolder = replace(OPTIONS, max_drop=0.5)
+    run(
+        request_for(resume=True, name="bolder", options=bolder, store=False),
+        lambda phase, done, total: again.setdefault(phase, []).append(done),
+    )
+    assert again["record"] == again["probability 0.999"] == [len(WORDS)]
+
+
+def test_too_few_rows_leave_tau_at_one(request_for: Callable[..., Request], bundle: Path) -> None:
+    made = run(request_for(options=replace(OPTIONS, max_drop=0.02)))
+    assert made.calibration.tested == ()
+    assert f"{bounds.items_needed(0.02, 0.05)} are needed. tau stays 1" in made.calibration.notes[0]
+    assert Session.open(bundle, threads=1).profile("words").one_token
+
+
+def test_short_answers_cannot_be_helped(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text(rows(max_new_tokens=3))
+    made = run(request_for())
+    assert made.calibration.chosen is None
+    assert "tau cannot help" in made.calibration.notes[0]
+
+
+def test_three_metrics_share_the_error(request_for: Callable[..., Request]) -> None:
+    options = CalibrationOptions(max_drop=0.5, metrics=("probability", "margin", "entropy"), batch=8)
+    made = run(request_for(options=options)).calibration
+    assert options.level == pytest.approx(0.05 / 3)
+    assert {t.measured.metric for t in made.tested} == set(options.metrics)
+    for t in made.tested:
+        assert t.passed == (t.p_value <= 0.05 / 3)
+
+
+def test_prompts_that_do_not_fit_are_counted_and_reported(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jsonl").write_text(rows() + rows().splitlines()[0].replace("hello", "a " * 600) + "\n")
+    made = run(request_for())
+    assert made.calibration.too_long == (len(WORDS) + 1,)
+    assert any(
+        "left out, their prompts are longer than the context: 17" in note for note in made.calibration.notes
+    )
+    (tmp_path / "words.jsonl").write_text(rows().splitlines()[0].replace("hello", "a " * 600))
+    with pytest.raises(CalibrationError, match="every prompt is longer than the context of 512"):
+        run(request_for(force=True))
+
+
+def test_answers_that_fill_the_context_are_counted(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jsonl").write_text(
+        rows()
+        .splitlines()[0]
+        .replace("hello", "a" * 480)
+        .replace('"max_new_tokens": 12', '"max_new_tokens": 400')
+    )
+    made = run(request_for()).calibration
+    assert made.cut_short == 1 or made.answer_range[1] < 30
+
+
+def test_a_bundle_without_a_tokenizer_or_metrics(request_for: Callable[..., Request], bundle: Path) -> None:
+    manifest = open_bundle(bundle).manifest
+    write_manifest(bundle, replace(manifest, text=None))
+    with pytest.raises(CalibrationError, match="no tokenizer, and tasks are text"):
+        run(request_for())
+
+
+def test_a_confirmation_on_the_same_rows_is_refused(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    with pytest.raises(CalibrationError, match="16 prompts are also in the calibration rows"):
+        run(request_for(confirm=tmp_path / "words.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_drop": 0}, "max_drop must be between 0 and 1"),
+        ({"confidence": 1.0}, "confidence must be"),
+        ({"metrics": ("luck",)}, "metrics must be different ones"),
+        ({"metrics": ("margin", "margin")}, "metrics must be different ones"),
+        ({"metrics": ()}, "metrics must be different ones"),
+        ({"metrics": ("margin", "entropy"), "taus": (0.9,)}, "one metric only"),
+        ({"taus": (0.8, 0.9)}, "from safe to fast"),
+        ({"taus": (1.0, 0.9)}, "from safe to fast"),
+        ({"taus": (0.9, 0.9)}, "from safe to fast"),
+        ({"taus": (float("nan"),)}, "from safe to fast"),
+        ({"metrics": ("entropy",), "taus": (0.5, 0.2)}, "from safe to fast"),
+        ({"limit": 0, "batch": 0}, "limit must be 1 or more, not 0; batch must be"),
+    ],
+)
+def test_options_out_of_range(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        CalibrationOptions(**values)
+
+
+def test_an_estimate_writes_nothing(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    found = estimate(request_for())
+    assert found.num_rows == len(WORDS)
+    assert len(found.candidates) == 4
+    assert found.seconds > found.record_seconds > 0
+    assert dict(found.needed)[0.05] == bounds.items_needed(0.05, 0.05)
+    assert not (tmp_path / "out").exists()
+
+
+def shell(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_path: Path) -> None:
+    task, out = request_for().task, tmp_path / "out"
+    common = (
+        "calibrate",
+        bundle,
+        "--task",
+        task,
+        "--max-drop",
+        "0.4",
+        "--taus",
+        "0.999,0.5",
+        "--threads",
+        "1",
+        "--batch",
+        "8",
+        "-o",
+        out,
+    )
+    assert json.loads(shell(*common, "--dry-run", "--json").stdout)["num_rows"] == len(WORDS)
+    done = shell(*common)
+    assert done.exit_code == 0, done.output
+    assert "words.jsonl: tau" in done.output
+    assert "report.html" in done.output
+    assert json.loads(shell("profiles", "list", bundle, "--json").stdout)[0]["name"] == "words"
+    assert "good" in shell("profiles", "list", bundle).stdout
+    assert json.loads(shell("profiles", "show", bundle, "words", "--json").stdout)["stale"] == []
+    tau = open_bundle(bundle).manifest.profiles[0].tau
+    answer = shell("generate", bundle, "-p", "hello", "--profile", "words", "--max-new-tokens", "4", "--json")
+    assert json.loads(answer.stdout)["tau"] == tau
+    both = shell("generate", bundle, "-p", "hello", "--profile", "words", "--tau", "0.5")
+    assert "not both" in str(both.exception)
+    unknown = shell("generate", bundle, "-p", "hello", "--profile", "sums")
+    assert "(there are: words)" in str(unknown.exception)
+    assert shell("profiles", "remove", bundle, "words").exit_code == 0
+    assert "no profiles" in shell("profiles", "list", bundle).stdout
+    assert isinstance(shell("profiles", "remove", bundle, "words").exception, MarsError)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no rows"),
+        ('{"messages": [], "answer"', "line 1: not JSON"),
+        ('{"answer": "x"}', "missing field 'messages'"),
+        ('{"prompt": "x", "metric": "luck"}', "unknown metric 'luck' .known: exact_match"),
+        (
+            '{"prompt": "x", "metric": "exact_match"}',
+            "missing field 'answer', which metric exact_match needs",
+        ),
+    ],
+)
+def test_bad_task_files_are_refused_before_anything_is_decoded(
+    bundle: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(rows() * bool(content) + content)
+    done = shell("calibrate", bundle, "--task", tmp_path / "bad.jsonl", "-o", tmp_path / "out")
+    assert isinstance(done.exception, CalibrationError)
+    assert re.search(message.replace("line 1:", f"line {len(WORDS) + 1}:"), str(done.exception))
+    assert not (tmp_path / "out").exists()

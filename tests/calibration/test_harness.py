@@ -1,0 +1,140 @@
+"""lm-evaluation-harness: its generation settings and requests, and a local task end to end where it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.missing import need
+from support.tiny import Named
+
+from mars_export.calibration.harness import Answers
+from mars_export.runtime import CalibrationError, GenerationConfig, SessionError
+
+TASK = """\
+task: echo
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {rows}}}
+test_split: test
+output_type: {kind}
+doc_to_text: "{{{{text}}}}"
+doc_to_target: "{{{{answer}}}}"
+{rest}
+metadata: {{version: 1}}
+"""
+GENERATE = 'generation_kwargs: {until: ["\\n"], max_gen_toks: 6}\nmetric_list: [{metric: exact_match}]'
+CHOOSE = "doc_to_choice: ['a', 'b']\nmetric_list: [{metric: acc}]"
+
+
+@pytest.fixture(scope="module")
+def answers(bundles: Named) -> Answers:
+    return Answers.open(str(bundles("qwen2")), 0.5, None, None, 12, "cpu", 1, 2)
+
+
+def test_answers_are_those_of_the_session(answers: Answers) -> None:
+    contexts = ["hello", "the cat", "one two"]
+    texts = answers.answer([(context, {"until": []}) for context in contexts])
+    assert texts == [
+        answers.session.generate(context, GenerationConfig(tau=0.5, max_new_tokens=12)).text
+        for context in contexts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, {}),
+        ({"until": "\n"}, {"stop": ("\n",)}),
+        ({"until": ["\n", "", "Q:"], "max_gen_toks": 5}, {"stop": ("\n", "Q:"), "max_new_tokens": 5}),
+        ({"do_sample": False, "temperature": 0.0, "top_p": 0.5}, {}),
+        ({"temperature": 0.7, "top_p": 0.5, "seed": 3}, {"temperature": 0.7, "top_p": 0.5, "seed": 3}),
+    ],
+)
+def test_generation_settings(answers: Answers, settings: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert answers.settings(settings) == answers.config.with_values(**wanted)
+
+
+def test_what_is_not_known_or_does_not_fit_is_refused(answers: Answers, bundles: Named) -> None:
+    with pytest.raises(CalibrationError, match="does not know: num_beams"):
+        answers.settings({"num_beams": 4})
+    with pytest.raises(SessionError, match="this bundle's context holds 512"):
+        answers.answer([("a " * 600, {})])
+    with pytest.raises(CalibrationError, match="gen_prefix"):
+        answers.render([{"role": "user", "content": "x"}], add_generation_prompt=False)
+    with pytest.raises(CalibrationError, match="not both"):
+        Answers.open(str(bundles("qwen2")), 0.5, None, "sums", 12, "cpu", 1, 1)
+
+
+def test_the_chat_template_brings_its_own_special_tokens(bundles: Named) -> None:
+    answers = Answers.open(str(bundles("qwen2")), None, None, None, 12, "cpu", 1, 1)
+    messages = [{"role": "user", "content": "hello"}]
+    assert answers.encode(answers.render(messages, add_generation_prompt=True)) == answers.session.encode(
+        messages
+    )
+
+
+def evaluate(bundle: Path, directory: Path, kind: str, rest: str) -> subprocess.CompletedProcess[str]:
+    """Run the harness on a local task of two rows."""
+    need("lm_eval", "lm-eval")  # half a gigabyte: CI has it, people need not
+    rows = directory / "rows.jsonl"
+    rows.write_text(
+        "".join(
+            json.dumps({"text": text, "answer": 0 if kind == "multiple_choice" else "x"}) + "\n"
+            for text in ("hello", "the cat")
+        )
+    )
+    (directory / "echo.yaml").write_text(TASK.format(rows=rows, kind=kind, rest=rest))
+    command = [
+        sys.executable,
+        "-m",
+        "mars_export.calibration.lm_eval",
+        "--model",
+        "mars_export",
+        "--tasks",
+        "echo",
+    ]
+    command += [
+        "--model_args",
+        f"bundle={bundle},tau=0.5,threads=1",
+        "--include_path",
+        str(directory),
+        "--batch_size",
+        "2",
+    ]
+    command += ["--output_path", str(directory / "out"), "--log_samples"]
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(directory / "hf"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        env=os.environ | offline,
+        timeout=300,
+    )
+
+
+def test_a_local_task(bundles: Named, tmp_path: Path) -> None:
+    done = evaluate(bundles("qwen2"), tmp_path, "generate_until", GENERATE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (samples,) = (tmp_path / "out").rglob("samples_echo*.jsonl")
+    answers = Answers.open(str(bundles("qwen2")), 0.5, None, None, 6, "cpu", 1, 1)
+    for sample in map(json.loads, samples.read_text().splitlines()):
+        assert sample["resps"][0] == answers.answer([(sample["doc"]["text"], {"until": ["\n"]})])
+
+
+def test_multiple_choice_is_refused_with_the_reason(bundles: Named, tmp_path: Path) -> None:
+    done = evaluate(bundles("qwen2"), tmp_path, "multiple_choice", CHOOSE)
+    assert done.returncode != 0
+    assert "tau changes nothing there" in done.stderr

@@ -1,0 +1,225 @@
+"""One test for each way a checkpoint can be wrong, and what must be read from a right one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from support import tiny
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime.errors import CheckpointError, ExportError
+
+Named = Callable[[str], Path]
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def copied(checkpoints: Named, tmp_path: Path) -> Named:
+    """A checkpoint that a test may damage."""
+
+    def copy(name: str) -> Path:
+        return shutil.copytree(checkpoints(name), tmp_path / name)
+
+    return copy
+
+
+def refused(directory: Path, message: str, **arguments: Any) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(directory), **arguments)
+
+
+def change_weights(directory: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_no_such_place(tmp_path: Path) -> None:
+    refused(tmp_path / "nothing", "not a directory, a .gguf file or a hub id")
+    with pytest.raises(CheckpointError, match=r"no such file"):
+        open_checkpoint(str(tmp_path / "model.gguf"))
+
+
+def test_no_config(copied: Named) -> None:
+    directory = copied("llama")
+    (directory / "config.json").unlink()
+    refused(directory, "no config.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1, 2]", '"llama"', "[" * 100_000], ids=["empty", "cut", "list", "string", "deep"]
+)
+def test_unreadable_config(text: str, copied: Named) -> None:
+    directory = copied("llama")
+    (directory / "config.json").write_text(text)
+    refused(directory, "config.json: (not readable as JSON|a JSON object is expected)")
+
+
+def test_no_weights_is_never_random_weights(copied: Named) -> None:
+    directory = copied("llama")
+    (directory / "model.safetensors").unlink()
+    refused(directory, "no weights: neither model.safetensors nor model.safetensors.index.json")
+
+
+def test_pickle_only(copied: Named) -> None:
+    directory = copied("llama")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    refused(directory, r"only pickle weights \(pytorch_model.bin\).*safe_serialization=True")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, 0.999])
+def test_truncated(keep: float, copied: Named) -> None:
+    directory = copied("llama")
+    data = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").write_bytes(
+        data[: int(keep * len(data)) if isinstance(keep, float) else keep]
+    )
+    refused(directory, "truncated")
+
+
+def test_garbage_header(copied: Named) -> None:
+    path = copied("llama") / "model.safetensors"
+    path.write_bytes((16).to_bytes(8, "little") + b"\xff" * 1000)
+    refused(path.parent, "truncated or not a safetensors file")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        1,
+        {},
+        {"dtype": "F32", "shape": "ab", "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0]},
+        {"dtype": "F32", "shape": [1], "data_offsets": ["0", "4"]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0.5, 4.5]},
+        {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]},
+        {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]},
+    ],
+)
+def test_a_malformed_header_entry(entry: object, copied: Named) -> None:
+    directory = copied("llama")
+    header = json.dumps({"model.norm.weight": entry}).encode()
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    refused(directory, "`model.norm.weight`")
+
+
+def test_missing_shards_are_all_named(copied: Named) -> None:
+    directory = copied("llama-bias")
+    shards = sorted(directory.glob("model-*.safetensors"))
+    for shard in shards[1:3]:
+        shard.unlink()
+    refused(directory, f"2 of {len(shards)} shards are missing: {shards[1].name}, {shards[2].name}")
+
+
+def test_an_index_that_promises_too_much(copied: Named) -> None:
+    directory = copied("llama-bias")
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.extra.weight"] = next(iter(index["weight_map"].values()))
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(directory, "the index names tensors that their shards lack: model.extra.weight")
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {"model.norm.weight": 3}])
+def test_an_index_without_a_map(weight_map: object, copied: Named) -> None:
+    directory = copied("llama-bias")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    refused(directory, "no `weight_map`")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors"])
+def test_a_shard_name_that_leads_out_of_the_directory(name: str, copied: Named) -> None:
+    directory = copied("llama-bias")
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"model.norm.weight": name}})
+    )
+    refused(directory, f"shard names must be plain file names, not {name}")
+
+
+def test_missing_extra_and_misshapen_tensors_are_listed_at_once(copied: Named) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        del tensors["model.layers.0.mlp.up_proj.weight"]
+        tensors["model.layers.7.mlp.up_proj.weight"] = np.zeros(3, np.float32)
+        tensors["model.norm.weight"] = np.zeros(47, np.float32)
+
+    directory = copied("llama")
+    change_weights(directory, change)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(str(directory))
+    assert str(caught.value).startswith("3 tensors do not fit config.json")
+    for line in (
+        "missing: model.layers.0.mlp.up_proj.weight [80, 48]",
+        "not part of a llama model: model.layers.7.mlp.up_proj.weight",
+        "misshapen: model.norm.weight is [47], config.json implies [48]",
+    ):
+        assert line in str(caught.value)
+
+
+def test_harmless_extras_are_no_reason_to_refuse(copied: Named) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(6, np.float32)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+
+    directory = copied("llama")
+    change_weights(directory, change)
+    open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_numbers(value: float, copied: Named, tmp_path: Path) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = value
+
+    directory = copied("llama")
+    change_weights(directory, change)
+    with pytest.raises(
+        CheckpointError, match=r"`model.layers.1.mlp.down_proj.weight` holds 1 or more NaN or Inf"
+    ):
+        export_onnx(open_checkpoint(str(directory)), tmp_path / "bundle", ExportOptions())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["llama"]
+
+
+def test_weights_beyond_fp16(copied: Named, tmp_path: Path) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = 70000
+        tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = -80000
+
+    directory = copied("llama")
+    change_weights(directory, change)
+    both = r"(?s)2 tensors go beyond float16's 65504; export with --precision bf16 or fp32:.*0.mlp.up_proj.weight` reaches 8e\+04.*1.mlp.down_proj"
+    with pytest.raises(ExportError, match=both):
+        export_onnx(open_checkpoint(str(directory)), tmp_path / "bundle", ExportOptions(precision="fp16"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_stored_dtypes_are_read_exactly(dtype: torch.dtype, copied: Named) -> None:
+    directory = copied("llama")
+    model = tiny.build(tiny.TINIES["llama"]).to(dtype)
+    tiny.save(model, directory)
+    tensors = open_checkpoint(str(directory)).tensors
+    for name, tensor in model.state_dict().items():
+        if name in tensors.shapes:
+            assert (np.asarray(tensors.read(name)).astype(np.float64) == tensor.double().numpy()).all(), name
+
+
+@pytest.mark.parametrize("declared", ["a2d-qwen2", "a2d-qwen3"])
+def test_the_authors_checkpoints_are_stock_ones(declared: str, checkpoints: Named) -> None:
+    raw = json.loads((checkpoints(declared) / "config.json").read_text())
+    assert raw["model_type"] == declared
+    assert raw["architectures"][0].startswith("A2D")
+    opened = open_checkpoint(str(checkpoints(declared)))
+    assert opened.dims.model_type == declared.removeprefix("a2d-")
+    assert opened.vocabulary.mask_token_id == tiny.MASK
+    assert (opened.source, opened.revision) == (str(checkpoints(declared)), None)

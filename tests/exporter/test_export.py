@@ -1,0 +1,181 @@
+"""Writing a bundle: whole or not at all, and never one that disagrees with its checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from mars_export.exporter.check import reference
+from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import Session
+from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest
+from mars_export.runtime.errors import ExportError
+
+Named = Callable[[str], Path]
+OPTIONS = ExportOptions(block=4)
+
+
+@pytest.fixture
+def checkpoint(checkpoints: Named) -> Checkpoint:
+    return open_checkpoint(str(checkpoints("llama")))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def test_what_is_written_is_what_is_returned(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    manifest = export_onnx(checkpoint, tmp_path / "deep" / "bundle", OPTIONS)
+    opened = open_bundle(tmp_path / "deep" / "bundle")
+    assert opened.manifest == manifest == parse_manifest(manifest.to_json())
+    assert sorted(e.path for e in manifest.files) == ["model.onnx", "tokenizer.json", "weights.bin"]
+    drift = manifest.variants[0].drift
+    assert drift is not None
+    assert drift.max_logit_error < 1e-3
+    assert drift.argmax_matches == drift.positions > 50
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["bundle"]
+
+
+def test_progress_is_told(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    export_onnx(checkpoint, tmp_path / "bundle", OPTIONS, progress=lambda *told: seen.append(told))
+    assert {phase for phase, _, _ in seen} == {"weights", "self-check"}
+    for phase in ("weights", "self-check"):
+        steps = [(done, total) for p, done, total in seen if p == phase]
+        assert steps == sorted(steps)
+        assert steps[-1][0] == steps[-1][1]
+
+
+@pytest.mark.parametrize("phase", ["weights", "self-check"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_export_leaves_nothing(
+    phase: str, error: type[BaseException], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    def interrupt(told: str, *_: int) -> None:
+        if told == phase:
+            raise error
+
+    with pytest.raises(error):
+        export_onnx(checkpoint, tmp_path / "bundle", OPTIONS, progress=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_target_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    export_onnx(checkpoint, tmp_path / "bundle", OPTIONS)
+    before = contents(tmp_path / "bundle")
+    with pytest.raises(ExportError, match="bundle exists; give --force to replace it"):
+        export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=2))
+    assert contents(tmp_path / "bundle") == before
+
+
+def test_force_replaces_the_whole_bundle(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=4, static=True, capacity=32, prefill=8))
+    export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=2), force=True)
+    assert open_bundle(tmp_path / "bundle").manifest.block == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+    assert "model-b1-s4-c32.onnx" not in contents(tmp_path / "bundle")
+
+
+def test_with_force_the_old_bundle_survives_a_failing_export(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    export_onnx(checkpoint, tmp_path / "bundle", OPTIONS)
+    before = contents(tmp_path / "bundle")
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=2), force=True, progress=interrupt)
+    assert contents(tmp_path / "bundle") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_force_never_replaces_what_is_not_a_bundle(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letters.txt").write_text("dear")
+    (tmp_path / "file").write_text("dear")
+    for name in ("home", "file"):
+        with pytest.raises(ExportError, match="is not a bundle; --force only replaces bundles"):
+            export_onnx(checkpoint, tmp_path / name, OPTIONS, force=True)
+    assert (tmp_path / "home" / "letters.txt").read_text() == "dear"
+
+
+def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage(NamedTuple):
+        free: int
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1000))
+    with pytest.raises(ExportError, match=r"GB are needed, 0.0 GB are free"):
+        export_onnx(checkpoint, tmp_path / "bundle", OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 0}, "--block must be 1 to 64 for this checkpoint, not 0"),
+        ({"block": 65}, "--block must be 1 to 64 for this checkpoint, not 65"),
+        ({"precision": "fp8"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not fp8"),
+        (
+            {"static": True, "capacity": 513},
+            r"--capacity must be 8 to 512 \(the checkpoint's context\), not 513",
+        ),
+        ({"static": True, "capacity": 4}, "--capacity must be 8 to 512"),
+        ({"static": True, "capacity": 64, "prefill": 65}, "--prefill must be 1 to the capacity, not 65"),
+        ({"static": True, "capacity": 64, "prefill": 8, "batch": 0}, "--batch must be 1 or more, not 0"),
+        ({"precision": "half", "block": 99}, "--precision must be.*--block must be"),
+    ],
+)
+def test_options_out_of_range(
+    options: dict[str, Any], message: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(**options))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def drifting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The yardstick says something else than the graph."""
+    exact = reference.logits
+
+    def moved(*arguments: Any) -> list[np.ndarray]:
+        return [
+            logits + np.linspace(0, 0.5, logits.shape[-1], dtype=np.float32) for logits in exact(*arguments)
+        ]
+
+    monkeypatch.setattr(reference, "logits", moved)
+
+
+@pytest.mark.usefixtures("drifting")
+def test_a_graph_that_drifts_is_not_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError,
+        match=r"does not agree with the checkpoint: logit error 0.\d+ \(bound 0.01\).*nothing was written.*--allow-drift",
+    ):
+        export_onnx(checkpoint, tmp_path / "bundle", OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("drifting")
+def test_a_graph_that_drifts_is_written_when_told_so_and_says_it(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=4, allow_drift=True))
+    drift = open_bundle(tmp_path / "bundle").manifest.variants[0].drift
+    assert drift is not None
+    assert drift.max_logit_error > 0.3
+    Session.open(tmp_path / "bundle", threads=1).generate([1, 2])
+
+
+@pytest.mark.parametrize("name", ["a2d-qwen2", "llama-bias", "mistral", "qwen2", "qwen3-mixed"])
+def test_the_yardstick_is_transformers(name: str, checkpoints: Named, oracles: Callable[[str], Any]) -> None:
+    opened = open_checkpoint(str(checkpoints(name)))
+    tokens = list(range(5, 45))
+    found = reference.logits(opened.dims, opened.tensors, [tokens, tokens[:7]])
+    assert np.abs(found[0] - oracles(name).logits(tokens).numpy()).max() < 1e-4
+    assert np.abs(found[0][:7] - found[1]).max() < 1e-4

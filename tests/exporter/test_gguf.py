@@ -1,0 +1,189 @@
+"""A GGUF file becomes a Hugging Face directory: same logits, same tokenizer, or a refusal by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from tokenizers import Tokenizer
+
+from mars_export.exporter.checkpoint.gguf import convert
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.runtime.errors import CheckpointError
+
+LLAMA = tiny.Tiny("gguf", "llama", {"head_dim": 12})
+TIED = tiny.Tiny("gguf-tied", "llama", tied=True)
+QWEN3 = tiny.Tiny("gguf-qwen3", "qwen3", {"head_dim": 12}, tied=True)
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{NAMES[part]}.{kind}"
+    return f"{NAMES[stem]}.{kind}"
+
+
+def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+    """As llama.cpp's convert_hf_to_gguf.py does it."""
+    return (
+        weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weight.shape)
+    )
+
+
+def write_gguf(
+    spec: tiny.Tiny, path: Path, change: Callable[[gguf.GGUFWriter], None] | None = None, pre: str = "smollm"
+) -> torch.nn.Module:
+    model = tiny.build(spec)
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), spec.family)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(
+        tiny.config_values(spec).get("head_dim", config.hidden_size // config.num_attention_heads)
+    )
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    vocab = tiny.tokenizer().get_vocab()
+    by_id = {i: token for token, i in vocab.items()}
+    tokens = [by_id.get(i, f"<|unused_{i}|>") for i in range(tiny.VOCAB_SIZE)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in tiny.SPECIALS else 1 for token in tokens])
+    writer.add_token_merges(list(tiny.MERGES))
+    writer.add_bos_token_id(tiny.ENDOFTEXT)
+    writer.add_eos_token_id(tiny.IM_END)
+    writer.add_chat_template(tiny.CHAT_TEMPLATE)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and spec.tied:
+            continue
+        values = tensor.numpy()
+        if spec.family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = permuted(values, heads)
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+    if change is not None:
+        change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.mark.parametrize("spec", [LLAMA, TIED, QWEN3], ids=lambda spec: spec.name)
+def test_logits_are_those_of_the_original(spec: tiny.Tiny, tmp_path: Path) -> None:
+    original = write_gguf(spec, tmp_path / "model.gguf")
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    converted = tiny.load(spec, tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"] is spec.tied
+    ids = torch.tensor([list(range(3, 40))])
+    with torch.inference_mode():
+        torch.testing.assert_close(converted(ids).logits, original(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_a_gguf_file_is_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    original = write_gguf(LLAMA, tmp_path / "model.gguf")
+    for _ in range(2):  # the second time from the cache
+        checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [
+        p.name for p in (tmp_path / "cache").glob("gguf-*-v1")
+    ]
+    assert checkpoint.vocabulary.mask_token_id == tiny.MASK
+    assert checkpoint.vocabulary.eos_token_ids == (tiny.IM_END,)
+    assert checkpoint.vocabulary.chat_template == tiny.CHAT_TEMPLATE
+    for name, tensor in original.state_dict().items():
+        np.testing.assert_array_equal(checkpoint.tensors.read(name), tensor.numpy())
+
+
+def test_the_tokenizer_is_rebuilt(tmp_path: Path) -> None:
+    write_gguf(LLAMA, tmp_path / "model.gguf")
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    rebuilt, original = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json")), tiny.tokenizer()
+    for text in (
+        "the inner man",
+        "<|im_start|>user\nI have 12 apples<|im_end|>",
+        "né 日本 🙂",
+        "  two  spaces\n\n",
+    ):
+        assert rebuilt.encode(text).ids == original.encode(text).ids
+        assert rebuilt.decode(rebuilt.encode(text).ids) == original.decode(original.encode(text).ids)
+
+
+def test_an_unknown_architecture(tmp_path: Path) -> None:
+    write_gguf(tiny.Tiny("x", "llama"), tmp_path / "model.gguf")
+    data = (tmp_path / "model.gguf").read_bytes().replace(b"llama", b"gemma")
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(
+        CheckpointError, match=r"GGUF architecture `gemma` is not supported \(known: llama, qwen2, qwen3\)"
+    ):
+        convert(tmp_path / "model.gguf", tmp_path / "model")
+
+
+def test_an_unknown_pre_tokenizer(tmp_path: Path) -> None:
+    write_gguf(LLAMA, tmp_path / "model.gguf", pre="llama-bpe")
+    with pytest.raises(CheckpointError, match="GGUF tokenizer `gpt2`/`llama-bpe` cannot be rebuilt exactly"):
+        convert(tmp_path / "model.gguf", tmp_path / "model")
+
+
+def test_scaled_rope_is_refused(tmp_path: Path) -> None:
+    write_gguf(
+        LLAMA,
+        tmp_path / "model.gguf",
+        lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(6, np.float32)),
+    )
+    with pytest.raises(CheckpointError, match="scaled rope in a GGUF file is not supported"):
+        convert(tmp_path / "model.gguf", tmp_path / "model")
+
+
+def test_tensors_without_a_known_place(tmp_path: Path) -> None:
+    write_gguf(
+        LLAMA,
+        tmp_path / "model.gguf",
+        lambda writer: writer.add_tensor("blk.0.ffn_gate_exps.weight", np.ones((2, 2), np.float32)),
+    )
+    with pytest.raises(CheckpointError, match=r"no known place in the model: blk.0.ffn_gate_exps.weight"):
+        convert(tmp_path / "model.gguf", tmp_path / "model")
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 200, 3000, 0.5, 0.99])
+def test_a_damaged_file_is_refused_and_leaves_nothing(
+    keep: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    write_gguf(LLAMA, tmp_path / "model.gguf")
+    data = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "model.gguf").write_bytes(data[: int(keep * len(data)) if isinstance(keep, float) else keep])
+    with pytest.raises(CheckpointError, match=r"model.gguf: not a readable GGUF file"):
+        open_checkpoint(str(tmp_path / "model.gguf"))
+    assert not list((tmp_path / "cache").glob("*"))

@@ -1,0 +1,275 @@
+"""The step graph: its contract, and its numbers against transformers, numpy and its own fixed-shape twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from support import tiny
+from support.graphs import KEPT, TOKENS, forward, raw, shape_of
+from support.oracle import Oracle
+
+from mars_export.exporter.check.selfcheck import BOUNDS
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import Session
+from mars_export.runtime.bundle.manifest import FORMAT_VERSION, open_bundle
+
+Named = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("name", tiny.TINIES)
+def test_logits_are_those_of_transformers(
+    name: str, sessions: Callable[[str], Session], oracles: Callable[[str], Oracle]
+) -> None:
+    expected = oracles(name).logits(TOKENS).numpy()
+    assert 3 < expected.std() < 30, "weights large enough to mean something"
+    for cuts in ((), (1,), (3, 17, 18, 40)):
+        found = forward(sessions(name), TOKENS, cuts)[-1]
+        assert np.abs(found - expected)[:, KEPT].max() < 1e-4
+        assert found[:, tiny.MASK].max() < -1e8
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-bias", "qwen2", "mistral"])
+def test_logits_far_from_the_beginning(
+    name: str, sessions: Callable[[str], Session], checkpoints: Named
+) -> None:
+    tokens = [(31 * i) % 250 for i in range(500)]
+    found = forward(sessions(name), tokens, (256,))[-1]
+    model = tiny.load(tiny.TINIES[name], checkpoints(name))
+    # torch's own frequencies are some units of the last place from the exact ones (test_rope.py holds them to that), which
+    # grows with the position; with equal frequencies the rest must agree as closely as near the beginning.
+    exact = open_checkpoint(str(checkpoints(name))).dims.rope.inv_freq
+    model.model.rotary_emb.inv_freq.copy_(torch.from_numpy(exact))
+    expected = Oracle(model, tiny.MASK, 1).logits(tokens).numpy()
+    assert np.abs(found - expected)[:, KEPT].max() < 2e-4
+
+
+@pytest.mark.parametrize("name", ["a2d-qwen2", "llama"])
+def test_token_ids_and_metrics_are_those_of_numpy(name: str, sessions: Callable[[str], Session]) -> None:
+    token_ids, confidence, margin, entropy, logits = forward(sessions(name), TOKENS, (20,))
+    exact = logits[:, KEPT].astype(np.float64)
+    probabilities = np.exp(exact - exact.max(-1, keepdims=True))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    ordered = np.sort(probabilities, -1)
+    assert (token_ids == logits.argmax(-1)).all()
+    np.testing.assert_allclose(confidence, ordered[:, -1], atol=1e-6)
+    np.testing.assert_allclose(margin, ordered[:, -1] - ordered[:, -2], atol=1e-6)
+    np.testing.assert_allclose(entropy, -(probabilities * np.log(probabilities)).sum(-1), atol=1e-5)
+
+
+def test_outputs_follow_output_index(sessions: Callable[[str], Session]) -> None:
+    backend = sessions("a2d-qwen2").backend
+    whole = forward(sessions("a2d-qwen2"), TOKENS, ())
+    cache = backend.new_cache(2)
+    cache.reserve(len(TOKENS))
+    index = np.array([[3, 40, 40], [0, 44, 1]])
+    output = backend.step(cache, 0, np.array([TOKENS, TOKENS]), np.array([0, 0]), index, False)
+    assert output.logits is None
+    np.testing.assert_array_equal(output.token_ids, whole[0][index])
+    np.testing.assert_allclose(output.confidence, whole[1][index], atol=1e-6)
+
+
+def test_rows_at_different_cursors_do_not_see_each_other_or_leftovers(
+    sessions: Callable[[str], Session],
+) -> None:
+    backend = sessions("qwen3-mixed").backend
+    whole = forward(sessions("qwen3-mixed"), TOKENS, ())[-1]
+    cache = backend.new_cache(3)
+    cache.reserve(60)
+    starts = (0, 9, 30)
+    for row, start in enumerate(starts):
+        # What is rejected stays in memory behind the cursor: random tokens here.
+        ids = [*TOKENS[:start], *[(13 * row + 7 * i) % 250 for i in range(20)]]
+        backend.step(cache, row, np.array([ids]), np.array([0]), np.array([[0]]), False)
+    ids = np.array([TOKENS[start : start + 10] for start in starts])
+    found = backend.step(cache, 0, ids, np.array(starts), np.tile(np.arange(10), (3, 1)), True).logits
+    assert found is not None
+    for row, start in enumerate(starts):
+        np.testing.assert_allclose(found[row][:, KEPT], whole[start : start + 10][:, KEPT], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["a2d-qwen2", "llama", "qwen3-mixed"])
+def test_fp16_stays_within_its_stated_bounds(
+    name: str, checkpoints: Named, oracles: Callable[[str], Oracle], tmp_path: Path
+) -> None:
+    manifest = export_onnx(
+        open_checkpoint(str(checkpoints(name))),
+        tmp_path / "b",
+        ExportOptions(block=4, precision="fp16", metrics=True, logits=True),
+    )
+    drift, (logit, confidence, share) = manifest.variants[0].drift, BOUNDS["float16"]
+    assert drift is not None
+    assert 0 < drift.max_logit_error <= logit
+    assert drift.max_confidence_error <= confidence
+    found = forward(Session.open(tmp_path / "b", threads=1), TOKENS, (7,))
+    expected = oracles(name).logits(TOKENS).numpy()
+    assert np.abs(found[-1] - expected)[:, KEPT].max() < logit
+    expected[:, tiny.MASK] = -np.inf
+    assert (found[0] == expected.argmax(-1)).mean() >= share
+    model = onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False)
+    kinds = {i.name: i.type.tensor_type.elem_type for i in [*model.graph.input, *model.graph.output]}
+    assert kinds["past_key_values.0.key"] == kinds["present.1.value"] == onnx.TensorProto.FLOAT16
+    assert kinds["confidence"] == kinds["entropy"] == kinds["logits"] == onnx.TensorProto.FLOAT
+
+
+@pytest.fixture(scope="module")
+def static_bundle(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("static") / "bundle"
+    options = ExportOptions(block=4, metrics=True, logits=True, static=True, batch=2, capacity=48, prefill=10)
+    export_onnx(open_checkpoint(str(checkpoints("qwen3"))), target, options)
+    return target
+
+
+@pytest.mark.parametrize("slots", [1, 4, 10])
+def test_static_graphs_give_what_the_dynamic_one_gives(slots: int, static_bundle: Path) -> None:
+    model = open_bundle(static_bundle).manifest.model
+    random = np.random.default_rng(slots)
+    feeds: dict[str, Any] = {
+        "input_ids": random.integers(0, 250, (2, slots)),
+        "kv_length": np.array([5, 31]),
+        "output_index": np.tile(np.arange(slots), (2, 1)),
+    }
+    for i in range(model.num_layers):
+        for kind in ("key", "value"):
+            feeds[f"past_key_values.{i}.{kind}"] = random.normal(
+                size=(2, model.num_kv_heads, 48, model.head_dim)
+            ).astype(np.float32)
+    dynamic, static = (
+        raw(static_bundle / "model.onnx", feeds),
+        raw(static_bundle / f"model-b2-s{slots}-c48.onnx", feeds),
+    )
+    assert dynamic.keys() == static.keys()
+    for name in dynamic:
+        np.testing.assert_allclose(static[name], dynamic[name], atol=1e-4, err_msg=name)
+    key = feeds["past_key_values.0.key"]
+    assert (static["present.0.key"][0, :, :5] == key[0, :, :5]).all()
+    assert (static["present.0.key"][0, :, 5 + slots :] == key[0, :, 5 + slots :]).all()
+
+
+def test_static_variants_share_the_weights_and_name_their_shapes(static_bundle: Path) -> None:
+    variants = {v.name: v for v in open_bundle(static_bundle).manifest.variants}
+    assert list(variants) == ["model", "model-b2-s1-c48", "model-b2-s4-c48", "model-b2-s10-c48"]
+    assert {v.weights for v in variants.values()} == {"weights.bin"}
+    assert (
+        variants["model-b2-s4-c48"].batch,
+        variants["model-b2-s4-c48"].slots,
+        variants["model-b2-s4-c48"].capacity,
+    ) == (2, 4, 48)
+    assert not variants["model"].is_static
+    assert variants["model-b2-s1-c48"].is_static
+    fixed = onnx.load(static_bundle / "model-b2-s4-c48.onnx", load_external_data=False)
+    for info in [*fixed.graph.input, *fixed.graph.output]:
+        assert all(d.HasField("dim_value") for d in info.type.tensor_type.shape.dim), info.name
+    assert not {"Shape", "Range"} & {n.op_type for n in fixed.graph.node if n.name != "output_shape"}, (
+        "no shape arithmetic with fixed shapes"
+    )
+
+
+def test_the_contract_of_names_dtypes_and_shapes(bundles: Named) -> None:
+    model = onnx.load(bundles("llama") / "model.onnx", load_external_data=False)
+    int64, float32 = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    layers = [f"{i}.{kind}" for i in range(2) for kind in ("key", "value")]
+    cache = (float32, ["batch", 2, "capacity", 12])
+    assert {i.name: shape_of(i) for i in model.graph.input} == {
+        "input_ids": (int64, ["batch", "slots"]),
+        "kv_length": (int64, ["batch"]),
+        "output_index": (int64, ["batch", "outputs"]),
+        **{f"past_key_values.{layer}": cache for layer in layers},
+    }
+    assert {o.name: shape_of(o) for o in model.graph.output} == {
+        "token_ids": (int64, ["batch", "outputs"]),
+        **{name: (float32, ["batch", "outputs"]) for name in ("confidence", "margin", "entropy")},
+        "logits": (float32, ["batch", "outputs", tiny.VOCAB_SIZE]),
+        **{f"present.{layer}": cache for layer in layers},
+    }
+
+
+def test_default_outputs_are_token_ids_and_confidence(checkpoints: Named, tmp_path: Path) -> None:
+    export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "b", ExportOptions(block=4))
+    names = [o.name for o in onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False).graph.output]
+    assert [name for name in names if not name.startswith("present.")] == ["token_ids", "confidence"]
+
+
+@pytest.mark.parametrize("name", tiny.TINIES)
+def test_every_graph_is_clean_and_every_attention_has_its_own_mask(name: str, bundles: Named) -> None:
+    path = bundles(name) / "model.onnx"
+    onnx.checker.check_model(str(path), full_check=True)
+    model = onnx.load(path, load_external_data=False)
+    attentions = [node for node in model.graph.node if node.op_type == "Attention"]
+    assert len(attentions) == open_bundle(bundles(name)).manifest.model.num_layers
+    for node in attentions:
+        assert len(node.input) == 4
+        assert node.input[3], "TensorRT drops nonpad_kv_seqlen: the mask is explicit"
+        assert "is_causal" not in [a.name for a in node.attribute]
+    assert {node.domain for node in model.graph.node} == {""}, "standard operators only"
+    assert len({node.name for node in model.graph.node}) == len(model.graph.node)
+
+
+def test_the_model_says_what_it_is(bundles: Named) -> None:
+    model = onnx.load(bundles("llama") / "model.onnx", load_external_data=False)
+    assert model.producer_name == "mars-export"
+    assert model.producer_version
+    assert {p.key: p.value for p in model.metadata_props} == {
+        "mars.format_version": FORMAT_VERSION,
+        "mars.block": "6",
+        "mars.kv_layout": "static",
+        "mars.precision": "float32",
+    }
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 24)]
+
+
+def test_weights_lie_page_aligned_in_one_file(bundles: Named) -> None:
+    model = onnx.load(bundles("qwen2-mha") / "model.onnx", load_external_data=False)
+    external = [{e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data]
+    assert {entry["location"] for entry in external} == {"weights.bin"}
+    assert all(int(entry["offset"]) % 4096 == 0 for entry in external)
+    inside = sum(len(t.raw_data) for t in model.graph.initializer if not t.external_data)
+    assert inside < 10_000, "nothing large inside the graph file"
+
+
+def test_two_exports_have_equal_bytes(bundles: Named, checkpoints: Named, tmp_path: Path) -> None:
+    export_onnx(
+        open_checkpoint(str(checkpoints("llama-bias"))),
+        tmp_path / "again",
+        ExportOptions(block=6, metrics=True, logits=True),
+    )
+    names = sorted(p.name for p in (tmp_path / "again").iterdir())
+    assert names == ["manifest.json", "manifest.sha256", "model.onnx", "tokenizer.json", "weights.bin"]
+    for name in names:
+        assert (tmp_path / "again" / name).read_bytes() == (bundles("llama-bias") / name).read_bytes(), name
+
+
+def test_a_cache_that_was_bound_before_sees_growth_other_rows_and_wanted_logits(
+    sessions: Callable[[str], Session],
+) -> None:
+    backend = sessions("llama").backend
+    whole = backend.new_cache(1)
+    whole.reserve(200)
+    expected = backend.step(
+        whole, 0, np.array([TOKENS[:8]]), np.array([0]), np.arange(8)[None], True
+    ).confidence[0]
+    cache = backend.new_cache(2)
+    cache.reserve(8)
+    both = backend.step(
+        cache, 0, np.array([TOKENS[:4]] * 2), np.zeros(2, np.int64), np.tile(np.arange(4), (2, 1)), False
+    )
+    assert both.logits is None
+    for length in (4, 5):
+        cache.reserve(8 if length == 4 else 200)
+        for row in (1, 0):
+            found = backend.step(
+                cache,
+                row,
+                np.array([TOKENS[length : length + 1]]),
+                np.array([length]),
+                np.array([[0]]),
+                length == 5,
+            )
+            assert found.confidence[0, 0] == pytest.approx(expected[length], abs=1e-5)
+            assert (found.logits is None) == (length == 4)

@@ -1,0 +1,88 @@
+"""The self-check of a large model: layers run a few at a time say what the whole graph says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mars_export.exporter.check import reference, segments, selfcheck
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.graph.step import StepGraph
+from mars_export.runtime.bundle.manifest import Drift, open_bundle
+
+Named = Callable[[str], Path]
+
+
+def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:
+    export_onnx(open_checkpoint(str(checkpoint)), target, options, force=True)
+    drift = open_bundle(target).manifest.variants[0].drift
+    assert drift is not None
+    return drift
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen2", ExportOptions()),
+        ("qwen3-mixed", ExportOptions(precision="fp16", metrics=True)),
+        ("llama-bias", ExportOptions(precision="w8a8", allow_drift=True)),
+        ("qwen2", ExportOptions(precision="int4", quant_block=16, kv_layout="delta", allow_drift=True)),
+        ("qwen2", ExportOptions(precision="bf16", kv_layout="delta", allow_drift=True)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.precision,
+)
+def test_segments_measure_the_same_drift(
+    name: str, options: ExportOptions, checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = drift_of(checkpoints(name), tmp_path / "bundle", options)
+    monkeypatch.setattr(segments, "WHOLE", 0)
+    monkeypatch.setattr(segments, "SEGMENT", 0)
+    monkeypatch.setattr(
+        segments, "HEAD_PART", 5000
+    )  # some blocks of the vocabulary table, the last one shorter
+    parts = drift_of(checkpoints(name), tmp_path / "bundle", options)
+    assert parts.positions == whole.positions
+    # Between segments hidden states are rounded to the graph's precision, where one session may keep them wider.
+    slack = 0 if options.precision == "fp32" else 2
+    assert abs(parts.argmax_matches - whole.argmax_matches) <= slack
+    assert parts.max_logit_error == pytest.approx(whole.max_logit_error, rel=0.25 * slack, abs=1e-4)
+    assert parts.max_confidence_error == pytest.approx(whole.max_confidence_error, rel=0.25 * slack, abs=1e-5)
+    assert not (tmp_path / "bundle" / "check.onnx").exists()
+
+
+def test_every_layer_is_in_one_segment(checkpoints: Named) -> None:
+    checkpoint = open_checkpoint(str(checkpoints("qwen2")))
+    assert selfcheck._layers_at_once(checkpoint) is None  # small: run whole
+    assert segments.count_weights({"a": (2, 3), "b": (), "c": (4,)}) == 11
+
+
+def test_rows_of_different_lengths_do_not_touch_each_other(checkpoints: Named, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(checkpoints("qwen2")))
+    options = ExportOptions(logits=True)
+    export_onnx(checkpoint, tmp_path / "bundle", options)
+    graph = onnx.load(tmp_path / "bundle" / "model.onnx", load_external_data=False)
+    spec = StepGraph(
+        checkpoint.dims, options.block, checkpoint.vocabulary.mask_token_id, "float32", logits=True
+    )
+    sequences = [[5], [7, 8, 9, 10, 11, 12, 13], [3, 4, 5]]
+
+    def logits(given: list[list[int]]) -> list[np.ndarray]:
+        return [
+            r["logits"]
+            for r in segments.run(tmp_path / "bundle" / "check.onnx", graph, spec, 1, ["logits"], 0, given)
+        ]
+
+    together = logits(sequences)
+    assert [len(rows) for rows in together] == [1, 7, 3]
+    for rows, sequence in zip(together, sequences, strict=True):
+        np.testing.assert_allclose(rows, logits([sequence])[0], atol=1e-3)
+    for rows, exact in zip(
+        together, reference.logits(checkpoint.dims, checkpoint.tensors, sequences), strict=True
+    ):
+        allowed = np.arange(checkpoint.dims.vocab_size) != checkpoint.vocabulary.mask_token_id
+        np.testing.assert_allclose(rows[:, allowed], exact[:, allowed], atol=1e-3)

@@ -1,0 +1,137 @@
+"""Tokenizer files of a checkpoint: the mask token, the ends of a sequence, the chat template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import tiny
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.vocabulary import Vocabulary
+from mars_export.runtime.errors import CheckpointError
+
+
+@pytest.fixture
+def directory(checkpoints: Callable[[str], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(checkpoints("llama"), tmp_path / "llama")
+
+
+def vocabulary(directory: Path, mask_token: str | None = None) -> Vocabulary:
+    return open_checkpoint(str(directory), mask_token=mask_token).vocabulary
+
+
+def settings(directory: Path, **changes: object) -> None:
+    tiny.change_config(directory, "tokenizer_config.json", **changes)
+
+
+def drop_token(directory: Path, token: str) -> None:
+    raw = json.loads((directory / "tokenizer.json").read_text())
+    raw["added_tokens"] = [t for t in raw["added_tokens"] if t["content"] != token]
+    (directory / "tokenizer.json").write_text(json.dumps(raw))
+
+
+def test_the_tokenizer_s_mask_token(directory: Path) -> None:
+    found = vocabulary(directory)
+    assert (found.mask_token, found.mask_token_id) == ("<|mask|>", tiny.MASK)
+    settings(directory, mask_token={"content": "<|im_start|>", "special": True})
+    assert vocabulary(directory).mask_token_id == tiny.IM_START
+
+
+def test_the_authors_mask_token_without_a_setting(directory: Path) -> None:
+    settings(directory, mask_token=None)
+    assert vocabulary(directory).mask_token_id == tiny.MASK
+
+
+def test_no_mask_token_is_no_mars_checkpoint(directory: Path) -> None:
+    settings(directory, mask_token=None)
+    drop_token(directory, "<|mask|>")
+    with pytest.raises(
+        CheckpointError, match=r"no mask token, so this is not a MARS checkpoint;.*--mask-token"
+    ):
+        vocabulary(directory)
+
+
+def test_a_named_mask_token(directory: Path) -> None:
+    assert vocabulary(directory, "<|im_start|>").mask_token_id == tiny.IM_START
+    assert vocabulary(directory, "280").mask_token_id == 280
+    with pytest.raises(CheckpointError, match="no token `<mask>`; give --mask-token one that it has"):
+        vocabulary(directory, "<mask>")
+
+
+@pytest.mark.parametrize("wanted", ["288", "99999"])
+def test_a_mask_id_outside_the_embedding(wanted: str, directory: Path) -> None:
+    with pytest.raises(
+        CheckpointError,
+        match=f"has id {wanted}, outside the embedding of 288 rows.*resize the embedding.*--mask-token",
+    ):
+        vocabulary(directory, wanted)
+
+
+def test_no_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer.json; save the tokenizer beside the weights"):
+        vocabulary(directory)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"{}", b"\xff\xfe\x00"])
+def test_an_unreadable_tokenizer(data: bytes, directory: Path) -> None:
+    (directory / "tokenizer.json").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"tokenizer.json"):
+        vocabulary(directory)
+
+
+def test_ends_come_from_all_three_places(directory: Path) -> None:
+    settings(directory, eos_token="<|im_end|>")
+    tiny.change_config(directory, eos_token_id=5)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 8]}))
+    assert vocabulary(directory).eos_token_ids == (9, 8, tiny.IM_END, 5)
+
+
+def test_the_mask_is_no_end(directory: Path) -> None:
+    tiny.change_config(directory, eos_token_id=[tiny.MASK, 5])
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    assert vocabulary(directory).eos_token_ids == (tiny.IM_END, 5)
+
+
+def test_no_end_at_all(directory: Path) -> None:
+    settings(directory, eos_token=None)
+    tiny.change_config(directory, eos_token_id=None)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match=r"no end-of-sequence token in generation_config.json"):
+        vocabulary(directory)
+
+
+def test_an_end_outside_the_embedding(directory: Path) -> None:
+    tiny.change_config(directory, eos_token_id=[5, 288])
+    with pytest.raises(CheckpointError, match=r"end-of-sequence ids outside the embedding of 288 rows: 288"):
+        vocabulary(directory)
+
+
+def test_padding_falls_back_to_an_end(directory: Path) -> None:
+    assert vocabulary(directory).pad_token_id == tiny.ENDOFTEXT
+    settings(directory, pad_token=None)
+    assert vocabulary(directory).pad_token_id == vocabulary(directory).eos_token_ids[0]
+
+
+def test_the_chat_template_s_places(directory: Path) -> None:
+    assert vocabulary(directory).chat_template == tiny.CHAT_TEMPLATE
+    settings(
+        directory,
+        chat_template=[{"name": "tool_use", "template": "no"}, {"name": "default", "template": "named"}],
+    )
+    assert vocabulary(directory).chat_template == "named"
+    (directory / "chat_template.jinja").write_text("of its own")
+    assert vocabulary(directory).chat_template == "of its own"
+    settings(directory, chat_template=None)
+    (directory / "chat_template.jinja").unlink()
+    assert vocabulary(directory).chat_template is None
+
+
+def test_tokens_may_be_objects(directory: Path) -> None:
+    settings(directory, bos_token={"content": "<|endoftext|>"}, eos_token={"content": "<|im_end|>"})
+    found = vocabulary(directory)
+    assert (found.bos_token, found.eos_token) == ("<|endoftext|>", "<|im_end|>")

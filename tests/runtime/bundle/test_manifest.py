@@ -1,0 +1,268 @@
+"""The manifest: every way it can be wrong has a test, and nothing that is not one opens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.manifests import ENGINE, GOOD, changed
+
+from mars_export.runtime import BundleError
+from mars_export.runtime.bundle.files import FileEntry, is_safe_name
+from mars_export.runtime.bundle.manifest import FORMAT_VERSION, parse_manifest
+
+
+def test_the_good_one_is_read_as_it_was() -> None:
+    assert parse_manifest(GOOD.to_json()) == GOOD
+
+
+def test_unknown_fields_are_for_later_minor_versions() -> None:
+    assert parse_manifest(changed("novelty", {"x": 1})) == GOOD
+    newer = parse_manifest(changed("format_version", "1.7"))
+    assert newer.format_version == "1.7"
+
+
+@pytest.mark.parametrize(
+    ("version", "side"),
+    [
+        ("2.0", "update mars-export"),
+        ("13.1", "update mars-export"),
+        ("0.9", "export the bundle again with this mars-export"),
+    ],
+)
+def test_another_major_version_says_which_side_to_update(version: str, side: str) -> None:
+    with pytest.raises(
+        BundleError,
+        match=f"bundle format {version}, this runtime reads {FORMAT_VERSION.split('.')[0]}.x: {side}",
+    ):
+        parse_manifest(changed("format_version", version))
+
+
+@pytest.mark.parametrize("version", [..., None, 1, 1.0, "", "one", "-1.0", "²", [1]])
+def test_no_version_is_no_bundle(version: Any) -> None:
+    with pytest.raises(BundleError, match="no `format_version`; this is not a mars-export bundle"):
+        parse_manifest(changed("format_version", version))
+
+
+COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "context_length",
+)
+WRONG: list[tuple[str, Any, str]] = [
+    *[
+        (f"model.{name}", value, rf"model.{name}: an integer of 1 to")
+        for name in COUNTS
+        for value in (..., 0, -1, "8", 1.5, True, None, 2**32)
+    ],
+    *[
+        (path, value, rf"{path}: a non-empty string is expected")
+        for path in ("producer", "source", "model.type")
+        for value in (..., "", 7, None)
+    ],
+    ("revision", 7, "revision: a non-empty string is expected"),
+    ("model", ..., "model: an object is expected"),
+    ("model", [1], "model: an object is expected"),
+    ("block", 0, "block: an integer of 1 to 4096"),
+    ("block", 5000, "block: an integer of 1 to 4096"),
+    ("tokens", None, "tokens: an object is expected"),
+    ("tokens.mask", 288, "tokens.mask: an integer of 0 to 287"),
+    ("tokens.mask", -1, "tokens.mask: an integer of 0 to 287"),
+    ("tokens.pad", 288, "tokens.pad: an integer of 0 to 287"),
+    ("tokens.eos", 267, "tokens.eos: a list is expected"),
+    ("tokens.eos", [288], "tokens.eos: integers of 0 to 287 are expected"),
+    ("tokens.eos", ["267"], "tokens.eos: integers of 0 to 287 are expected"),
+    ("tokens.eos", [268], "tokens: the mask token cannot end a sequence"),
+    ("variants.0.quantization", "int4", r"quantization: an object is expected"),
+    (
+        "variants.0.quantization",
+        {"block_size": 0, "symmetric": True, "head": "int8", "embedding": "int8"},
+        "block_size: an integer of 1 to",
+    ),
+    (
+        "variants.0.quantization",
+        {"block_size": 32, "symmetric": 1, "head": "int8", "embedding": "int8"},
+        "symmetric: true or false is expected",
+    ),
+    (
+        "variants.0.quantization",
+        {"block_size": 32, "symmetric": True, "embedding": "int8"},
+        "head: a non-empty string",
+    ),
+    ("profiles.0.tau", 10**400, "tau: a finite number is expected"),
+    ("profiles.0.tau", float("nan"), "tau: a finite number is expected"),
+    ("variants.0.accuracy_level", "4", "accuracy_level: an integer of 0 to"),
+    ("variants.0.drift.acceptance_flips", {"0.9": -1}, "acceptance_flips.0.9: an integer of 0 to"),
+    ("variants.0.drift.acceptance_flips", [1], "acceptance_flips: an object is expected"),
+    ("text", "tokenizer.json", "text: an object is expected"),
+    ("text.tokenizer", ..., "text.tokenizer: a non-empty string"),
+    ("text.tokenizer", "other.json", "text uses `other.json`, which `files` does not list"),
+    ("text.chat_template", 5, "text.chat_template: a non-empty string"),
+    ("text.bos_token", [], "text.bos_token: a non-empty string"),
+    ("text.eos_token", {}, "text.eos_token: a non-empty string"),
+    ("variants", ..., "variants: a list is expected"),
+    ("variants", [], "variants: empty: nothing to run"),
+    ("variants", [3], r"variants\[0\]: an object is expected"),
+    ("variants.0.name", None, r"variants\[0\].name: a non-empty string"),
+    ("variants.0.name", "fixed", "variants: `fixed` is there twice"),
+    (
+        "variants.0.backend",
+        "opencl",
+        r"variants\[0\].backend: `opencl` is not one of onnx, tensorrt, tensorrt_rtx",
+    ),
+    ("variants.0.file", ..., r"variants\[0\].file: a non-empty string"),
+    ("variants.0.file", "gone.onnx", "variant model uses `gone.onnx`, which `files` does not list"),
+    ("variants.0.weights", "gone.bin", "variant model uses `gone.bin`, which `files` does not list"),
+    ("variants.0.weights", 0, r"variants\[0\].weights: a non-empty string"),
+    ("variants.0.precision", "float12", r"variants\[0\].precision: `float12` is not one of"),
+    ("variants.0.kv_dtype", "int8", r"variants\[0\].kv_dtype: `int8` is not one of"),
+    ("variants.0.kv_layout", "paged", r"variants\[0\].kv_layout: `paged` is not one of static, delta"),
+    ("variants.0.outputs", ["token_ids"], r"variants\[0\].outputs: token_ids and confidence are needed"),
+    (
+        "variants.0.outputs",
+        ["token_ids", "confidence", "hidden"],
+        r"variants\[0\].outputs: token_ids and confidence are needed",
+    ),
+    ("variants.0.outputs", ["token_ids", "confidence", 3], r"variants\[0\].outputs: strings are expected"),
+    ("variants.0.outputs", "token_ids", r"variants\[0\].outputs: a list is expected"),
+    *[
+        (f"variants.1.{name}", value, rf"variants\[1\].{name}: an integer of 1 to")
+        for name in ("batch", "slots", "capacity")
+        for value in (0, "1", 1.5)
+    ],
+    ("variants.0.drift", 1, r"variants\[0\].drift: an object is expected"),
+    ("variants.0.drift.positions", -1, r"drift.positions: an integer"),
+    ("variants.0.drift.argmax_matches", None, r"drift.argmax_matches: an integer"),
+    ("variants.0.drift.max_logit_error", "0", r"drift.max_logit_error: a finite number"),
+    ("variants.0.drift.max_confidence_error", ..., r"drift.max_confidence_error: a finite number"),
+    ("files", ..., "files: a list is expected"),
+    ("files", {}, "files: a list is expected"),
+    ("files.0", "model.onnx", r"files\[0\]: an object is expected"),
+    ("files.0.path", ..., r"files\[0\].path: a non-empty string"),
+    ("files.0.size", -1, r"files\[0\].size: an integer of 0 to"),
+    ("files.0.size", "3", r"files\[0\].size: an integer of 0 to"),
+    ("files.0.sha256", None, r"files\[0\].sha256: a non-empty string"),
+    ("files.1", json.loads(GOOD.to_json())["files"][0], "files: `model.onnx` is listed twice"),
+    ("profiles", None, "profiles: a list is expected"),
+    ("profiles.0.name", "", r"profiles\[0\].name: a non-empty string"),
+    ("profiles.0.tau", None, r"profiles\[0\].tau: a finite number"),
+    ("profiles.0.metric", "luck", r"profiles\[0\].metric: `luck` is not one of"),
+    ("profiles.0.variant", "gone", "profile `math` is for variant `gone`, which is not there"),
+    ("profiles.0.variant_sha256", ..., r"profiles\[0\].variant_sha256: a non-empty string"),
+    ("profiles.0.evidence", ..., r"profiles\[0\].evidence: an object is expected"),
+    ("model.num_kv_heads", 3, "model: 4 heads cannot share 3 key/value heads"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_wrong_field_is_named(path: str, value: Any, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        parse_manifest(changed(path, value))
+
+
+WITH_ENGINE = replace(
+    GOOD,
+    variants=(
+        *GOOD.variants,
+        replace(
+            GOOD.variants[0],
+            name="rtx",
+            backend="tensorrt_rtx",
+            file="rtx.engine",
+            capacity=64,
+            engine=ENGINE,
+        ),
+    ),
+    files=(*GOOD.files, *(FileEntry(name, 3, GOOD.files[0].sha256) for name in ("rtx.engine", "rtx.onnx"))),
+)
+WRONG_ENGINES: list[tuple[str, Any, str]] = [
+    ("engine", 3, r"variants\[2\].engine: an object is expected"),
+    ("engine.version", None, r"engine.version: a non-empty string"),
+    ("engine.cuda", 12, r"engine.cuda: a non-empty string"),
+    ("engine.platform", "", r"engine.platform: a non-empty string"),
+    ("engine.compute_capabilities", "sm86", r"engine.compute_capabilities: a list is expected"),
+    ("engine.compute_capabilities", [86], r"engine.compute_capabilities: strings are expected"),
+    ("engine.ranges", [], r"engine.ranges: at least one is expected"),
+    ("engine.ranges", [7], r"engine.ranges\[0\]: an object is expected"),
+    ("engine.ranges.0.name", "warmup", r"ranges\[0\].name: `warmup` is not one of decode, prefill"),
+    ("engine.ranges.0.slots", None, r"ranges\[0\].slots: an object is expected"),
+    ("engine.ranges.0.slots.opt", 16, r"ranges\[0\].slots: min 1, opt 16, max 15 are not in order"),
+    ("engine.ranges.0.batch.min", 0, r"ranges\[0\].batch.min: an integer of 1 to"),
+    ("engine.ranges.0.batch.max", 2**40, r"ranges\[0\].batch.max: an integer of 1 to"),
+    ("engine.graph", "../x.onnx", r"variant rtx uses `../x.onnx`, which `files` does not list"),
+    ("engine.graph_sha256", ..., r"engine.graph_sha256: a non-empty string"),
+    ("engine.seconds", "long", r"engine.seconds: a finite number"),
+    ("engine.peak_memory", -1, r"engine.peak_memory: an integer"),
+]
+
+
+def test_an_engine_is_read_as_it_was_written() -> None:
+    assert parse_manifest(WITH_ENGINE.to_json()) == WITH_ENGINE
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG_ENGINES, ids=lambda value: str(value)[:40])
+def test_a_wrong_engine_field_is_named(path: str, value: Any, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        parse_manifest(changed(f"variants.2.{path}", value, WITH_ENGINE))
+
+
+UNSAFE = [
+    "../weights.bin",
+    "/etc/passwd",
+    "sub/weights.bin",
+    "..",
+    ".",
+    ".hidden",
+    "C:\\weights.bin",
+    "a\\b",
+    "weights.bin\0",
+    "weights.bin\n",
+    "nul:",
+    "é",
+    "-rf",
+    "x" * 300,
+]
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_file_name_that_leads_elsewhere(name: str) -> None:
+    assert not is_safe_name(name)
+    with pytest.raises(BundleError, match="is not a plain file name"):
+        parse_manifest(changed("files.2.path", name))
+
+
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999"])
+def test_numbers_that_are_none(value: str) -> None:
+    text = changed("profiles.0.tau", 123456.5).replace("123456.5", value)
+    with pytest.raises(BundleError, match=r"profiles\[0\].tau: a finite number"):
+        parse_manifest(text)
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    whole = json.loads(GOOD.to_json())
+    whole["block"], whole["producer"], whole["model"]["num_heads"] = 0, 3, "4"
+    with pytest.raises(BundleError) as caught:
+        parse_manifest(json.dumps(whole), "there/manifest.json")
+    assert str(caught.value).startswith("3 problems in the manifest:")
+    for line in (
+        "there/manifest.json.producer:",
+        "there/manifest.json.model.num_heads:",
+        "there/manifest.json.block:",
+    ):
+        assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", '"x"', "null", "[" * 100_000, '{"a":' * 100_000, "9" * 10_000],
+    ids=lambda text: text[:5],
+)
+def test_text_that_is_no_manifest(text: str) -> None:
+    with pytest.raises(BundleError):
+        parse_manifest(text)

@@ -1,0 +1,110 @@
+"""The loops, the choice of tokens and adaptive windows: exactly what the files in tests/conformance hold, as the C++ runtime must too."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake import MASK, FakeBackend
+from support.paths import CONFORMANCE
+
+from mars_export.runtime.decode.batch import decode
+from mars_export.runtime.decode.blocks import decode_blocks
+from mars_export.runtime.decode.config import GenerationConfig
+from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.sample import choose
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    return json.loads((CONFORMANCE / name).read_text(encoding="utf-8"))
+
+
+def maker(name: str = "make_loops") -> ModuleType:
+    spec = spec_from_file_location(f"conformance_{name}", CONFORMANCE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row_of(index: int, wanted: dict[str, Any]) -> Row:
+    config = GenerationConfig(
+        tau=wanted["taus"][0],
+        max_new_tokens=wanted["max_new_tokens"],
+        window=wanted["window"],
+        eos_ids=tuple(wanted["eos_ids"]),
+    )
+    return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+
+
+@pytest.mark.parametrize("case", cases("loops.json"), ids=lambda case: case["name"])
+def test_both_loops_give_exactly_the_conformance_file(case: dict[str, Any]) -> None:
+    predict = maker().predict
+    backend = FakeBackend(
+        lambda known, masks: predict(list(known), masks), case["max_capacity"], case["max_slots"]
+    )
+    rows = [row_of(i, wanted) for i, wanted in enumerate(case["rows"])]
+    loop = decode(backend, rows, case["block"], MASK)
+    if case["commit"] == "block":
+        loop = decode_blocks(backend, rows, case["block"], MASK, case["cache_block"])
+    runs: list[list[list[int]]] = [[] for _ in rows]
+    for accepted in loop:
+        for event in accepted:
+            runs[event.row].append(list(event.token_ids))
+            row, taus = rows[event.row], case["rows"][event.row]["taus"]
+            row.config = row.config.with_values(tau=taus[min(len(runs[event.row]), len(taus) - 1)])
+    for row, run, wanted in zip(rows, runs, case["rows"], strict=True):
+        made = {
+            "runs": run,
+            "finish_reason": row.finish_reason,
+            "forwards": row.stats.forwards,
+            "prefill_forwards": row.stats.prefill_forwards,
+        }
+        assert made == wanted["expected"]
+
+
+@pytest.mark.parametrize("case", cases("choices.json"))
+def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
+    names = ("temperature", "top_k", "top_p", "repetition_penalty", "metric", "seed")
+    token, confidence = choose(
+        np.array(case["logits"], np.float32),
+        GenerationConfig(**{n: case[n] for n in names}),
+        case["seen"],
+        case["position"],
+    )
+    assert token == case["token"]
+    assert confidence == pytest.approx(case["confidence"], abs=1e-5)
+
+
+def test_the_conformance_files_are_what_their_script_writes() -> None:
+    for name in ("make_loops", "make_windows"):
+        for path, text in maker(name).files().items():
+            assert path.read_text(encoding="utf-8") == text, (
+                f"run tests/conformance/{name}.py and read the diff of {path.name}"
+            )
+
+
+@pytest.mark.parametrize("case", cases("windows.json"), ids=lambda case: case["name"])
+def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
+    cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
+    policy = Policy(lambda: cost, case["few_sizes"])
+    rows = [
+        Row(i, [1], GenerationConfig(window=None if row["is_free"] else row["most"] + 1), ())
+        for i, row in enumerate(case["rows"])
+    ]
+    made = []
+    for step in range(case["steps"]):
+        made.append(policy.masks(rows, [row["most"] for row in case["rows"]]))
+        for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
+            passed = [c == "1" for c in script["passed"][step][: masks + 1]]
+            accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
+            row.acceptance.saw(accepted, passed)
+            row.cursor = len(row.tokens)
+            row.tokens += [1] * accepted
+    assert made == case["masks"]

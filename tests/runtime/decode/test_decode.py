@@ -1,0 +1,144 @@
+"""Token for token, both cache loops against the plain sampler of oracle.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from support import tiny
+from support.agreement import LOOPS, MAIN, NEW, PROMPTS, agrees, config, window_rule
+from support.oracle import Oracle, generate
+
+from mars_export.runtime import Commit, Session
+from mars_export.runtime.accept import METRICS
+
+TAUS = {
+    "probability": (1.0, 0.99, 0.9, 0.7, 0.3),
+    "margin": (1.0, 0.99, 0.9, 0.7, 0.3),
+    "entropy": (0.0, 0.05, 0.3, 0.8, 1.6),
+}
+SETTINGS = [(metric, tau) for metric in METRICS for tau in TAUS[metric]]
+OTHERS = [name for name in tiny.TINIES if name != MAIN]
+Sessions = Callable[[str], Session]
+Oracles = Callable[[str], Oracle]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("metric", "tau"), SETTINGS)
+def test_every_tau_metric_and_loop_alone_and_in_a_ragged_batch(
+    metric: str, tau: float, loop: str, sessions: Sessions, oracles: Oracles
+) -> None:
+    session, oracle, commit = sessions(MAIN), oracles(MAIN), LOOPS[loop]
+    answers = [generate(oracle, p, tau, metric, NEW, cache_block=window_rule(commit)) for p in PROMPTS]
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        agrees(session.generate(prompt, config(tau, metric), commit=commit), answer)
+    for completion, answer in zip(
+        session.generate_batch(PROMPTS, config(tau, metric), commit=commit), answers, strict=True
+    ):
+        agrees(completion, answer)
+
+
+@pytest.mark.parametrize("loop", ["cursor", "block-8"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_family(name: str, loop: str, sessions: Sessions, oracles: Oracles) -> None:
+    commit = LOOPS[loop]
+    for tau in (0.9, 0.5):
+        answers = [
+            generate(oracles(name), p, tau, max_new=NEW, cache_block=window_rule(commit)) for p in PROMPTS
+        ]
+        for completion, answer in zip(
+            sessions(name).generate_batch(PROMPTS, config(tau), commit=commit), answers, strict=True
+        ):
+            agrees(completion, answer)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_rows_with_different_settings_in_one_batch(loop: str, sessions: Sessions, oracles: Oracles) -> None:
+    oracle, commit = oracles(MAIN), LOOPS[loop]
+    plain = generate(oracle, PROMPTS[3], 0.7, max_new=NEW).tokens
+    rows = [
+        {"tau": 1.0, "max_new_tokens": 5},
+        {"tau": 0.3, "max_new_tokens": 31},
+        {"tau": 0.4, "metric": "margin", "max_new_tokens": 1},
+        {"tau": 0.7, "eos_ids": (plain[6], plain[9])},
+        {"tau": 0.8, "metric": "entropy", "window": 3},
+    ]
+    configs = [config(0.5).with_values(**row) for row in rows]
+    completions = sessions(MAIN).generate_batch(PROMPTS, configs, commit=commit)
+    for prompt, c, completion in zip(PROMPTS, configs, completions, strict=True):
+        rule = {"cache_block": window_rule(commit), "window": c.window}
+        agrees(
+            completion, generate(oracle, prompt, c.tau, c.metric, c.max_new_tokens, c.eos_ids or (), **rule)
+        )
+    assert completions[3].finish_reason == "eos"
+
+
+@pytest.mark.parametrize("loop", ["cursor", "block-8"])
+@pytest.mark.parametrize("name", [MAIN, "mistral", "qwen3-mixed"])
+def test_prompts_longer_than_a_chunk_and_answers_longer_than_a_bucket(
+    name: str, loop: str, sessions: Sessions, oracles: Oracles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mars_export.runtime.decode.batch.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
+    commit = LOOPS[loop]
+    prompts = [list(range(40, 40 + length)) for length in (6, 7, 8, 14, 15, 50)]
+    answers = [generate(oracles(name), p, 0.6, max_new=NEW, cache_block=window_rule(commit)) for p in prompts]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        completion = sessions(name).generate(prompt, config(0.6), commit=commit)
+        agrees(completion, answer)
+        assert completion.stats.prefill_forwards == (len(prompt) - 1) // 7
+    for completion, answer in zip(
+        sessions(name).generate_batch(prompts, config(0.6), commit=commit), answers, strict=True
+    ):
+        agrees(completion, answer)
+
+
+@pytest.mark.parametrize("loop", ["cursor", "block-20"])
+def test_a_prompt_beyond_the_real_chunk_and_bucket(loop: str, sessions: Sessions, oracles: Oracles) -> None:
+    prompt = [(7 * i) % 250 for i in range(300)]
+    answer = generate(oracles(MAIN), prompt, 0.5, max_new=100, cache_block=window_rule(LOOPS[loop]))
+    agrees(sessions(MAIN).generate(prompt, config(0.5, max_new_tokens=100), commit=LOOPS[loop]), answer)
+
+
+def test_the_matrix_has_runs_and_rejections(oracles: Oracles) -> None:
+    """Nothing above would mean much if all or nothing was accepted."""
+    for metric in METRICS:
+        lengths = set()
+        for tau in TAUS[metric][1:]:
+            answers = [generate(oracles(MAIN), p, tau, metric, NEW) for p in PROMPTS]
+            lengths |= {run for answer in answers for run in answer.runs}
+            assert any(run > 1 for answer in answers for run in answer.runs), (metric, tau)
+            assert sum(answer.rejections for answer in answers) > 1, (metric, tau)
+        assert lengths == {1, 2, 3, 4, 5, 6}, metric
+
+
+@pytest.mark.parametrize("loop", ["cursor", "block-8"])
+@pytest.mark.parametrize("name", [MAIN, "llama", "mistral", "qwen3"])
+def test_tau_1_is_greedy_generation_of_transformers(
+    name: str, loop: str, sessions: Sessions, oracles: Oracles
+) -> None:
+    model = oracles(name).model
+    settings = transformers.GenerationConfig(
+        max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0, suppress_tokens=[tiny.MASK]
+    )
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[
+            0, len(prompt) :
+        ].tolist()
+        got = sessions(name).generate(prompt, config(1.0), commit=LOOPS[loop])
+        assert list(got.token_ids) == expected
+        assert got.stats.forwards == NEW, "one-token mode: one forward a token"
+        assert got.stats.accepted == {1: NEW}
+
+
+@pytest.mark.parametrize("tau", [0.9, 0.3])
+def test_the_loops_agree_where_they_look_equally_far_ahead(tau: float, sessions: Sessions) -> None:
+    cursor = sessions(MAIN).generate_batch(PROMPTS, config(tau))
+    block = sessions(MAIN).generate_batch(PROMPTS, config(tau), commit=Commit("block", NEW))
+    for a, b in zip(cursor, block, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.confidences == pytest.approx(b.confidences, abs=1e-5)
+        assert a.stats.accepted == b.stats.accepted

@@ -1,0 +1,264 @@
+"""How an answer ends: end-of-sequence, stop strings, the token budget, the context, and people who change their mind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from support import tiny
+from support.fake import Recording
+from support.oracle import Answer, Oracle, generate
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import Commit, GenerationConfig, Session, SessionError
+
+NEW = 24
+MAIN = "a2d-qwen2"
+LOOPS = {"cursor": Commit(), "block": Commit("block", 20)}
+CONTEXT = 32
+Sessions = Callable[[str], Session]
+Oracles = Callable[[str], Oracle]
+Prompt = list[int]
+
+
+def config(tau: float = 0.3, **changes: object) -> GenerationConfig:
+    return GenerationConfig(tau=tau, max_new_tokens=NEW, eos_ids=()).with_values(**changes)
+
+
+def answers(oracle: Oracle, commit: Commit) -> list[tuple[Prompt, Answer]]:
+    prompts = [[seed, seed + 40] for seed in range(0, 200, 10)]
+    return [
+        (
+            p,
+            generate(
+                oracle,
+                p,
+                0.3,
+                max_new=NEW,
+                cache_block=commit.cache_block if commit.kind == "block" else None,
+            ),
+        )
+        for p in prompts
+    ]
+
+
+def inside_runs(answer: Answer) -> list[int]:
+    """Indices of tokens that are neither the first nor the last of the run they were accepted in."""
+    ends = list(accumulate(answer.runs))
+    return [
+        i for end, length in zip(ends, answer.runs, strict=True) for i in range(end - length + 1, end - 1)
+    ]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_nothing_after_an_eos_inside_a_run(loop: str, sessions: Sessions, oracles: Oracles) -> None:
+    tried = 0
+    for prompt, answer in answers(oracles(MAIN), LOOPS[loop]):
+        for at in [i for i in inside_runs(answer) if answer.tokens.index(answer.tokens[i]) == i][:2]:
+            completion = sessions(MAIN).generate(
+                prompt, config(eos_ids=(answer.tokens[at],)), commit=LOOPS[loop]
+            )
+            assert list(completion.token_ids) == answer.tokens[: at + 1]
+            assert completion.finish_reason == "eos"
+            tried += 1
+    assert tried > 10
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_model_s_own_eos_is_the_default(loop: str, sessions: Sessions, oracles: Oracles) -> None:
+    assert sessions(MAIN).bundle.manifest.tokens.eos == (tiny.IM_END,)
+    for prompt, answer in answers(oracles(MAIN), LOOPS[loop]):
+        completion = sessions(MAIN).generate(prompt, config(eos_ids=None), commit=LOOPS[loop])
+        cut = answer.tokens.index(tiny.IM_END) + 1 if tiny.IM_END in answer.tokens else NEW
+        assert list(completion.token_ids) == answer.tokens[:cut]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_stop_string_inside_a_run_cuts_tokens_and_text(
+    loop: str, sessions: Sessions, oracles: Oracles
+) -> None:
+    session, tried = sessions(MAIN), 0
+    assert session.text is not None
+    for prompt, answer in answers(oracles(MAIN), LOOPS[loop]):
+        for at in inside_runs(answer):
+            first, second = (session.text.decode([token]) for token in answer.tokens[at - 1 : at + 1])
+            before, stop, whole = (
+                session.text.decode(answer.tokens[: at - 1]),
+                first + second,
+                session.text.decode(answer.tokens[: at + 1]),
+            )
+            if not first or not second or not stop.isascii() or whole != before + stop or stop in whole[:-1]:
+                continue
+            completion = session.generate(prompt, config(stop=(stop,)), commit=LOOPS[loop])
+            assert completion.text == before
+            assert list(completion.token_ids) == answer.tokens[: at + 1]
+            assert len(completion.confidences) == at + 1
+            assert completion.finish_reason == "stop"
+            tried += 1
+    assert tried > 5
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 11])
+def test_the_token_budget_ends_a_run(count: int, loop: str, sessions: Sessions, oracles: Oracles) -> None:
+    for prompt, answer in answers(oracles(MAIN), LOOPS[loop])[:6]:
+        completion = sessions(MAIN).generate(prompt, config(max_new_tokens=count), commit=LOOPS[loop])
+        assert list(completion.token_ids) == answer.tokens[:count]
+        assert completion.finish_reason == "length"
+
+
+@pytest.fixture(scope="module")
+def short_context(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Oracle]:
+    directory = tmp_path_factory.mktemp("short")
+    small = tiny.Tiny("short", "qwen2", {"max_position_embeddings": CONTEXT})
+    tiny.write(small, directory / "checkpoint")
+    export_onnx(open_checkpoint(str(directory / "checkpoint")), directory / "bundle", ExportOptions(block=6))
+    return Session.open(directory / "bundle", threads=1), Oracle(
+        tiny.load(small, directory / "checkpoint"), tiny.MASK, 6
+    )
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.7, 0.2])
+@pytest.mark.parametrize("commit", [Commit(), Commit("block", 4), Commit("block", 7), Commit("block", 50)])
+def test_a_full_context_ends_its_row_only(
+    tau: float, commit: Commit, short_context: tuple[Session, Oracle]
+) -> None:
+    session, oracle = short_context
+    prompts = [list(range(20)), [7, 8], list(range(50, 50 + CONTEXT)), list(range(100, 131)), [9]]
+    rule = {"cache_block": commit.cache_block if commit.kind == "block" else None, "capacity": CONTEXT}
+    completions = session.generate_batch(prompts, config(tau), commit=commit)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        answer = generate(oracle, prompt, tau, max_new=NEW, **rule)
+        assert list(completion.token_ids) == answer.tokens
+        assert completion.finish_reason == answer.reason
+        assert len(completion.token_ids) == min(NEW, CONTEXT + 1 - len(prompt))
+    assert [c.finish_reason for c in completions] == ["capacity", "length", "capacity", "capacity", "length"]
+    assert completions[0].text, "the text so far is kept"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_stream_tells_of_a_full_context(loop: str, short_context: tuple[Session, Oracle]) -> None:
+    stream = short_context[0].stream(list(range(25)), config(0.7), commit=LOOPS[loop])
+    events = list(stream)
+    assert [e.finish_reason for e in events] == [None] * (len(events) - 1) + ["capacity"]
+    assert "".join(e.text for e in events) == stream.completion.text
+    assert len(stream.completion.token_ids) == 8
+
+
+def test_a_prompt_that_cannot_be_served_is_refused(short_context: tuple[Session, Oracle]) -> None:
+    session = short_context[0]
+    with pytest.raises(SessionError, match=r"prompt has 33 tokens.*holds 32"):
+        session.generate([1] * 33)
+    with pytest.raises(SessionError, match="prompt is empty"):
+        session.generate([])
+    with pytest.raises(SessionError, match=r"outside the vocabulary of 288: \[288, -1\]"):
+        session.generate([1, 288, -1])
+    with pytest.raises(SessionError, match="2 prompts but 1 configs"):
+        session.generate_batch([[1], [2]], [config()])
+
+
+def test_what_the_graph_lacks_is_refused_before_the_first_step(short_context: tuple[Session, Oracle]) -> None:
+    session = short_context[0]
+    with pytest.raises(SessionError, match="margin needs a bundle exported with --metrics"):
+        session.generate([1], config(metric="margin"))
+    with pytest.raises(SessionError, match="entropy needs a bundle exported with --metrics"):
+        session.stream([1], config(metric="entropy"))
+    with pytest.raises(SessionError, match="--logits"):
+        session.generate([1], config(temperature=0.5))
+    with pytest.raises(SessionError, match="--logits"):
+        session.generate([1], config(repetition_penalty=1.5))
+
+
+def test_the_mask_is_never_emitted(tmp_path: Path) -> None:
+    small = tiny.Tiny("masked", "qwen2")
+    model = tiny.build(small)
+    with torch.no_grad():
+        model.lm_head.weight[tiny.MASK] *= 20
+    tiny.save(model, tmp_path / "checkpoint")
+    export_onnx(
+        open_checkpoint(str(tmp_path / "checkpoint")),
+        tmp_path / "bundle",
+        ExportOptions(block=6, metrics=True, logits=True),
+    )
+    session = Session.open(tmp_path / "bundle", threads=1)
+    oracle = Oracle(tiny.load(small, tmp_path / "checkpoint"), tiny.MASK, 6)
+    would_win = 0
+    for prompt in ([1, 2], [3], [40, 50, 60]):
+        for metric, tau in (("probability", 0.3), ("margin", 0.2), ("entropy", 1.6)):
+            answer = generate(oracle, prompt, tau, metric, NEW)
+            completion = session.generate(prompt, config(tau, metric=metric))
+            assert list(completion.token_ids) == answer.tokens
+            assert completion.confidences == pytest.approx(answer.confidences, abs=1e-4)
+            would_win += int((oracle.logits([*prompt, *answer.tokens]).argmax(-1) == tiny.MASK).sum())
+        for seed in range(3):
+            drawn = session.generate(prompt, config(temperature=3.0, seed=seed, repetition_penalty=1.3))
+            assert tiny.MASK not in drawn.token_ids
+    assert would_win > 20
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_tau_changed_during_a_stream_counts_from_the_next_step(
+    loop: str, sessions: Sessions, oracles: Oracles
+) -> None:
+    prompt = [30, 70]
+    careful = generate(oracles(MAIN), prompt, 1.0, max_new=6).tokens
+    stream = sessions(MAIN).stream(prompt, config(1.0), commit=LOOPS[loop])
+    tokens: list[int] = []
+    for n, event in enumerate(stream):
+        tokens += event.token_ids
+        if n < 6:
+            assert len(event.token_ids) == 1
+        if n == 5:
+            stream.tau = 0.3
+    assert tokens[:6] == careful
+    rest = generate(
+        oracles(MAIN), [*prompt, *careful], 0.3, max_new=NEW - 6, cache_block=14 if loop == "block" else None
+    )
+    assert tokens[6:] == rest.tokens
+    assert max(rest.runs) > 1
+    with pytest.raises(SessionError, match="tau must be"):
+        stream.tau = -1.0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_cancelled_stream_ends_and_keeps_its_text(loop: str, sessions: Sessions) -> None:
+    stream = sessions(MAIN).stream([30, 70], config(0.9), commit=LOOPS[loop])
+    seen = []
+    for event in stream:
+        seen.append(event)
+        if len(seen) == 3:
+            stream.cancel()
+    assert len(seen) == 3
+    completion = stream.completion
+    assert completion.finish_reason == "cancelled"
+    assert list(completion.token_ids) == [token for event in seen for token in event.token_ids]
+    assert completion.text.startswith("".join(event.text for event in seen))
+
+
+def test_a_stream_is_the_same_answer_in_pieces(sessions: Sessions) -> None:
+    for prompt in ([5], [80, 81, 82]):
+        whole = sessions(MAIN).generate(prompt, config(0.6))
+        stream = sessions(MAIN).stream(prompt, config(0.6))
+        events = list(stream)
+        assert "".join(event.text for event in events) == whole.text == stream.completion.text
+        assert (
+            tuple(t for event in events for t in event.token_ids)
+            == whole.token_ids
+            == stream.completion.token_ids
+        )
+        assert stream.completion.confidences == whole.confidences
+        assert stream.stats.accepted == whole.stats.accepted
+
+
+def test_one_token_mode_and_a_finished_row_cost_nothing_more(sessions: Sessions) -> None:
+    session = sessions(MAIN)
+    recording = Recording(session.backend)
+    spied = Session(session.bundle, session.variant, recording)
+    spied.generate_batch([[1, 2, 3], [4], [5, 6]], [config(1.0, max_new_tokens=n) for n in (9, 3, 5)])
+    assert [(step.rows, step.slots) for step in recording.steps] == [(1, 3), (1, 1), (1, 2)] + [
+        (3, 1)
+    ] * 2 + [(2, 1)] * 2 + [(1, 1)] * 4

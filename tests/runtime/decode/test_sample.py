@@ -1,0 +1,162 @@
+"""Sampling: draws depend on seed and position only, filters are what they say, and the penalty is transformers' own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.oracle import Oracle
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from mars_export.runtime import Commit, GenerationConfig, Session
+from mars_export.runtime.decode.sample import choose, confidence_of, uniform
+
+MAIN = "a2d-qwen2"
+PROMPT = [5, 17, 99]
+Sessions = Callable[[str], Session]
+
+
+def config(tau: float = 0.5, **changes: object) -> GenerationConfig:
+    return GenerationConfig(tau=tau, max_new_tokens=20, eos_ids=()).with_values(**changes)
+
+
+def logits(seed: int, size: int = 50) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
+
+
+def test_uniform_numbers_are_uniform_and_of_their_own() -> None:
+    numbers = np.array([uniform(seed, position) for seed in range(40) for position in range(50)])
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert len(set(numbers)) == len(numbers)
+    assert abs(numbers.mean() - 0.5) < 0.03
+    assert np.histogram(numbers, 10, (0, 1))[0].min() > 150
+
+
+@pytest.mark.parametrize("commit", [Commit(), Commit("block", 8)])
+def test_a_seed_repeats_and_another_does_not(commit: Commit, sessions: Sessions) -> None:
+    session = sessions(MAIN)
+    drawn = [
+        session.generate(PROMPT, config(temperature=1.0, seed=seed), commit=commit) for seed in (1, 1, 2)
+    ]
+    assert drawn[0].token_ids == drawn[1].token_ids
+    assert drawn[0].confidences == drawn[1].confidences
+    assert drawn[0].token_ids != drawn[2].token_ids
+
+
+@pytest.mark.parametrize("metric", ["probability", "margin", "entropy"])
+def test_almost_no_temperature_and_top_k_1_are_greedy(metric: str, sessions: Sessions) -> None:
+    session = sessions(MAIN)
+    for tau in (1.0, 0.5):
+        greedy = session.generate(PROMPT, config(tau, metric=metric))
+        for changes in (
+            {"temperature": 1e-4},
+            {"temperature": 1.0, "top_k": 1},
+            {"temperature": 1.0, "top_p": 1e-6},
+        ):
+            drawn = session.generate(PROMPT, config(tau, metric=metric, **changes))
+            assert drawn.token_ids == greedy.token_ids
+            assert drawn.confidences == pytest.approx(greedy.confidences, abs=1e-5)
+            assert drawn.stats.accepted == greedy.stats.accepted
+
+
+def test_a_batch_draws_as_each_row_alone(sessions: Sessions) -> None:
+    prompts = [PROMPT, [1], list(range(20))]
+    configs = [
+        config(0.3, temperature=0.8, seed=3),
+        config(0.4),
+        config(0.2, temperature=1.2, top_k=5, repetition_penalty=1.2, seed=9),
+    ]
+    together = sessions(MAIN).generate_batch(prompts, configs)
+    for prompt, c, completion in zip(prompts, configs, together, strict=True):
+        assert sessions(MAIN).generate(prompt, c).token_ids == completion.token_ids
+
+
+def test_the_draw_at_a_position_does_not_depend_on_run_lengths(
+    sessions: Sessions, oracles: Callable[[str], Oracle]
+) -> None:
+    """The first token of every run has seen no mask, so it must be the draw of one-token mode after the same prefix."""
+    settings = config(0.2, temperature=0.9, seed=11)
+    stream = sessions(MAIN).stream(PROMPT, settings)
+    known, runs = list(PROMPT), []
+    for event in stream:
+        row = oracles(MAIN).logits(known)[-1].numpy().copy()
+        row[tiny.MASK] = -1e9
+        assert choose(row, settings, known, len(known))[0] == event.token_ids[0]
+        known += event.token_ids
+        runs.append(len(event.token_ids))
+    assert max(runs) > 1
+
+
+def test_a_sampled_candidate_is_judged_by_its_own_probability(
+    sessions: Sessions, oracles: Callable[[str], Oracle]
+) -> None:
+    completion = sessions(MAIN).generate(PROMPT, config(1.0, temperature=2.0, seed=5))
+    known = list(PROMPT)
+    for token, confidence in zip(completion.token_ids, completion.confidences, strict=True):
+        row = oracles(MAIN).logits(known)[-1].clone()
+        row[tiny.MASK] = -torch.inf
+        assert confidence == pytest.approx(float(torch.softmax(row, -1)[token]), abs=1e-4)
+        known.append(token)
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 2.0])
+def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+    seen = [3, 3, 17, 40, 8]
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    for seed in range(20):
+        values = logits(seed)
+        expected = processor(torch.tensor([seen]), torch.from_numpy(values)[None].clone())[0]
+        token, confidence = choose(values, config(repetition_penalty=penalty), seen, 7)
+        assert token == int(expected.argmax())
+        assert confidence == pytest.approx(float(torch.softmax(expected, -1).max()), abs=1e-6)
+
+
+def test_the_repetition_penalty_sees_earlier_tokens_of_the_same_run(sessions: Sessions) -> None:
+    """A huge penalty forbids every repetition, also within one run."""
+    completion = sessions(MAIN).generate(PROMPT, config(0.0, repetition_penalty=1e6))
+    assert completion.stats.tokens_per_forward > 1
+    assert len(set(completion.token_ids) | set(PROMPT)) == len(completion.token_ids) + len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "temperature"),
+    [(0, 1.0, 1.0), (5, 1.0, 0.7), (0, 0.8, 1.3), (10, 0.6, 1.0), (3, 0.99, 2.0)],
+)
+def test_draws_follow_the_distribution_of_transformers_warpers(
+    top_k: int, top_p: float, temperature: float
+) -> None:
+    values = logits(4, 30)
+    scores = TemperatureLogitsWarper(temperature)(None, torch.from_numpy(values)[None].clone())
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    expected = torch.softmax(scores.double(), -1)[0].numpy()
+    draws = [
+        choose(values, config(temperature=temperature, top_k=top_k, top_p=top_p, seed=1), (), position)[0]
+        for position in range(4000)
+    ]
+    found = np.bincount(draws, minlength=30) / len(draws)
+    assert set(draws) <= set(np.flatnonzero(expected))
+    assert np.abs(found - expected).max() < 4 * math.sqrt(0.25 / len(draws))
+
+
+def test_the_metrics_of_a_candidate() -> None:
+    values = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    assert confidence_of(values, 0, "probability") == pytest.approx(0.5)
+    assert confidence_of(values, 2, "probability") == pytest.approx(0.2)
+    assert confidence_of(values, 0, "margin") == pytest.approx(0.2)
+    assert confidence_of(values, 2, "margin") == pytest.approx(-0.3)
+    entropy = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
+    assert confidence_of(values, 1, "entropy") == pytest.approx(entropy)
+    assert confidence_of(np.array([0, -1e9], np.float32), 0, "entropy") == 0

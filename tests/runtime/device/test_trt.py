@@ -1,0 +1,253 @@
+"""The TensorRT backend over a fake GPU: addresses, shapes, ranges, cursors, captured steps and the order on the stream."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake import MASK, FakeBackend
+from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
+
+from mars_export.runtime import Commit, GenerationConfig, SessionError
+from mars_export.runtime.decode.backend import Backend
+from mars_export.runtime.decode.batch import decode
+from mars_export.runtime.decode.blocks import decode_blocks
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.device.trt import TrtBackend, TrtCache
+
+BLOCK, CAPACITY, PREFILL = 4, 64, 16
+
+
+def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
+    """A token and a confidence that depend on everything seen, and are sure about two times in three."""
+    mixed = (sum((i + 3) * t for i, t in enumerate(known)) * 31 + masks * 17) % 997
+    return mixed + 1, 0.95 if mixed % 3 else 0.4
+
+
+def made(
+    kv_layout: str = "static", *, static: bool = False, batch: int = 3, refuse: bool = False
+) -> tuple[TrtBackend, FakeEngine, FakeDevice]:
+    device = FakeDevice(refuse_capture=refuse)
+    info = engine_info(batch, BLOCK, PREFILL, static=static)
+    engine = FakeEngine(device, info, predict, kv_layout == "static")
+    backend = TrtBackend(engine, engine_variant(info, CAPACITY, kv_layout, static=static), MODEL, device)  # type: ignore[arg-type]
+    return backend, engine, device
+
+
+def answers(backend: Backend, prompts: list[list[int]], commit: Commit, new: int = 20) -> list[list[int]]:
+    rows = [
+        Row(i, p, GenerationConfig(tau=0.9, max_new_tokens=new - i, eos_ids=()), ())
+        for i, p in enumerate(prompts)
+    ]
+    steps = (
+        decode(backend, rows, BLOCK, MASK)
+        if commit.kind == "cursor"
+        else decode_blocks(backend, rows, BLOCK, MASK, commit.cache_block)
+    )
+    for _ in steps:
+        pass
+    return [row.tokens for row in rows]
+
+
+PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30]]
+
+
+@pytest.mark.parametrize("commit", [Commit(), Commit("block", 4)], ids=["cursor", "block"])
+@pytest.mark.parametrize("refuse", [False, True], ids=["graphs", "plain"])
+@pytest.mark.parametrize(
+    ("kv_layout", "static"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
+)
+def test_the_loops_accept_what_they_accept_elsewhere(
+    kv_layout: str, static: bool, refuse: bool, commit: Commit
+) -> None:
+    backend, _, device = made(kv_layout, static=static, refuse=refuse)
+    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), PROMPTS, commit)
+    for _ in range(3):  # the second time on memory that was used, the third with captured steps
+        assert answers(backend, PROMPTS, commit) == expected
+    assert (device.launches > 0) == (not refuse)
+    assert backend.num_graphs == device.graphs
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["ranges", "fixed"])
+def test_a_row_near_its_end_shares_a_step_with_a_row_that_looks_far_ahead(static: bool) -> None:
+    backend, _, _ = made(static=static)
+    asked = [[5] * (backend.max_capacity - 2), [6]]
+    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), asked, Commit(), 30)
+    assert answers(backend, asked, Commit(), 30) == expected
+    with pytest.raises(
+        SessionError, match="would write entry 65 of a row, this engine holds 64; shorten the prompt"
+    ):
+        backend.new_cache(1).reserve(CAPACITY + 1)
+
+
+def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
+    backend, _, device = made()
+    cache = backend.new_cache(3)
+    device.events.clear()
+    ids, index = np.full((3, BLOCK), 7), np.tile(np.arange(BLOCK), (3, 1))
+    for _ in range(3):
+        device.events.clear()
+        backend.step(cache, 0, ids, np.zeros(3, np.int64), index, False)
+        kinds = [kind for kind, _ in device.events]
+        assert kinds == ["upload", "upload", "upload", "execute", "download", "download", "synchronize"]
+        assert sum(size for kind, size in device.events if kind == "download") <= 3 * BLOCK * 16
+    assert device.launches == 2, "the first run prepares, the second is captured and replayed"
+
+
+def test_memory_is_allocated_once() -> None:
+    backend, _, device = made()
+    answers(backend, PROMPTS, Commit())
+    gc.collect()
+    before = len(device.allocations)
+    for _ in range(20):
+        answers(backend, PROMPTS[:2], Commit(), new=6)
+    assert len(device.allocations) == before
+    one, two = backend.new_cache(1), backend.new_cache(1)
+    assert one.memory != two.memory, "two at once do not share"
+    kv_bytes = 3 * MODEL.num_kv_heads * CAPACITY * MODEL.head_dim * 4
+    assert device.allocations.count(kv_bytes) == 2 * 2 * MODEL.num_layers
+
+
+def test_memory_that_is_used_again_holds_no_old_entries() -> None:
+    backend, _, device = made()
+    cache = backend.new_cache(1)
+    for address in cache.memory.addresses:
+        device.view(address, (cache.memory.tensor_bytes // 4,), np.float32)[:] = np.inf
+    del cache
+    gc.collect()
+    again = backend.new_cache(1)
+    assert all(
+        (device.view(a, (again.memory.tensor_bytes // 4,), np.float32) == 0).all()
+        for a in again.memory.addresses
+    )
+
+
+def test_the_memory_goes_with_the_backend() -> None:
+    backend, _, device = made()
+    assert not device.closed
+    del backend
+    gc.collect()
+    assert device.closed == 1
+
+
+def test_ranges_are_chosen_by_shape() -> None:
+    backend, engine, _ = made()
+    cache = backend.new_cache(3)
+    step = lambda rows, slots, first=0: backend.step(  # noqa: E731
+        cache,
+        first,
+        np.full((rows, slots), 3),
+        np.zeros(rows, np.int64),
+        np.zeros((rows, 1), np.int64),
+        False,
+    )
+    step(1, 1)
+    step(3, 2 * BLOCK - 1)
+    assert [c.range_index for c in engine.contexts] == [0, 0], "decode, a context for each shape"
+    step(1, 2 * BLOCK)
+    step(2, PREFILL)
+    step(1, PREFILL, 2)
+    assert [c.range_index for c in engine.contexts] == [0, 0, 1], "prefill, one context for all"
+    last = engine.contexts[-1]
+    assert last.shapes["input_ids"] == (1, PREFILL)
+    assert last.shapes["past_key_values.1.value"] == (1, 2, CAPACITY, 4)
+    assert last.addresses["past_key_values.0.key"] == cache.memory.addresses[0] + 2 * cache.memory.row_bytes
+    with pytest.raises(
+        SessionError,
+        match=r"1 x 17 slots with 1 predictions is beyond this engine \(decode: 1-3 x 1-7; prefill: 1-3 x 1-16",
+    ):
+        step(1, PREFILL + 1)
+
+
+def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
+    backend, engine, device = made()
+    one, two = backend.new_cache(2), backend.new_cache(2)
+    ids, index = np.array([[4, 5]]), np.array([[1]])
+    for cache in (one, two):
+        for first in (0, 1):
+            for _ in range(3):
+                backend.step(cache, first, ids + first, np.array([0]), index, False)
+    assert device.graphs == 4
+    assert len({c.addresses["past_key_values.0.key"] for c in engine.contexts}) == 4
+    for cache in (one, two):
+        keys = device.view(cache.memory.addresses[0], (3, 2, CAPACITY, 4), np.float32)
+        assert keys[:2, 0, :2, 0].tolist() == [[4, 5], [5, 6]]
+
+
+def test_captured_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mars_export.runtime.device.trt.MOST_GRAPHS", 3)
+    backend, _, device = made()
+    cache = backend.new_cache(1)
+    for slots in (1, 2, 3, 4, 5, 1):
+        for _ in range(2):
+            backend.step(cache, 0, np.full((1, slots), 2), np.array([0]), np.array([[0]]), False)
+    assert backend.num_graphs == 3
+    assert device.forgotten == 3
+
+
+def test_a_row_is_moved_with_all_its_heads() -> None:
+    backend, _, device = made()
+    cache = backend.new_cache(3)
+    backend.step(cache, 2, np.array([[8, 9, 10]]), np.array([0]), np.array([[0]]), False)
+    cache.move(2, 0, 2)
+    keys = device.view(cache.memory.addresses[3], (3, 2, CAPACITY, 4), np.float32)
+    assert (keys[0, :, :2] == np.array([8, 9])[None, :, None]).all()
+    assert not keys[0, :, 2:].any()
+    assert not keys[1].any()
+    cache.move(2, 1, 0)
+    assert not keys[1].any()
+
+
+def test_an_engine_without_symbols_keeps_its_filling_out_of_the_way() -> None:
+    backend, _, device = made(static=True)
+    assert backend.max_capacity == CAPACITY - BLOCK
+    assert backend.max_slots == BLOCK
+    cache = backend.new_cache(3)
+    backend.step(cache, 1, np.array([[8, 9]]), np.array([0]), np.array([[1]]), False)
+    keys = device.view(cache.memory.addresses[0], (5, 2, CAPACITY, 4), np.float32)
+    assert keys[1, 0, :2, 0].tolist() == [8, 9]
+    assert not keys[0].any()
+    assert not keys[2:, :, : CAPACITY - BLOCK].any(), "rows that nobody asked for write to the end only"
+    with pytest.raises(SessionError, match="exactly 3 x 4"):
+        backend.step(cache, 0, np.zeros((1, 5), np.int64), np.array([0]), np.array([[0]]), False)
+
+
+def test_too_many_rows_are_refused() -> None:
+    with pytest.raises(
+        SessionError, match="4 rows, but this engine was built for at most 3; build it again with --batch 4"
+    ):
+        made()[0].new_cache(4)
+
+
+def test_a_failing_step_says_what_tensorrt_said() -> None:
+    backend, engine, _ = made()
+    engine.fails = True
+    cache = backend.new_cache(1)
+    with pytest.raises(
+        SessionError, match="TensorRT failed in a step of 1 x 2 slots: the fake was told to fail"
+    ):
+        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+
+
+def test_an_engine_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _, _ = made()
+    monkeypatch.setattr(
+        "fake_cuda.FakeContext.set_tensor_address", lambda self, name, address: name != "present.1.key"
+    )
+    cache = backend.new_cache(1)
+    with pytest.raises(
+        SessionError,
+        match=r"the engine and the manifest disagree about present.1.key; build the engine again",
+    ):
+        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+
+
+def test_kernels_are_kept_after_what_is_new_only() -> None:
+    backend, engine, _ = made()
+    cache: Any = backend.new_cache(1)
+    assert isinstance(cache, TrtCache)
+    for _ in range(4):
+        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    assert engine.kept == 1

@@ -1,0 +1,359 @@
+"""Continuous batching: every row gets what it would get alone, whoever joins, leaves, waits or fails beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fake import MASK, FakeBackend
+from support.unsure import predict
+
+from mars_export.runtime import Engine, GenerationConfig, Limits, Session, SessionError
+from mars_export.runtime.decode.backend import StepOutput
+from mars_export.runtime.decode.batch import decode
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Schedule
+
+Sessions = Callable[[str], Session]
+BLOCK = 4
+
+
+def config(seed: int) -> GenerationConfig:
+    draw = random.Random(seed)
+    window = draw.choice((None, None, 1, 2, 3))
+    return GenerationConfig(
+        tau=draw.choice((1.0, 0.9, 0.5, 0.2)), max_new_tokens=draw.randint(1, 25), eos_ids=(7,), window=window
+    )
+
+
+def new_row(index: int, seed: int) -> Row:
+    draw = random.Random(seed)
+    return Row(index, [draw.randint(1, 50) for _ in range(draw.choice((1, 2, 9, 40)))], config(seed), ())
+
+
+def alone(seed: int) -> tuple[list[int], Any]:
+    row = new_row(0, seed)
+    for _ in decode(FakeBackend(predict), [row], BLOCK, MASK):
+        pass
+    return row.tokens, row.finish_reason
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 10**6)), min_size=1, max_size=12),
+    limits=st.builds(
+        Limits, max_rows=st.integers(1, 4), max_waiting=st.just(64), prefill_tokens=st.integers(1, 20)
+    ),
+    cancelled=st.sets(st.integers(0, 11), max_size=3),
+)
+def test_rows_get_what_they_get_alone_whenever_they_arrive(
+    arrivals: list[tuple[int, int]], limits: Limits, cancelled: set[int]
+) -> None:
+    backend = FakeBackend(predict)  # fails when a row would see another's entries
+    schedule = Schedule(backend, BLOCK, MASK, limits)
+    rows = {i: (at, seed, new_row(i, seed)) for i, (at, seed) in enumerate(arrivals)}
+    events: dict[int, list[int]] = {i: [] for i in rows}
+    now = 0
+    while not schedule.is_idle or now <= max(at for at, _, _ in rows.values()):
+        for i, (at, _, row) in rows.items():
+            if at == now:
+                schedule.add(row)
+            if i in cancelled and now == at + 2 and row.finish_reason is None:
+                row.finish_reason = "cancelled"
+        accepted, failures = schedule.step()
+        assert not failures
+        for event in accepted:
+            events[event.row] += event.token_ids
+        assert schedule.num_running <= limits.max_rows
+        now += 1
+        assert now < 3000
+    for i, (_, seed, row) in rows.items():
+        tokens, reason = alone(seed)
+        assert row.tokens[row.stats.prompt_tokens :] == events[i]
+        if row.finish_reason == "cancelled":
+            assert tokens[: len(row.tokens)] == row.tokens
+        else:
+            assert (row.tokens, row.finish_reason) == (tokens, reason)
+
+
+def test_a_long_prompt_does_not_stall_the_others() -> None:
+    backend = FakeBackend(lambda known, masks: (1, 0.0))
+    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=3, prefill_tokens=10))
+    short = Row(0, [1, 2], GenerationConfig(max_new_tokens=30, eos_ids=()), ())
+    schedule.add(short)
+    schedule.step()
+    schedule.add(Row(1, [3] * 95, GenerationConfig(max_new_tokens=3, eos_ids=()), ()))
+    schedule.add(Row(2, [4, 5], GenerationConfig(max_new_tokens=3, eos_ids=()), ()))
+    while short.finish_reason is None:
+        before, steps = short.stats.tokens, len(backend.steps)
+        schedule.step()
+        assert short.stats.tokens == before + 1, "each step gives the running row a token"
+        prefill = [s for s in backend.steps[steps:] if s.first > 0]
+        assert sum(s.slots for s in prefill) <= 10 + BLOCK + BLOCK, (
+            "and prefills no more than it may, plus the first masks"
+        )
+
+
+def test_short_prompts_are_taken_in_together() -> None:
+    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, prefill_tokens=64))
+    rows = [
+        Row(i, [1 + i] * 5, GenerationConfig(tau=1.0, max_new_tokens=9, eos_ids=()), ()) for i in range(4)
+    ]
+    for row in rows:
+        schedule.add(row)
+    schedule.step()
+    assert [row.stats.tokens for row in rows] == [2, 2, 2, 2], "the first token, and one decode step"
+
+
+def test_memory_of_a_long_row_is_given_back_when_nothing_runs() -> None:
+    backend = FakeBackend(predict)
+    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
+    schedule.add(Row(0, [1] * 300, GenerationConfig(max_new_tokens=2, eos_ids=()), ()))
+    while not schedule.is_idle:
+        schedule.step()
+    assert len(backend.caches) == 2
+    assert backend.caches[-1].capacity == 0
+
+
+def test_a_row_that_fails_takes_nobody_with_it() -> None:
+    def broken(token: int) -> bool:
+        raise RuntimeError(f"bad stop condition at {token}")
+
+    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=3))
+    good = [new_row(i, seed) for i, seed in ((0, 11), (2, 12))]
+    bad = Row(1, [5, 6], GenerationConfig(max_new_tokens=20, eos_ids=()), (), broken)
+    for row in (good[0], bad, good[1]):
+        schedule.add(row)
+    failed = []
+    while not schedule.is_idle:
+        failed += schedule.step()[1]
+    assert [(f.row.index, str(f.error)) for f in failed] == [(1, f"bad stop condition at {bad.tokens[-1]}")]
+    for row, seed in zip(good, (11, 12), strict=True):
+        assert row.tokens == alone(seed)[0]
+
+
+def test_a_backend_that_fails_once_ends_the_rows_of_that_forward_only() -> None:
+    class Flaky(FakeBackend):
+        broken = False
+
+        def step(self, *arguments: Any) -> StepOutput:
+            if self.broken:
+                raise SessionError("device lost")
+            return super().step(*arguments)
+
+    backend = Flaky(predict)
+    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=2))
+    schedule.add(Row(0, [1, 2], GenerationConfig(max_new_tokens=50, eos_ids=()), ()))
+    schedule.step()
+    backend.broken = True
+    assert [f.row.index for f in schedule.step()[1]] == [0]
+    backend.broken = False
+    row = new_row(1, 77)
+    schedule.add(row)
+    while not schedule.is_idle:
+        assert not schedule.step()[1]
+    assert row.tokens == alone(77)[0]
+
+
+@pytest.mark.parametrize("wrong", [{"max_rows": 0}, {"max_waiting": 0}, {"prefill_tokens": -1}])
+def test_limits_below_one(wrong: dict[str, int]) -> None:
+    with pytest.raises(SessionError, match=f"{next(iter(wrong))} must be 1 or more"):
+        Limits(**wrong)
+
+
+# --- the engine, on a real bundle ---
+
+
+@pytest.fixture(params=["llama", "qwen3-mixed"])
+def session(request: pytest.FixtureRequest, sessions: Sessions) -> Session:
+    return sessions(request.param)
+
+
+@pytest.fixture
+def engine(session: Session) -> Iterator[Engine]:
+    with Engine(session, Limits(max_rows=3, max_waiting=100, prefill_tokens=32)) as made:
+        yield made
+
+
+def asked(seed: int) -> tuple[list[int], GenerationConfig]:
+    draw = random.Random(seed)
+    prompt = [draw.randrange(250) for _ in range(draw.choice((1, 5, 30, 90)))]
+    sampled = {"temperature": 1.0, "seed": seed} if draw.random() < 0.3 else {}
+    return prompt, GenerationConfig(
+        tau=draw.choice((1.0, 0.9, 0.4)),
+        max_new_tokens=draw.randint(1, 24),
+        window=draw.choice((None, 2)),
+        **sampled,
+    )
+
+
+def test_many_threads_get_what_each_would_get_alone(session: Session, engine: Engine) -> None:
+    seeds = range(24)
+    found: dict[int, Any] = {}
+
+    def work(mine: list[int]) -> None:
+        for seed in mine:
+            time.sleep(random.Random(seed).random() / 200)
+            request = engine.submit(*asked(seed))
+            tokens = [t for event in request for t in event.token_ids]
+            found[seed] = request.result(5)
+            assert tokens == list(found[seed].token_ids)
+
+    threads = [threading.Thread(target=work, args=(list(seeds[i::6]),)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for seed in seeds:
+        expected = session.generate(*asked(seed))
+        got = found[seed]
+        assert (got.token_ids, got.finish_reason, got.text) == (
+            expected.token_ids,
+            expected.finish_reason,
+            expected.text,
+        )
+        np.testing.assert_allclose(got.confidences, expected.confidences, atol=1e-5)
+        assert got.stats.accepted == expected.stats.accepted
+    assert engine.num_running == engine.num_waiting == 0
+
+
+def test_asyncio_streams_side_by_side(session: Session, engine: Engine) -> None:
+    async def one(seed: int) -> tuple[int, ...]:
+        tokens: list[int] = []
+        async for event in engine.submit(*asked(seed)):
+            tokens += event.token_ids
+            await asyncio.sleep(0)
+        return tuple(tokens)
+
+    async def everything() -> list[tuple[int, ...]]:
+        return await asyncio.wait_for(asyncio.gather(*(one(seed) for seed in range(12))), 60)
+
+    assert asyncio.run(everything()) == [session.generate(*asked(seed)).token_ids for seed in range(12)]
+
+
+LONG = GenerationConfig(tau=1.0, max_new_tokens=400, eos_ids=())
+
+
+def test_cancelling_frees_the_row(engine: Engine) -> None:
+    running = [engine.submit([1, 2, i], LONG) for i in range(3)]
+    waiting = [engine.submit([3, 4, i], LONG) for i in range(2)]
+    next(iter(running[0]))  # leaving the loop early cancels it
+    for request in running[1:] + waiting[:1]:
+        request.cancel()
+    last = GenerationConfig(tau=1.0, max_new_tokens=3, eos_ids=())
+    waiting[1].cancel()
+    assert len(engine.submit([9], last).result(30).token_ids) == 3
+    assert all(request.result(5).finish_reason == "cancelled" for request in running + waiting)
+    assert len(waiting[0].completion.token_ids) == 0
+
+
+def test_leaving_an_async_stream_cancels_it(engine: Engine) -> None:
+    async def main() -> None:
+        request = engine.submit([1, 2], LONG)
+        stream = request.__aiter__()
+        await stream.__anext__()
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert request.result(5).finish_reason == "cancelled"
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_refuses_or_waits(session: Session) -> None:
+    with Engine(session, Limits(max_rows=1, max_waiting=2)) as engine:
+        first = engine.submit([1], LONG)
+        while engine.num_running == 0:
+            time.sleep(0.001)
+        others = [engine.submit([2], LONG) for _ in range(2)]
+        with pytest.raises(
+            SessionError,
+            match=r"2 requests wait already \(max_waiting\); try again later, or submit with wait=None",
+        ):
+            engine.submit([3], LONG)
+        began = time.perf_counter()
+        with pytest.raises(SessionError, match="requests wait already"):
+            engine.submit([3], LONG, wait=0.05)
+        assert time.perf_counter() - began >= 0.05
+        threading.Timer(0.05, first.cancel).start()
+        assert engine.submit([3], GenerationConfig(max_new_tokens=1), wait=30) is not None
+        for request in others:
+            request.cancel()
+
+
+def test_tau_may_change_while_a_request_runs(engine: Engine) -> None:
+    request = engine.submit([5, 6, 7], GenerationConfig(tau=1.0, max_new_tokens=60, eos_ids=()))
+    runs = []
+    for event in request:
+        runs.append(len(event.token_ids))
+        request.tau = 0.0
+    assert runs[0] == 1
+    assert max(runs[2:]) > 1
+
+
+def test_closing_ends_everything_and_refuses_more(session: Session) -> None:
+    engine = Engine(session, Limits(max_rows=1))
+    requests = [engine.submit([1], LONG) for _ in range(3)]
+    engine.close()
+    assert {request.result(5).finish_reason for request in requests} == {"cancelled"}
+    with pytest.raises(SessionError, match="this engine is closed"):
+        engine.submit([1], LONG)
+    engine.close()
+
+
+def test_what_a_request_gets_wrong_is_said_at_once(engine: Engine) -> None:
+    with pytest.raises(SessionError, match="the prompt is empty"):
+        engine.submit([])
+    with pytest.raises(SessionError, match="outside the vocabulary"):
+        engine.submit([10**6])
+    slow = engine.submit([1], LONG)
+    with pytest.raises(SessionError, match="not finished after 0.001 seconds"):
+        slow.result(0.001)
+
+
+def test_a_failing_request_raises_where_it_is_read(
+    session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = engine.submit([1, 2, 3], GenerationConfig(tau=1.0, max_new_tokens=40, eos_ids=()))
+    bad = engine.submit([4, 5], LONG)
+    monkeypatch.setattr(bad._row, "stop", lambda token: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        for _ in bad:
+            pass
+    with pytest.raises(ZeroDivisionError):
+        bad.result(5)
+    assert (
+        good.result(30).token_ids
+        == session.generate([1, 2, 3], GenerationConfig(tau=1.0, max_new_tokens=40, eos_ids=())).token_ids
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_many_prompts_are_answered_in_their_order_a_few_at_a_time(session: Session, batch: int) -> None:
+    prompts = [[3 + i] * (1 + 7 * i % 5) for i in range(9)]
+    configs = [GenerationConfig(tau=(1.0, 0.5, 0.2)[i % 3], max_new_tokens=1 + 5 * i % 17) for i in range(9)]
+    done = list(session.generate_each(prompts, configs, batch=batch))
+    alone = [session.generate(prompt, config) for prompt, config in zip(prompts, configs, strict=True)]
+    assert [(d.token_ids, d.finish_reason, d.text) for d in done] == [
+        (d.token_ids, d.finish_reason, d.text) for d in alone
+    ]
+    assert [len(d.confidences) for d in done] == [len(d.token_ids) for d in done]
+
+
+def test_many_prompts_and_a_failure(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SessionError, match="2 prompts but 1 configs"):
+        next(session.generate_each([[1], [2]], [GenerationConfig()]))
+    with pytest.raises(SessionError, match="max_rows must be 1 or more"):
+        next(session.generate_each([[1]], batch=0))
+    assert list(session.generate_each([])) == []
+    monkeypatch.setattr(
+        session.backend, "step", lambda *_: (_ for _ in ()).throw(SessionError("the device is gone"))
+    )
+    with pytest.raises(SessionError, match="the device is gone"):
+        list(session.generate_each([[1], [2]], batch=2))

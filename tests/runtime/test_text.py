@@ -1,0 +1,203 @@
+"""Text in and out: whole characters, hidden stop strings, chat templates that can do nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+
+from mars_export.runtime import BundleError, SessionError
+from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.text import Text, TextStream
+
+TOKENIZER = tiny.tokenizer()
+TEXT = Text(TOKENIZER, tiny.CHAT_TEMPLATE, None, "<|im_end|>")
+
+
+def streamed(token_ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], str, int]:
+    """Pieces shown one after the other, the final text, and how many tokens were taken before a stop."""
+    stream, pieces = TextStream(TEXT, stop), []
+    taken = 0
+    for token in token_ids:
+        taken += 1
+        stopped = stream.push(token)
+        pieces.append(stream.read())
+        if stopped:
+            break
+    pieces.append(stream.finish())
+    return pieces, stream.text, taken
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    return text[: min((text.find(s) for s in stop if s in text), default=len(text))]
+
+
+WORDS = st.lists(
+    st.sampled_from(
+        ["the ", "inner", "man", "é", "日本", "🙂", "👩‍👩‍👧", "\n", " ", "a", "STOP", "ST", "x", "ñ", "��"]
+    ),
+    max_size=12,
+).map("".join)
+STOPS = st.lists(st.sampled_from(["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er"]), max_size=3)
+
+
+@given(WORDS | st.text(max_size=20), STOPS)
+def test_pieces_make_up_the_text_cut_at_the_first_stop(text: str, stop: list[str]) -> None:
+    ids = TOKENIZER.encode(text).ids
+    pieces, final, taken = streamed(ids, stop)
+    assert "".join(pieces) == final == cut(text, stop)
+    if cut(text, stop) != text:
+        assert not any(s in TEXT.decode(ids[: taken - 1]) for s in stop), (
+            "stopped at the first token that completes one"
+        )
+    if "�" not in text:
+        assert not any("�" in piece for piece in pieces), "half a character was shown"
+    for n in range(len(pieces)):
+        shown = "".join(pieces[: n + 1])
+        assert not any(s in shown for s in stop)
+        assert cut(text, stop).startswith(shown), "text was shown that turned out to belong to a stop string"
+
+
+@given(st.lists(st.integers(0, tiny.VOCAB_SIZE + 5), max_size=25), STOPS)
+def test_any_tokens_at_all(ids: list[int], stop: list[str]) -> None:
+    """Broken UTF-8, specials, ids beyond the tokenizer: never an error, never a stop string."""
+    pieces, final, taken = streamed(ids, stop)
+    assert "".join(pieces) == final
+    assert not any(s in final for s in stop)
+    if taken == len(ids) and not any(s in TEXT.decode(ids) for s in stop):
+        assert final == TEXT.decode(ids)
+
+
+@pytest.mark.parametrize("character", ["é", "日", "🙂"])
+def test_a_character_is_shown_once_it_is_whole(character: str) -> None:
+    ids = [TOKENIZER.token_to_id(c) for c in TOKENIZER.pre_tokenizer.pre_tokenize_str(character)[0][0]]
+    assert len(ids) == len(character.encode())
+    pieces, _, _ = streamed(ids)
+    assert pieces == [""] * (len(ids) - 1) + [character, ""]
+    assert streamed(ids[:-1])[1] == "�"
+
+
+def test_an_unfinished_stop_string_is_shown_at_the_end() -> None:
+    pieces, final, _ = streamed(TOKENIZER.encode("abST").ids, ["STOP"])
+    assert pieces == ["a", "b", "", "", "ST"]
+    assert final == "abST"
+
+
+def test_a_stop_string_that_only_the_end_reveals() -> None:
+    """A broken character becomes text when nothing can complete it any more."""
+    ids = [*TOKENIZER.encode("abé").ids, TOKENIZER.encode("日").ids[0]]
+    pieces, final, _ = streamed(ids, ["é�"])
+    assert "".join(pieces) == final == "ab"
+
+
+def test_specials_are_not_text() -> None:
+    assert TEXT.decode([tiny.IM_START, *TOKENIZER.encode("hi").ids, tiny.IM_END]) == "hi"
+    assert streamed([*TOKENIZER.encode("hi").ids, tiny.IM_END])[1] == "hi"
+
+
+def test_messages_become_the_template_s_text() -> None:
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    rendered = (
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert TEXT.render(messages) == rendered
+    assert TEXT.encode(messages) == TOKENIZER.encode(rendered, add_special_tokens=False).ids
+    assert TEXT.encode(messages)[0] == tiny.IM_START
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ bos_token }}|{{ eos_token }}", "|</s>"),
+        (
+            "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+            "user",
+        ),
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "é"}'),
+        ("{% set x = namespace(n=0) %}{% set x.n = x.n + 1 %}{{ x.n }}", "1"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+    ],
+)
+def test_what_templates_of_real_models_use(template: str, expected: str) -> None:
+    text = Text(TOKENIZER, template, None, "</s>")
+    assert text.render([{"role": "user", "content": "é"}, {"role": "user", "content": "b"}]) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['os'] }}",
+        "{{ strftime_now.__globals__['os'].system('true') }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+    ],
+)
+def test_a_template_cannot_reach_out(template: str) -> None:
+    with pytest.raises(SessionError, match="the chat template refuses these messages"):
+        Text(TOKENIZER, template).render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content.missing.deeper }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[9].role }}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ messages[0].content + 1 }}",
+        "{% include 'x' %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_that_fails_is_a_session_error(template: str) -> None:
+    with pytest.raises(SessionError, match="the chat template refuses these messages"):
+        Text(TOKENIZER, template).render([{"role": "user", "content": "hi"}])
+
+
+def test_the_template_s_own_words_reach_the_user() -> None:
+    with pytest.raises(SessionError, match="roles must alternate"):
+        Text(TOKENIZER, "{{ raise_exception('roles must alternate') }}").render(
+            [{"role": "user", "content": "hi"}]
+        )
+
+
+def test_a_template_that_is_not_jinja() -> None:
+    with pytest.raises(BundleError, match="the chat template is not valid jinja2"):
+        Text(TOKENIZER, "{% for %}")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"role": "user"}],
+        [{"content": "hi"}],
+        [{"role": 1, "content": "hi"}],
+        ["hi"],
+        [{"role": "user", "content": "a"}, 3],
+    ],
+)
+def test_messages_that_are_none(messages: list[object]) -> None:
+    with pytest.raises(SessionError, match=r"messages must be a non-empty list of {role, content}"):
+        TEXT.render(messages)
+
+
+def test_no_chat_template() -> None:
+    with pytest.raises(SessionError, match="no chat template; pass the whole prompt as one text"):
+        Text(TOKENIZER, None).render([{"role": "user", "content": "hi"}])
+
+
+def test_a_bundle_without_a_tokenizer(bundles: Callable[[str], Path]) -> None:
+    bundle = open_bundle(bundles("llama"))
+    bare = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, text=None))
+    with pytest.raises(BundleError, match="no tokenizer; pass token ids"):
+        Text.of(bare)

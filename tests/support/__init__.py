@@ -1,0 +1,1 @@
+"""What the tests share: fakes, the oracle, tiny checkpoints, nasty texts."""

@@ -1,0 +1,274 @@
+"""libmars through its C interface, by ctypes: what a program in another language sees of mars.h."""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.missing import lacking
+from support.paths import ROOT
+
+METRICS = {"probability": 0, "margin": 1, "entropy": 2}
+REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled"}
+
+
+def build(preset: str = "release") -> Path:
+    """The build directory of a preset; the test is skipped without it, but under CI it must be there."""
+    directory = ROOT / "build" / "cpp" / preset
+    if not (directory / "libmars.so").exists():
+        lacking(f"the C++ runtime is not built ({preset}); `make cpp` builds it")
+    return directory
+
+
+class SessionOptions(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        ("device", c.c_char_p),
+        ("threads", c.c_int32),
+        ("verify", c.c_int32),
+        ("variant", c.c_char_p),
+    )
+
+
+class Config(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_size_t), ("tau", c.c_double), ("metric", c.c_int32), ("commit", c.c_int32), ("cache_block", c.c_int64),
+        ("max_new_tokens", c.c_int64), ("window", c.c_int64), ("eos_ids", c.POINTER(c.c_int64)), ("num_eos_ids", c.c_size_t),
+        ("stop", c.POINTER(c.c_char_p)), ("num_stop", c.c_size_t), ("temperature", c.c_double), ("top_k", c.c_int64), ("top_p", c.c_double),
+        ("seed", c.c_uint64), ("repetition_penalty", c.c_double),
+    )  # fmt: skip
+
+
+class Prompt(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_size_t), ("text", c.c_char_p), ("text_size", c.c_size_t), ("messages", c.c_char_p),
+        ("token_ids", c.POINTER(c.c_int64)), ("num_token_ids", c.c_size_t),
+    )  # fmt: skip
+
+
+class Event(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_size_t), ("row", c.c_int64), ("text", c.c_char_p), ("text_size", c.c_size_t), ("token_ids", c.POINTER(c.c_int64)),
+        ("confidences", c.POINTER(c.c_double)), ("num_tokens", c.c_size_t), ("finish_reason", c.c_int32),
+    )  # fmt: skip
+
+
+class CStats(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_size_t), *((n, c.c_int64) for n in ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_after_first")),
+        *((n, c.c_double) for n in ("prefill_time", "decode_time", "time_to_first_token", "tokens_per_forward", "tokens_per_second")),
+        ("accepted", c.POINTER(c.c_int64)), ("num_accepted", c.c_size_t),
+    )  # fmt: skip
+
+
+ON_EVENT = c.CFUNCTYPE(c.c_int, c.POINTER(Event), c.c_void_p)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A mars_completion, copied."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+    finish_reason: str
+    forwards: int
+    prefill_forwards: int
+    accepted: tuple[int, ...]
+
+
+class MarsStatusError(Exception):
+    """A mars_status other than MARS_OK, with its message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Library:
+    """The functions of mars.h, with errors as exceptions."""
+
+    def __init__(self, path: Path) -> None:
+        self.c = c.CDLL(str(path))
+        self.c.mars_error_message.restype = self.c.mars_version.restype = c.c_char_p
+        self.c.mars_error_message.argtypes = self.c.mars_error_free.argtypes = (c.c_void_p,)
+        for name in ("session_close", "stream_close", "stream_cancel", "completion_free"):
+            getattr(self.c, f"mars_{name}").argtypes = (c.c_void_p,)
+        self.c.mars_stream_tau.argtypes, self.c.mars_stream_tau.restype = (c.c_void_p,), c.c_double
+        for name, kind in (
+            ("text", c.POINTER(c.c_char)),
+            ("token_ids", c.POINTER(c.c_int64)),
+            ("confidences", c.POINTER(c.c_double)),
+        ):
+            function = getattr(self.c, f"mars_completion_{name}")
+            function.argtypes, function.restype = (c.c_void_p, c.POINTER(c.c_size_t)), kind
+        self.c.mars_completion_finish_reason.argtypes = (c.c_void_p,)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        error = c.c_void_p()
+        status = getattr(self.c, f"mars_{name}")(*arguments, c.byref(error))
+        if status:
+            message = self.c.mars_error_message(error).decode()
+            self.c.mars_error_free(error)
+            raise MarsStatusError(status, message)
+
+    def config(self, values: Mapping[str, Any]) -> Config:
+        made = Config()
+        self.c.mars_config_init(c.byref(made), c.sizeof(made))
+        assert made.struct_size == c.sizeof(made)
+        for name, value in values.items():
+            if name == "stop":
+                made.stop, made.num_stop = (c.c_char_p * len(value))(*[s.encode() for s in value]), len(value)
+            elif name == "eos_ids":
+                made.eos_ids, made.num_eos_ids = (c.c_int64 * max(1, len(value)))(*value), len(value)
+            else:
+                setattr(
+                    made,
+                    name,
+                    METRICS[value]
+                    if name == "metric"
+                    else {"cursor": 0, "block": 1}[value]
+                    if name == "commit"
+                    else value,
+                )
+        return made
+
+    def prompt(self, prompt: str | Sequence[Any]) -> Prompt:
+        made = Prompt()
+        self.c.mars_prompt_init(c.byref(made), c.sizeof(made))
+        if isinstance(prompt, str):
+            made.text, made.text_size = prompt.encode(), len(prompt.encode())
+        elif prompt and not isinstance(prompt[0], int):
+            made.messages = json.dumps(prompt).encode()
+        else:
+            made.token_ids, made.num_token_ids = (c.c_int64 * max(1, len(prompt)))(*prompt), len(prompt)
+        return made
+
+
+class CSession:
+    """A mars_session; use it as a context manager."""
+
+    def __init__(self, library: Library, bundle: Path, **options: Any) -> None:
+        self.library, self.handle = library, c.c_void_p()
+        wanted = SessionOptions()
+        library.c.mars_session_options_init(c.byref(wanted), c.sizeof(wanted))
+        for name, value in options.items():
+            setattr(wanted, name, value.encode() if isinstance(value, str) else value)
+        library.call("session_open", str(bundle).encode(), c.byref(wanted), c.byref(self.handle))
+
+    def __enter__(self) -> CSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.library.c.mars_session_close(self.handle)
+
+    def generate(
+        self, prompt: str | Sequence[Any], on_event: Callable[[Event], bool] | None = None, **config: Any
+    ) -> Answer:
+        completion = c.c_void_p()
+        callback = (
+            ON_EVENT(lambda event, _: int(on_event(event.contents))) if on_event else c.cast(None, ON_EVENT)
+        )
+        made = self.library.config(config)
+        self.library.call(
+            "generate",
+            self.handle,
+            c.byref(self.library.prompt(prompt)),
+            c.byref(made),
+            callback,
+            None,
+            c.byref(completion),
+        )
+        return self._taken(completion)
+
+    def generate_batch(self, prompts: Sequence[Any], configs: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        texts, settings = [self.library.prompt(p) for p in prompts], [self.library.config(v) for v in configs]
+        completions = (c.c_void_p * len(texts))()
+        self.library.call(
+            "generate_batch", self.handle, (c.POINTER(Prompt) * len(texts))(*map(c.pointer, texts)),
+            (c.POINTER(Config) * len(settings))(*map(c.pointer, settings)), c.c_size_t(len(texts)), c.cast(None, ON_EVENT), None, completions,
+        )  # fmt: skip
+        return [self._taken(c.c_void_p(completion)) for completion in completions]
+
+    def stream(self, prompt: str | Sequence[Any], **config: Any) -> CStream:
+        return CStream(self, prompt, config)
+
+    def encode(self, prompt: str | Sequence[Any]) -> list[int]:
+        made, count = self.library.prompt(prompt), c.c_size_t()
+        self.library.call("encode", self.handle, c.byref(made), None, c.c_size_t(0), c.byref(count))
+        ids = (c.c_int64 * count.value)()
+        self.library.call("encode", self.handle, c.byref(made), ids, count, c.byref(count))
+        return list(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        given, size = (c.c_int64 * max(1, len(ids)))(*ids), c.c_size_t()
+        self.library.call(
+            "decode", self.handle, given, c.c_size_t(len(ids)), None, c.c_size_t(0), c.byref(size)
+        )
+        text = c.create_string_buffer(size.value + 1)
+        self.library.call(
+            "decode", self.handle, given, c.c_size_t(len(ids)), text, c.c_size_t(len(text)), c.byref(size)
+        )
+        return text.raw[: size.value].decode()
+
+    def _taken(self, completion: c.c_void_p) -> Answer:
+        size, stats = c.c_size_t(), CStats(c.sizeof(CStats))
+        self.library.call("completion_stats", completion, c.byref(stats))
+        functions = self.library.c
+        text = functions.mars_completion_text(completion, c.byref(size))[: size.value]
+        ids = functions.mars_completion_token_ids(completion, c.byref(size))[: size.value]
+        confidences = functions.mars_completion_confidences(completion, c.byref(size))[: size.value]
+        reason = REASONS[functions.mars_completion_finish_reason(completion)]
+        assert reason is not None and len(ids) == len(confidences) == stats.tokens
+        accepted = tuple(stats.accepted[: stats.num_accepted]) if stats.num_accepted else ()
+        functions.mars_completion_free(completion)
+        return Answer(
+            text.decode(),
+            tuple(ids),
+            tuple(confidences),
+            reason,
+            stats.forwards,
+            stats.prefill_forwards,
+            accepted,
+        )
+
+
+class CStream:
+    """A mars_stream."""
+
+    def __init__(self, session: CSession, prompt: str | Sequence[Any], config: Mapping[str, Any]) -> None:
+        self.session, self.library, self.handle = session, session.library, c.c_void_p()
+        given = self.library.config(config)
+        self.library.call(
+            "stream_open",
+            session.handle,
+            c.byref(self.library.prompt(prompt)),
+            c.byref(given),
+            c.byref(self.handle),
+        )
+
+    def next(self) -> tuple[str, list[int], str | None] | None:
+        event, done = Event(c.sizeof(Event)), c.c_int32()
+        self.library.call("stream_next", self.handle, c.byref(event), c.byref(done))
+        if done.value:
+            return None
+        text = c.string_at(event.text, event.text_size) if event.text_size else b""
+        return text.decode(), list(event.token_ids[: event.num_tokens]), REASONS[event.finish_reason]
+
+    def set_tau(self, tau: float) -> None:
+        self.library.call("stream_set_tau", self.handle, c.c_double(tau))
+
+    def cancel(self) -> None:
+        self.library.c.mars_stream_cancel(self.handle)
+
+    def completion(self) -> Answer:
+        completion = c.c_void_p()
+        self.library.call("stream_completion", self.handle, c.byref(completion))
+        return self.session._taken(completion)
+
+    def close(self) -> None:
+        self.library.c.mars_stream_close(self.handle)
