@@ -87,6 +87,7 @@ class OrtBackend:
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
+        self.max_outputs: int | None = None
         self._vocab = model.vocab_size
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[kv_dtype]

@@ -12,13 +12,13 @@ import pytest
 from support.fake import MASK, FakeBackend
 from support.paths import CONFORMANCE
 
-from mars_export.runtime.decode.batch import decode
 from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import choose
+from mars_export.runtime.decode.schedule import decode
 
 
 def cases(name: str) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def row_of(index: int, wanted: dict[str, Any]) -> Row:
     config = GenerationConfig(
         tau=wanted["taus"][0],
         max_new_tokens=wanted["max_new_tokens"],
-        window=wanted["window"],
+        window=wanted["window"] or "full",
         eos_ids=tuple(wanted["eos_ids"]),
     )
     return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
@@ -95,7 +95,7 @@ def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]
     cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
     policy = Policy(lambda: cost, case["few_sizes"])
     rows = [
-        Row(i, [1], GenerationConfig(window=None if row["is_free"] else row["most"] + 1), ())
+        Row(i, [1], GenerationConfig(window="auto" if row["is_free"] else row["most"] + 1), ())
         for i, row in enumerate(case["rows"])
     ]
     made = []
@@ -104,7 +104,7 @@ def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]
         for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
             passed = [c == "1" for c in script["passed"][step][: masks + 1]]
             accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
-            row.acceptance.saw(accepted, passed)
+            row.pass_rates.saw(accepted, passed)
             row.cursor = len(row.tokens)
             row.tokens += [1] * accepted
     assert made == case["masks"]

@@ -12,9 +12,9 @@ from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine
 
 from mars_export.runtime import Commit, GenerationConfig, SessionError
 from mars_export.runtime.decode.backend import Backend
-from mars_export.runtime.decode.batch import decode
 from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import decode
 from mars_export.runtime.device.trt import TrtBackend, TrtCache
 
 BLOCK, CAPACITY, PREFILL = 4, 64, 16
