@@ -56,7 +56,11 @@ def test_any_batch_decodes_as_each_row_alone(
         batch = rows_of([prompt for prompt, _ in rows], [config for _, config in rows])
         events = run(backend, batch, cache_block)
     for row, (prompt, config) in zip(batch, rows, strict=True):
-        rule = {"cache_block": cache_block, "capacity": capacity, "window": None if config.window == "full" else config.window}
+        rule = {
+            "cache_block": cache_block,
+            "capacity": capacity,
+            "window": None if config.window == "full" else config.window,
+        }
         answer = generate(
             ChaoticOracle(),
             prompt,
