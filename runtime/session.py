@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,7 +143,7 @@ class Session:
         self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
     ) -> Stream:
         """Answer one prompt step by step."""
-        row, text = self.new_row(0, prompt, config or GenerationConfig())
+        [(row, text)] = self._new_rows([prompt], config)
         return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -214,9 +214,9 @@ class Session:
         # A captured engine step is bound to its sizes, so it is better to have few of them.
         return Policy(lambda: self.cost, few_sizes=self.variant.is_engine)
 
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """See to it that costs are known if one of `rows` needs them, so that no step has to wait for a measurement."""
-        if any(row.config.window == "auto" and not row.config.one_token for row in rows):
+    def prepare(self, configs: Iterable[GenerationConfig]) -> None:
+        """See to it that costs are known if one of `configs` needs them: no request waits for a measurement."""
+        if any(config.window == "auto" and not config.one_token for config in configs):
             _ = self.cost
 
     def check(self, config: GenerationConfig) -> None:
@@ -237,6 +237,7 @@ class Session:
         )
         if len(configs) != len(prompts):
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
+        self.prepare(configs)
         return [
             self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
@@ -249,7 +250,6 @@ class Session:
             return BlockSchedule(
                 self.backend, manifest.block, manifest.tokens.mask, limits, commit.cache_block
             )
-        self.prepare(rows)
         return Schedule(self.backend, manifest.block, manifest.tokens.mask, limits, self.policy())
 
     def _answers(
