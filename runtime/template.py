@@ -28,7 +28,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MOST_SOURCE = 500_000  # characters of a template
-WORK, WORK_PER_CHARACTER, SECONDS = 20_000_000, 64, 4.0
+WORK, WORK_PER_CHARACTER, MOST_WORK, SECONDS = 20_000_000, 64, 400_000_000, 4.0
 ENTRY = 8  # what a list entry or a step of a loop costs, in characters
 DEEPEST, WIDEST, LONGEST_POWER, LONGEST_MESSAGE = 100, 10_000, 4096, 2000
 
@@ -121,7 +121,9 @@ class Template:
     def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
         contents = (m.get("content") for m in messages)
         size = sum(len(c) if isinstance(c, str) else len(repr(c)) for c in contents)
-        token = _budget.set(Budget(WORK + WORK_PER_CHARACTER * size))
+        # A template that puts its text together message by message copies each as often as there are messages.
+        work = WORK + (WORK_PER_CHARACTER + len(messages)) * size
+        token = _budget.set(Budget(min(work, MOST_WORK)))
         try:
             return self._template.render(messages=messages, **values)
         finally:
@@ -357,12 +359,12 @@ def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool =
 
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> float:
-    scale = 10 ** max(-300, min(300, int(precision)))
+    precision = _within(int(precision))
     if method == "common":
-        return round(value, _within(int(precision)))
+        return round(value, precision)
     if method not in ("ceil", "floor"):
         raise TemplateError("round knows common, ceil and floor")
-    return float(getattr(math, method)(value * scale) / scale)
+    return float(getattr(math, method)(value * 10**precision) / 10**precision)
 
 
 @pass_context
