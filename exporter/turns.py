@@ -6,6 +6,7 @@ import ast
 import itertools
 import random
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ ROLE_SETS = (
     ("user",),
 )
 LONGEST_PATTERN = 4  # messages; every sequence of roles up to here is rendered
+SECONDS = 60.0  # for all of it; usual templates take one
 NUM_RANDOM, LONGEST_RANDOM = 300, 10
 SPACED = "\u00a0 \n{}\t \n\u2028"
 STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -49,10 +51,15 @@ CONTENTS = (
 Render = Callable[[Sequence[Mapping[str, str]]], str | None]
 
 
+class _TooSlow(Exception):
+    """A template that takes so long has no table."""
+
+
 def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
     """The table that renders every conversation exactly as the chat template does, as far as it renders it at all.
 
-    None when there is no template, when it asks for the date, or when its text depends on more than neighbouring roles.
+    None when there is no template, when it asks for the date or takes too long, or when its text depends on more than
+    neighbouring roles.
     Raises CheckpointError when the template is not valid jinja2.
     """
     source = vocabulary.chat_template
@@ -69,6 +76,13 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
     if "strftime_now" in source:
         return None
     render = _rendering(text)
+    try:
+        return _derived(render, source)
+    except _TooSlow:
+        return None
+
+
+def _derived(render: Render, source: str) -> ChatTurns | None:
     for roles in ROLE_SETS:
         # Where an answer ends the conversation, templates may treat it as one that is still being written.
         for ends in (roles, tuple(role for role in roles if role != "assistant")):
@@ -81,7 +95,11 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
 
 
 def _rendering(text: Text) -> Render:
+    end = time.monotonic() + SECONDS
+
     def render(messages: Sequence[Mapping[str, str]]) -> str | None:
+        if time.monotonic() > end:
+            raise _TooSlow
         try:
             return text.render(messages)
         except SessionError:

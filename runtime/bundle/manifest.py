@@ -214,12 +214,12 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     if not file.is_file():
         what = "not a bundle: it has no manifest.json" if directory.is_dir() else "no such bundle"
         raise BundleError(f"{path}: {what}; make one with `mars-export onnx CHECKPOINT -o {path}`")
-    data = _vouched(directory)
+    data, is_vouched_for = _read(directory)
     try:
         manifest = parse_manifest(data.decode("utf-8"), str(file))
     except UnicodeDecodeError as error:
         raise BundleError(f"{file}: not readable ({error})") from error
-    if _checksum_line(data) not in _read_checksums(directory):
+    if not is_vouched_for:
         raise BundleError(
             f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again"
         )
@@ -227,8 +227,8 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     return Bundle(directory, manifest)
 
 
-def _vouched(directory: Path) -> bytes:
-    """The manifest's bytes. A writer may be at work: while the checksum is of another manifest than was read, read again."""
+def _read(directory: Path) -> tuple[bytes, bool]:
+    """The manifest's bytes, and whether the checksum is theirs. A writer may be at work between the two: then read again."""
     file, before = directory / MANIFEST_FILE, b""
     while True:
         try:
@@ -237,8 +237,9 @@ def _vouched(directory: Path) -> bytes:
             raise BundleError(f"{file}: not readable ({error})") from error
         if len(data) > MANIFEST_LIMIT:
             raise BundleError(f"{file}: larger than {MANIFEST_LIMIT} bytes; this is not a manifest")
-        if data == before or _checksum_line(data) in _read_checksums(directory):
-            return data
+        is_vouched_for = _checksum_line(data) in _read_checksums(directory)
+        if is_vouched_for or data == before:
+            return data, is_vouched_for
         before = data
 
 
