@@ -1,4 +1,6 @@
-"""Where a bundle is written: a scratch directory beside the target, which takes its place when it is complete."""
+"""Where a bundle is written: a scratch directory beside the target, which takes its place when it is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ CURRENT_DIRECTORY, EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 @contextmanager
 def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
-    """A scratch directory beside `target`, which becomes it on success and is removed on anything else, SIGTERM included.
+    """A scratch directory beside `target`, which becomes it on success and is removed on anything else,
+    SIGTERM included.
 
-    What runs that was killed have left there is removed first. Raises ExportError for a target in the way, also one that
-    appeared meanwhile, a place that cannot be written, and a disk that is full before or while it is filled.
+    What runs that was killed have left there is removed first. Raises ExportError for a target in the way,
+    also one that appeared meanwhile, a place that cannot be written, and a disk that is full before or while
+    it is filled.
     """
     with suppress(OSError):
         _sweep(target)
@@ -79,7 +83,10 @@ def _check(target: Path, force: bool) -> None:
 
 
 def _put(scratch: Path, target: Path) -> None:
-    """Rename `scratch` to `target`. A bundle that is there is under the name `scratch` afterwards, or stays where it is."""
+    """Rename `scratch` to `target`.
+
+    A bundle that is there is under the name `scratch` afterwards, or stays where it is.
+    """
     if not target.exists():
         try:
             os.rename(scratch, target)  # never over a directory with something in it
@@ -116,7 +123,9 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def _new_scratch(target: Path) -> tuple[Path, int | None]:
-    """An empty directory that is locked for as long as somebody fills it, and the lock; None where there are no locks."""
+    """An empty directory that is locked for as long as somebody fills it, and the lock; None where there are
+    no locks.
+    """
     while True:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=SCRATCH, dir=target.parent))
         try:
@@ -129,7 +138,9 @@ def _new_scratch(target: Path) -> tuple[Path, int | None]:
 
 
 def _lock(directory: Path) -> int | None:
-    """A lock of a directory, None where there are no locks. Raises BlockingIOError when somebody else has it."""
+    """A lock of a directory, None where there are no locks. Raises BlockingIOError when somebody
+    else has it.
+    """
     if fcntl is None:
         return None
     handle = None
@@ -168,7 +179,9 @@ def _sweep(target: Path) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the program as an exception does, so that what it began is cleaned away; only where nobody handles it."""
+    """SIGTERM ends the program as an exception does, so that what it began is cleaned away; only where nobody
+    handles it.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -38,9 +38,9 @@ def inspect(
     _say(f"  format {manifest.format_version}, written by {manifest.producer}")
     _say(f"source    {manifest.source}" + (f" @ {manifest.revision}" if manifest.revision else ""))
     _say(
-        f"model     {model.type}, {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads}/{model.num_kv_heads} heads"
-        f" of {model.head_dim},"
-        f" vocabulary {model.vocab_size}, context {model.context_length}"
+        f"model     {model.type}, {model.num_layers} layers, hidden {model.hidden_size},"
+        f" {model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}, vocabulary"
+        f" {model.vocab_size}, context {model.context_length}"
     )
     if manifest.text is not None:
         chat = manifest.text.chat
@@ -71,7 +71,8 @@ def inspect(
             q = v.quantization
             grain = f"groups of {q.group_size}" if q.group_size else "one scale a channel"
             _say(
-                f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}"
+                f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'};"
+                f" lm_head {q.head}, embedding {q.embedding}"
             )
         if v.engine is not None:
             _print_engine_info(v.name, v.backend, v.engine)
@@ -90,10 +91,12 @@ def _say(line: str) -> None:
 
 def _print_engine_info(name: str, backend: str, info: Any) -> None:
     _say(
-        f"engine    {name}: {backend} {info.version}, CUDA {info.cuda}, for {', '.join(info.compute_capabilities)} on {info.platform}"
+        f"engine    {name}: {backend} {info.version}, CUDA {info.cuda},"
+        f" for {', '.join(info.compute_capabilities)} on {info.platform}"
     )
     _say(
-        f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory, from {info.graph} {info.graph_sha256[:16]}"
+        f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory,"
+        f" from {info.graph} {info.graph_sha256[:16]}"
     )
     for r in info.ranges:
         _say(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
@@ -108,7 +111,10 @@ def doctor(
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Say what is installed, which devices work, and whether a bundle would open here. Exits with 1 if it would not."""
+    """Say what is installed, which devices work, and whether a bundle would open here.
+
+    Exits with 1 if it would not.
+    """
     from .doctor import examine
 
     report = examine(bundle, device)

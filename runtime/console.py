@@ -1,4 +1,6 @@
-"""What the command line has in common: its two consoles, options that several commands take, tables, bars and errors. Knows no command."""
+"""What the command line has in common: its two consoles, options that several commands take, tables, bars and
+errors. Knows no command.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ VariantName = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export."
+        help="What tau bounds: probability, margin (top-2) or entropy (nats)."
+        " The last two need --metrics at export."
     ),
 ]
 Level = Annotated[
@@ -45,7 +48,9 @@ Level = Annotated[
 
 
 def visible(text: object) -> str:
-    """Text of others without what a terminal obeys or cannot show: control characters and lone surrogates are written out."""
+    """Text of others without what a terminal obeys or cannot show: control characters and lone surrogates are
+    written out.
+    """
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text)
     )

@@ -1,8 +1,11 @@
-"""Chat templates of other people: jinja2 in a sandbox with a budget. The only file that knows jinja2; knows no tokens.
+"""Chat templates of other people: jinja2 in a sandbox with a budget.
 
-A template may reach nothing outside, and what it computes is paid from a budget of work before it is computed: characters and
-list entries that come into being, and steps of loops. What may be said in a template follows from that: expressions become
-calls of ours when it is compiled, nothing is computed then, and of jinja2's filters those are left that chat templates use.
+The only file that knows jinja2; knows no tokens.
+
+A template may reach nothing outside, and what it computes is paid from a budget of work before it is
+computed: characters and list entries that come into being, and steps of loops. What may be said in a template
+follows from that: expressions become calls of ours when it is compiled, nothing is computed then, and of
+jinja2's filters those are left that chat templates use.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from itertools import chain
 from typing import Any
 
 from jinja2 import TemplateError, Undefined, nodes, pass_context
+from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.runtime import LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
@@ -32,41 +36,30 @@ WORK, WORK_PER_CHARACTER, MOST_WORK, SECONDS = 20_000_000, 64, 400_000_000, 4.0
 ENTRY = 8  # what a list entry or a step of a loop costs, in characters
 DEEPEST, WIDEST, LONGEST_POWER, LONGEST_MESSAGE = 100, 10_000, 4096, 2000
 
-FILTERS = (
-    "abs attr capitalize count d default dictsort e escape first float format groupby indent int items join last length list"
-    " lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim"
-    " truncate unique upper wordcount"
-).split()
-TEXTUAL = (
-    "capitalize",
-    "indent",
-    "lower",
-    "title",
-    "trim",
-    "truncate",
-    "upper",
-    "wordcount",
-)  # make text of all
-COLLECTING = (
-    "dictsort",
-    "groupby",
-    "items",
-    "list",
-    "reverse",
-    "sort",
-    "unique",
-)  # of their filters: make containers
-METHODS: Mapping[type, frozenset[str]] = {
-    str: frozenset(
-        "capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal isdigit"
-        " isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix"
-        " removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title"
-        " upper zfill".split()
+
+def _names(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
+# Of jinja2's filters those that chat templates use.
+FILTERS = _names(
+    "abs attr capitalize count d default dictsort e escape first float format groupby indent int"
+    " items join last length list lower map max min reject rejectattr replace reverse round safe"
+    " select selectattr sort string sum title tojson trim truncate unique upper wordcount"
+)
+TEXTUAL = _names("capitalize indent lower title trim truncate upper wordcount")  # make text of any value
+COLLECTING = _names("dictsort groupby items list reverse sort unique")  # make containers
+METHODS: Mapping[type, tuple[str, ...]] = {
+    str: _names(
+        "capitalize casefold center count endswith find format format_map index isalnum isalpha"
+        " isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper"
+        " join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust"
+        " rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill"
     ),
-    dict: frozenset(("copy", "get", "items", "keys", "values")),
-    list: frozenset(("copy", "count", "index")),
-    tuple: frozenset(("count", "index")),
-    float: frozenset(("is_integer",)),
+    dict: _names("copy get items keys values"),
+    list: _names("copy count index"),
+    tuple: _names("count index"),
+    float: _names("is_integer"),
 }
 PRINTF = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")
 
@@ -88,7 +81,9 @@ class Budget:
             raise TooMuch("it makes more text or takes more steps than these messages can need")
 
     def spend_on(self, value: Any, share: int = 1, depth: int = 0) -> None:
-        """Pay for all that a value holds; for strings a part of their length where they are only referred to."""
+        """Pay for all that a value holds; for strings a part of their length where they are only
+        referred to.
+        """
         if isinstance(value, str):
             self.spend(len(value) // share)
         elif isinstance(value, int):
@@ -111,7 +106,10 @@ REFERRED = 16  # the share of a string's length that a reference to it costs
 
 
 class Template:
-    """A chat template, compiled. Raises TemplateError or what else a program can raise, when it is made and when it renders."""
+    """A chat template, compiled.
+
+    Raises TemplateError or what else a program can raise, when it is made and when it renders.
+    """
 
     def __init__(self, source: str) -> None:
         if len(source) > MOST_SOURCE:
@@ -121,7 +119,8 @@ class Template:
     def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
         contents = (m.get("content") for m in messages)
         size = sum(len(c) if isinstance(c, str) else len(repr(c)) for c in contents)
-        # A template that puts its text together message by message copies each as often as there are messages.
+        # A template that puts its text together message by message copies each as often as there are
+        # messages.
         work = WORK + (WORK_PER_CHARACTER + len(messages)) * size
         token = _budget.set(Budget(min(work, MOST_WORK)))
         try:
@@ -179,7 +178,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget, owner = _budget.get(), getattr(obj, "__self__", None)
         name = getattr(obj, "__name__", "?")
         kind = next((kind for kind in METHODS if isinstance(owner, kind)), None)
@@ -207,7 +206,9 @@ MACRO = 500  # what a call of a template's own macro costs beside what it does
 
 
 class _Paying(NodeTransformer):
-    """Puts our filters where jinja2's own code would work unseen: text, loops, `~`, slices, lists and dictionaries."""
+    """Puts our filters where jinja2's own code would work unseen: text, loops, `~`, slices, lists and
+    dictionaries.
+    """
 
     def visit_Output(self, node: nodes.Output) -> nodes.Output:
         self.generic_visit(node)
@@ -247,13 +248,16 @@ class _Paying(NodeTransformer):
         raise TemplateError(f"line {node.lineno}: autoescape is not for chat templates")
 
 
-def _call(value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Expr:
+def _call(value: Any, name: str, *args: nodes.Expr) -> nodes.Expr:
     return nodes.Filter(value, name, list(args), [], None, None, lineno=value.lineno)
 
 
 @pass_context
 def _output(_: Any, value: Any) -> Any:
-    """Every piece of text passes here. Asks for the context, so that jinja2 computes no text when it compiles."""
+    """Every piece of text passes here.
+
+    Asks for the context, so that jinja2 computes no text when it compiles.
+    """
     _budget.get().spend_on(value)
     return value
 
@@ -358,13 +362,13 @@ def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool =
     return margin + body if first else body
 
 
-def _round(value: Any, precision: int = 0, method: str = "common") -> float:
+def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     precision = _within(int(precision))
     if method == "common":
         return round(value, precision)
     if method not in ("ceil", "floor"):
         raise TemplateError("round knows common, ceil and floor")
-    return float(getattr(math, method)(value * 10**precision) / 10**precision)
+    return getattr(math, method)(value * 10**precision) / 10**precision
 
 
 @pass_context

@@ -1,4 +1,7 @@
-"""Text in, text out: the bundle's tokenizer and chat template, streaming, stop strings. The only file that knows text."""
+"""Text in, text out: the bundle's tokenizer and chat template, streaming, stop strings.
+
+The only file that knows text.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,16 @@ Message = Mapping[str, Any]
 
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
-# A prompt is refused before it is tokenized when it has more characters than a full context of very long tokens.
+# A prompt is refused before it is tokenized when it has more characters than a full context of very long
+# tokens.
 CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
 
 
 class Text:
     """The tokenizer and chat template of a bundle.
 
-    `turns` is the template as a table, which is preferred where it can tell. Prompts of more than `most` characters are
-    refused.
+    `turns` is the template as a table, which is preferred where it can tell. Prompts of more than `most`
+    characters are refused.
     """
 
     def __init__(
@@ -50,7 +54,8 @@ class Text:
             self._template = Template(chat_template) if chat_template else None
         except Exception as error:  # whatever parsing and compiling a hostile program can raise
             raise BundleError(
-                f"the chat template is not valid jinja2 ({_words(error)}); export again with a corrected template"
+                f"the chat template is not valid jinja2 ({_words(error)});"
+                " export again with a corrected template"
             ) from error
 
     @classmethod
@@ -71,7 +76,8 @@ class Text:
         return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token, info.chat, most)
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
-        """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for the answer.
+        """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for
+        the answer.
 
         Raises SessionError for what cannot be a prompt, the too long ones before any work.
         """
@@ -120,7 +126,8 @@ class Text:
     def _check(self, length: int) -> None:
         if self._most is not None and length > self._most:
             raise SessionError(
-                f"the prompt has {length} characters, this bundle's context takes at most {self._most}; shorten it"
+                f"the prompt has {length} characters, this bundle's context takes at most {self._most};"
+                " shorten it"
             )
 
 
@@ -140,7 +147,9 @@ def _words(error: BaseException) -> str:
 
 @contextmanager
 def _no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
-    """The Rust library raises plain Exception, and panics of it are no Exception at all: a hostile tokenizer can cause both."""
+    """The Rust library raises plain Exception, and panics of it are no Exception at all: a hostile tokenizer
+    can cause both.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -151,10 +160,11 @@ def _no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StopMatcher:
-    """Finds stop strings in a text that grows: one step for each character, however many strings there are (Aho-Corasick).
+    """Finds stop strings in a text that grows: one step for each character, however many strings there are
+    (Aho-Corasick).
 
-    A state is the longest end of the text that begins a stop string; state 0 is none. `depths` are the lengths of these ends,
-    `matches` the length of the longest stop string that a state ends with, 0 for none.
+    A state is the longest end of the text that begins a stop string; state 0 is none. `depths` are the
+    lengths of these ends, `matches` the length of the longest stop string that a state ends with, 0 for none.
     """
 
     edges: tuple[Mapping[str, int], ...]
@@ -173,8 +183,8 @@ def stop_matcher(stop: tuple[str, ...]) -> StopMatcher:
     """The matcher of some stop strings. Raises SessionError for too many or too long ones."""
     if len(stop) > MOST_STOPS or any(len(s) > LONGEST_STOP for s in stop):
         raise SessionError(
-            f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters are taken, not {len(stop)} of up to"
-            f" {max(map(len, stop))}; give fewer or shorter ones"
+            f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters are taken,"
+            f" not {len(stop)} of up to {max(map(len, stop))}; give fewer or shorter ones"
         )
     edges: list[dict[str, int]] = [{}]
     depths, matches = [0], [0]
@@ -202,7 +212,10 @@ def stop_matcher(stop: tuple[str, ...]) -> StopMatcher:
 
 
 class TextStream:
-    """The growing text of one answer. Never shows half a character, nor text that may turn out to be a stop string."""
+    """The growing text of one answer.
+
+    Never shows half a character, nor text that may turn out to be a stop string.
+    """
 
     def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
         self._source = text
@@ -230,8 +243,8 @@ class TextStream:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # the Rust library raises plain Exception, or panics
-            # With byte fallback a run of bytes is text as a whole or not at all: one broken byte takes back the characters
-            # before it, which were shown. The run then counts from behind them.
+            # With byte fallback a run of bytes is text as a whole or not at all: one broken byte takes back
+            # the characters before it, which were shown. The run then counts from behind them.
             self._decoder = DecodeStream(skip_special_tokens=True)
             with _no_panic(
                 SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"

@@ -1,4 +1,6 @@
-"""A bundle on disk: the manifest, read and written. docs/format.md specifies it; this file is its first reader."""
+"""A bundle on disk: the manifest, read and written. docs/format.md specifies it; this file is its first
+reader.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ WindowSize = int | Literal["auto", "full"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Dimensions that a runtime needs to allocate KV buffers and check token ids; it allocates from them, hence the limits."""
+    """Dimensions that a runtime needs to allocate KV buffers and check token ids; it allocates from them,
+    hence the limits.
+    """
 
     type: str
     vocab_size: Annotated[int, Rule(1, 2**24)]
@@ -60,7 +64,10 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class TextInfo:
-    """How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` the same without it."""
+    """How text becomes token ids.
+
+    `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` the same without it.
+    """
 
     tokenizer: str
     chat_template: str | None
@@ -85,7 +92,10 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInfo:
-    """How the weights of a variant are stored. `group_size` inputs share a scale, None: one scale for each output channel."""
+    """How the weights of a variant are stored.
+
+    `group_size` inputs share a scale, None: one scale for each output channel.
+    """
 
     group_size: Annotated[int | None, Rule(1, old="block_size")]
     symmetric: bool
@@ -95,10 +105,12 @@ class QuantizationInfo:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
+    """One executable form of the model.
 
-    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime. `engine` is set
-    for the TensorRT backends and for no other.
+    `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
+
+    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime.
+    `engine` is set for the TensorRT backends and for no other.
     """
 
     name: str
@@ -134,10 +146,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A calibrated tau for a task, valid for the one graph and weights it was measured on (`*_sha256`; None: not known).
+    """A calibrated tau for a task, valid for the one graph and weights it was measured on (`*_sha256`; None:
+    not known).
 
-    `window` is the most predictions of a step: "auto", "full" (the bundle's block) or their number. `evidence` says what the
-    choice rests on.
+    `window` is the most predictions of a step: "auto", "full" (the bundle's block) or their number.
+    `evidence` says what the choice rests on.
     """
 
     name: str
@@ -206,8 +219,8 @@ class Bundle:
 def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     """Open and check a bundle directory. `full` hashes every file even if it was found good before.
 
-    Raises BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
-    files that are missing, of the wrong size or of the wrong content.
+    Raises BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe
+    file names, files that are missing, of the wrong size or of the wrong content.
     """
     directory = Path(path).expanduser()
     file = directory / MANIFEST_FILE
@@ -228,7 +241,10 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
 
 
 def _read(directory: Path) -> tuple[bytes, bool]:
-    """The manifest's bytes, and whether the checksum is theirs. A writer may be at work between the two: then read again."""
+    """The manifest's bytes, and whether the checksum is theirs.
+
+    A writer may be at work between the two: then read again.
+    """
     file, before = directory / MANIFEST_FILE, b""
     while True:
         try:
@@ -256,13 +272,14 @@ def changing(directory: Path) -> Iterator[Manifest]:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `manifest.json` and its checksum, each by renaming a finished file.
 
-    Two renames cannot be one, so the checksum file vouches for the old and the new manifest while they change places: a
-    crash at any point leaves a bundle that opens.
+    Two renames cannot be one, so the checksum file vouches for the old and the new manifest while they change
+    places: a crash at any point leaves a bundle that opens.
     """
     data = manifest.to_json().encode("utf-8")
     if len(data) > MANIFEST_LIMIT:
         raise BundleError(
-            f"{directory}: the manifest would be larger than {MANIFEST_LIMIT} bytes; remove profiles that are no longer needed"
+            f"{directory}: the manifest would be larger than {MANIFEST_LIMIT} bytes;"
+            " remove profiles that are no longer needed"
         )
     fresh = _checksum_line(data)
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.files import write_whole
 from ..bundle.manifest import Bundle, Variant
 from ..errors import SessionError
 from .cuda import find_gpu

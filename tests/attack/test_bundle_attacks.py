@@ -1,4 +1,6 @@
-"""Attacks by a bundle: planted links, pipes and devices, manifests that take for ever, unlisted data, two writers, what a terminal obeys."""
+"""Attacks by a bundle: planted links, pipes and devices, manifests that take for ever, unlisted data, two
+writers, what a terminal obeys.
+"""
 
 from __future__ import annotations
 
@@ -152,18 +154,24 @@ def many(part: str, number: int, **names: str) -> str:
         (lambda: many("files", 300_000, path="f"), "files: at most 1000 entries are expected, not 300000"),
         (lambda: many("variants", 40_000, name="v"), "variants: at most 64 entries are expected, not 40000"),
         (lambda: many("profiles", 20_000, name="p"), "profiles: at most 10000 entries"),
-        (lambda: many("files", 1000, path="f") , "which `files` does not list"),
+        (lambda: many("files", 1000, path="f"), "which `files` does not list"),
         (lambda: many("files", 1000), "is listed twice"),
         (lambda: json.dumps(WHOLE | {"files": [3] * 1000}), "4000 problems"),
         (lambda: GOOD.to_json().replace('"block": 8', '"block": 8, "block": 9'), "'block' is given twice"),
         (lambda: changed("source", "\ud800"), "not valid JSON"),
         (lambda: changed("format_version", "9" * 5000), "no `format_version`"),
-        (lambda: changed("profiles.0.evidence", {"a": float("nan")}), "evidence: a number in it is not finite"),
-        (lambda: changed("profiles.0.evidence", {"a": "DEEP"}).replace('"DEEP"', DEEP), "evidence: more than 32 levels"),
+        (
+            lambda: changed("profiles.0.evidence", {"a": float("nan")}),
+            "evidence: a number in it is not finite",
+        ),
+        (
+            lambda: changed("profiles.0.evidence", {"a": "DEEP"}).replace('"DEEP"', DEEP),
+            "evidence: more than 32 levels",
+        ),
         (lambda: changed("block", "DEEP").replace('"DEEP"', DEEP), "block: an integer of 1 to 4096"),
         (lambda: "{" + ",".join(f'"k{i}":0' for i in range(800_000)) + ',"k1":0}', "'k1' is given twice"),
     ],
-)  # fmt: skip
+)
 def test_manifests_that_took_for_ever_or_fell(document: Callable[[], str], message: str) -> None:
     text = document()
     start = time.perf_counter()

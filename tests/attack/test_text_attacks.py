@@ -1,4 +1,6 @@
-"""Attacks by text: templates that eat memory or time, stop strings by the thousand, prompts that cannot be, tokenizers that panic."""
+"""Attacks by text: templates that eat memory or time, stop strings by the thousand, prompts that cannot be,
+tokenizers that panic.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ BOMBS = [
     "{{ (range(99999)|list).__len__() and ('y' * 100000).join(range(99999)|map('string')) }}",
     "{{ ('y' * 100000) | join('z' * 100000) }}",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% for k in r %}{% endfor %}{% endfor %}{% endfor %}",
+    "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% for k in r %}"
+    "{% endfor %}{% endfor %}{% endfor %}",
     "{% for i in range(99999) %}" + "x" * 100_000 + "{% endfor %}",
     GROW + "{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s|length }}",
     GROW + "{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s|length }}",
@@ -71,7 +74,8 @@ BOMBS = [
     + "{% set n.s = 'x' * 4000000 %}{% for i in range(90000) %}{% set n.a = [n.a, n.s[1:]] %}{% endfor %}",
     # values that hold themselves many times over: comparing, printing or hashing them never ends
     GROW
-    + "{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}",
+    + "{% for i in range(60) %}{% set n.a = [n.a, n.a] %}"
+    + "{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}",
     GROW + "{% for i in range(60) %}{% set n.a = (n.a, n.a) %}{% endfor %}{{ {n.a: 1} }}",
     GROW + "{% for i in range(60) %}{% set n.a = {'a': n.a, 'b': n.a} %}{% endfor %}{{ n.a }}",
     GROW + "{% for i in range(60) %}{% set n.a = dict(a=n.a, b=n.a) %}{% endfor %}{{ n.a|string|length }}",
@@ -119,12 +123,17 @@ def test_templates_that_eat_memory_or_time_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for m in messages %}{% set text = m.content.split('</think>')[-1].lstrip('\\n') %}{{ text | trim }}{% endfor %}",
-        "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t + m.content %}{% endfor %}{{ n.t }}",
+        "{% for m in messages %}{% set text = m.content.split('</think>')[-1].lstrip('\\n') %}{"
+        "{ text | trim }}{% endfor %}",
+        "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t + m.content %}"
+        "{% endfor %}{{ n.t }}",
         "{% for m in messages[::-1] %}{% if m.role == 'user' %}{{ m | tojson }}{% endif %}{% endfor %}",
-        "{% set rest = messages | selectattr('role', 'equalto', 'user') | list %}{{ rest | length }}{{ rest[-1].content }}",
-        "{% set n = namespace(l=[]) %}{% for m in messages %}{% set n.l = n.l + [m] %}{% endfor %}{{ n.l[-1].content }}",
-        "{% macro say(m) %}{{ m.role ~ ':' ~ m.content }}{% endmacro %}{% for m in messages %}{{ say(m) }}{% endfor %}",
+        "{% set rest = messages | selectattr('role', 'equalto', 'user') | list %}{"
+        "{ rest | length }}{{ rest[-1].content }}",
+        "{% set n = namespace(l=[]) %}{% for m in messages %}{% set n.l = n.l + [m] %}"
+        "{% endfor %}{{ n.l[-1].content }}",
+        "{% macro say(m) %}{{ m.role ~ ':' ~ m.content }}{% endmacro %}"
+        "{% for m in messages %}{{ say(m) }}{% endfor %}",
         "{{ messages | map(attribute='content') | join('\\n') }}{{ messages | tojson(indent=4) }}",
     ],
 )

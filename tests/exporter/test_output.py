@@ -120,12 +120,14 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
 
 def test_a_bundle_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     target = tmp_path / "a.bundle"
-    with (
-        pytest.raises(ExportError, match="exists; give --force to replace it"),
-        replacing(target, 0, force=False) as scratch,
-    ):
-        (scratch / MANIFEST_FILE).write_text("mine")
-        bundle(target, "somebody else's")
+
+    def export() -> None:
+        with replacing(target, 0, force=False) as scratch:
+            (scratch / MANIFEST_FILE).write_text("mine")
+            bundle(target, "somebody else's")
+
+    with pytest.raises(ExportError, match="exists; give --force to replace it"):
+        export()
     assert (target / MANIFEST_FILE).read_text() == "somebody else's"
     assert names(tmp_path) == ["a.bundle"]
 

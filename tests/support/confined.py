@@ -1,4 +1,6 @@
-"""A piece of Python in a process of its own, with little memory and little time: what it prints, or how it died."""
+"""A piece of Python in a process of its own, with little memory and little time: what it prints, or how it
+died.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ resource.setrlimit(resource.RLIMIT_AS, ({bytes}, {bytes}))
 
 
 def confined(program: str, *arguments: str, gigabytes: float = 2.0, seconds: float = 30.0) -> str:
-    """Standard output of `program`. It fails the test when it is killed, hangs, or ends with anything but 0."""
+    """Standard output of `program`. It fails the test when it is killed, hangs, or ends with
+    anything but 0.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PREAMBLE.format(bytes=int(gigabytes * 2**30)) + program, *arguments],
         capture_output=True,

@@ -1,4 +1,6 @@
-"""A bundle directory: what is missing, changed, linked away or unreadable is said at once, before anything runs."""
+"""A bundle directory: what is missing, changed, linked away or unreadable is said at once, before anything
+runs.
+"""
 
 from __future__ import annotations
 
