@@ -178,7 +178,8 @@ def _check(
     `names`: what a graph may refer to.
     """
     path = directory / entry.path
-    if path.is_symlink() and directory.resolve() not in path.resolve().parents:
+    # realpath, because Path.resolve raises RuntimeError for links in a circle.
+    if path.is_symlink() and Path(os.path.realpath(directory)) not in Path(os.path.realpath(path)).parents:
         raise ValueError("a link that leads out of the bundle")
     if not path.is_file():
         raise ValueError("missing")
@@ -215,7 +216,7 @@ def _stamp_file(directory: Path) -> Path | None:
     anything about itself.
     """
     cache = cache_dir()
-    name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:32]
     return None if cache is None else cache / STAMPS / f"{name}.json"
 
 

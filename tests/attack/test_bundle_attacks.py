@@ -116,8 +116,12 @@ def sparse(file: Path) -> None:
         made.truncate(6 << 30)
 
 
+def circle(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "manifest.sha256", "weights.bin", ".verified.json"])
-@pytest.mark.parametrize("instead", [pipe, zeros, sparse])
+@pytest.mark.parametrize("instead", [pipe, zeros, sparse, circle])
 def test_a_pipe_a_device_and_a_huge_file_in_the_place_of_a_file(
     name: str, instead: Callable[[Path], None], path: Path
 ) -> None:
