@@ -10,7 +10,7 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test cpp clean
+.PHONY: demo check format lint types test cpp attack clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
@@ -39,6 +39,11 @@ cpp: $(VENV)/.installed
 
 cpp-%:
 	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* && ctest --preset $*
+
+# Hostile bundles by the hundred thousand, two hours; goes on where it was stopped (SECURITY.md).
+attack: $(VENV)/.installed
+	mkdir -p build
+	$(BIN)/python benchmarks/attack --state build/attack.jsonl
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

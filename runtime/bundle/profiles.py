@@ -1,4 +1,7 @@
-"""Calibrated settings kept in a bundle: found, checked against what is running, stored, removed. Knows no task and no statistics."""
+"""Calibrated settings kept in a bundle: found, checked against what is running, stored, removed.
+
+Knows no task and no statistics.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SessionError
-from .manifest import Bundle, Manifest, Profile, Variant, open_bundle, write_manifest
+from .manifest import (
+    Bundle,
+    Manifest,
+    Profile,
+    Variant,
+    at_least,
+    changing,
+    open_bundle,
+    write_manifest,
+)
 
 
 def sha256_of(manifest: Manifest, file: str | None) -> str | None:
@@ -17,14 +29,18 @@ def sha256_of(manifest: Manifest, file: str | None) -> str | None:
 
 
 def find(bundle: Bundle, variant: Variant, name: str) -> Profile:
-    """The profile `name` for the variant that runs. Raises SessionError where there is none, or only a stale one, with the remedy."""
+    """The profile `name` for the variant that runs.
+
+    Raises SessionError where there is none, or only a stale one, with the remedy.
+    """
     named = [p for p in bundle.manifest.profiles if p.name == name]
     if not named:
         raise _unknown(bundle.path, bundle.manifest, name)
     profile = next((p for p in named if p.variant == variant.name), named[0])
     if reasons := staleness(bundle.manifest, variant, profile):
         raise SessionError(
-            f"profile `{name}` is stale: {'; '.join(reasons)}. Renew it with:\n  {renewal(bundle.path, profile)}"
+            f"profile `{name}` is stale: {'; '.join(reasons)}."
+            f" Renew it with:\n  {renewal(bundle.path, profile)}"
         )
     return profile
 
@@ -42,13 +58,16 @@ def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[st
         reasons.append(f"it was calibrated in {profile.precision}, {variant.precision} is running")
     if profile.accuracy_level != variant.accuracy_level:
         reasons.append(
-            f"it was calibrated at accuracy level {profile.accuracy_level}, {variant.accuracy_level} is running"
+            f"it was calibrated at accuracy level {profile.accuracy_level},"
+            f" {variant.accuracy_level} is running"
         )
     return reasons
 
 
 def renewal(bundle: Path, profile: Profile) -> str:
-    """The command that calibrates the same profile again; the task is named as it was given, without its folder."""
+    """The command that calibrates the same profile again; the task is named as it was given, without its
+    folder.
+    """
     task, drop = profile.evidence.get("task", "TASK.jsonl"), profile.evidence.get("max_drop", 0.02)
     words = [
         "mars-export",
@@ -100,23 +119,25 @@ def described(path: str | Path, name: str | None = None) -> list[Described]:
 
 def store(path: str | Path, profile: Profile) -> None:
     """Put a profile into the bundle at `path`, in place of one of the same name for the same variant."""
-    manifest = open_bundle(path).manifest
-    others = tuple(p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
-    # Optional fields of the present format are written, so it is named.
-    changed = replace(
-        manifest, profiles=(*others, profile), format_version=_at_least(manifest.format_version)
-    )
-    write_manifest(Path(path).expanduser(), changed)
+    with changing(Path(path).expanduser()) as manifest:
+        others = tuple(p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
+        _write(path, manifest, (*others, profile))
 
 
 def remove(path: str | Path, name: str) -> int:
     """Take a profile out of the bundle, for every variant that has it; returns how many there were."""
-    manifest = open_bundle(path).manifest
-    kept = tuple(p for p in manifest.profiles if p.name != name)
-    if len(kept) == len(manifest.profiles):
-        raise _unknown(path, manifest, name)
-    write_manifest(Path(path).expanduser(), replace(manifest, profiles=kept))
-    return len(manifest.profiles) - len(kept)
+    with changing(Path(path).expanduser()) as manifest:
+        others = tuple(p for p in manifest.profiles if p.name != name)
+        if len(others) == len(manifest.profiles):
+            raise _unknown(path, manifest, name)
+        _write(path, manifest, others)
+    return len(manifest.profiles) - len(others)
+
+
+def _write(path: str | Path, manifest: Manifest, profiles: tuple[Profile, ...]) -> None:
+    """The manifest is written with the fields of the present format, so that is what it names."""
+    version = at_least(manifest.format_version)
+    write_manifest(Path(path).expanduser(), replace(manifest, profiles=profiles, format_version=version))
 
 
 def _unknown(path: str | Path, manifest: Manifest, name: str) -> SessionError:
@@ -124,9 +145,3 @@ def _unknown(path: str | Path, manifest: Manifest, name: str) -> SessionError:
     return SessionError(
         f"{path}: no profile `{name}` (there are: {known}); `mars-export calibrate` makes one"
     )
-
-
-def _at_least(version: str) -> str:
-    """`version`, or the minor version that these fields came with."""
-    minor = version.partition(".")[2]
-    return version if minor.isdecimal() and int(minor) >= 1 else "1.1"

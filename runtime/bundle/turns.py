@@ -1,22 +1,25 @@
-"""A chat template as a table: what stands between the contents of a conversation. Knows no jinja2 and no tokens."""
+"""A chat template as a table: what stands between the contents of a conversation.
+
+Knows no jinja2 and no tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-from .fields import Fields
 
 START = "start"  # stands for the role before the first message
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTurns:
-    """The text before a content depends on the role before it and its own; the exporter proves that the template does no more.
+    """The text before a content depends on the role before it and its own; the exporter proves that the
+    template does no more.
 
-    `between[previous][role]` precedes a content, `after[role]` follows the last one and begins the answer. Roles that are
-    not there cannot follow or end. The contents of `trimmed` roles lose the white space around them. A content that holds
-    one of the `reserved` strings is treated by the template in its own way, which this table does not tell.
+    `between[previous][role]` precedes a content, `after[role]` follows the last one and begins the answer.
+    Roles that are not there cannot follow or end. The contents of `trimmed` roles lose the white space around
+    them. A content that holds one of the `reserved` strings is treated by the template in its own way, which
+    this table does not tell.
     """
 
     between: Mapping[str, Mapping[str, str]]
@@ -28,6 +31,11 @@ class ChatTurns:
     def roles(self) -> tuple[str, ...]:
         """All roles that it knows."""
         return tuple(dict.fromkeys(role for following in self.between.values() for role in following))
+
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """What contradicts itself in a table that was read."""
+        if START not in self.between or not self.after:
+            yield "", "no conversation can begin or end"
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str | None:
         """The prompt of `messages` ({role, content}), or None where only the template itself could tell."""
@@ -41,17 +49,3 @@ class ChatTurns:
             previous = role
         end = self.after.get(previous)
         return None if end is None else text + end
-
-
-def read_chat_turns(fields: Fields) -> ChatTurns:
-    """Read the manifest's `text.chat`, noting what is wrong with it."""
-    between = fields.object("between")
-    turns = ChatTurns(
-        {role: between.named_texts(role) for role in between.value},
-        fields.named_texts("after"),
-        fields.texts("trimmed"),
-        fields.texts("reserved"),
-    )
-    if START not in turns.between or not turns.after:
-        fields.wrong("", "no conversation can begin or end")
-    return turns

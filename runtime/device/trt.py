@@ -111,9 +111,9 @@ class TrtBackend:
         # A step of an engine without symbols is filled up with rows and slots that nobody asked for. What they write goes to
         # the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of a batch share the widest row's slots,
         # so that a row near its end writes on.
-        self._exact = (self._info.max_rows, self._info.max_slots) if variant.is_static else None
+        self._exact = (self._info.max_rows, self._info.max_slots) if variant.is_fixed else None
         widest = max((r.slots.max for r in self._info.ranges if r.name == "decode"), default=1)
-        spare = self._info.max_slots if variant.is_static else widest - 1 if self._info.max_rows > 1 else 0
+        spare = self._info.max_slots if variant.is_fixed else widest - 1 if self._info.max_rows > 1 else 0
         self.max_slots: int | None = self._info.max_slots
         self.max_capacity = min(model.context_length, self._capacity - spare)
         self._item = ITEM_SIZES[variant.kv_dtype]

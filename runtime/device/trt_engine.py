@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.files import write_whole
 from ..bundle.manifest import Bundle, Variant
 from ..errors import SessionError
 from .cuda import find_gpu
@@ -69,9 +69,7 @@ class LoadedEngine:
             return
         self._kept = len(data)
         try:
-            scratch = self._kernels.with_name(f"{self._kernels.name}.{os.getpid()}")
-            scratch.write_bytes(data)
-            scratch.replace(self._kernels)
+            write_whole(self._kernels, data)
         except OSError:
             self._kernels = (
                 None  # a place that cannot be written: every start compiles anew, and nothing else changes
