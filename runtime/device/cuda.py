@@ -1,4 +1,6 @@
-"""Device memory, copies, one stream and captured graphs, over cuda-python. The only file that names CUDA; it knows no TensorRT."""
+"""Device memory, copies, one stream and captured graphs, over cuda-python. The only file that names CUDA; it
+knows no TensorRT.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU that would be used. `capability` such as `sm86`; `driver`: the newest CUDA it supports, such as `12.9`."""
+    """The GPU that would be used. `capability` such as `sm86`; `driver`: the newest CUDA it supports, such as
+    `12.9`.
+    """
 
     name: str
     capability: str
@@ -94,7 +98,9 @@ class Device:
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
     ) -> None:
-        """Copy `height` runs of `width` bytes on the device; the pitches are the distances between runs, in bytes."""
+        """Copy `height` runs of `width` bytes on the device; the pitches are the distances between runs, in
+        bytes.
+        """
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self._call(
             "cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, self.stream

@@ -1,4 +1,6 @@
-"""The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs. Names neither library."""
+"""The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs.
+Names neither library.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ class Shape:
 
 @dataclass(slots=True)
 class Step:
-    """An execution context bound to one Shape. `graph` replays it; None until it was captured, or for ever if that is refused."""
+    """An execution context bound to one Shape. `graph` replays it; None until it was captured, or for ever if
+    that is refused.
+    """
 
     context: Any
     shape: Shape
@@ -99,7 +103,9 @@ class Step:
 
 
 class TrtBackend:
-    """An engine variant on a GPU. KV memory, input and output buffers are allocated once; a step copies ids in and ids out."""
+    """An engine variant on a GPU. KV memory, input and output buffers are allocated once; a step copies ids
+    in and ids out.
+    """
 
     def __init__(self, engine: LoadedEngine, variant: Variant, model: ModelInfo, device: Device) -> None:
         assert variant.engine is not None
@@ -108,9 +114,9 @@ class TrtBackend:
         self.outputs = variant.outputs
         self._model, self._capacity = model, variant.capacity
         self._in_place = variant.kv_layout == "static"
-        # A step of an engine without symbols is filled up with rows and slots that nobody asked for. What they write goes to
-        # the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of a batch share the widest row's slots,
-        # so that a row near its end writes on.
+        # A step of an engine without symbols is filled up with rows and slots that nobody asked for. What
+        # they write goes to the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of
+        # a batch share the widest row's slots, so that a row near its end writes on.
         self._exact = (self._info.max_rows, self._info.max_slots) if variant.is_static else None
         widest = max((r.slots.max for r in self._info.ranges if r.name == "decode"), default=1)
         spare = self._info.max_slots if variant.is_static else widest - 1 if self._info.max_rows > 1 else 0
@@ -154,7 +160,8 @@ class TrtBackend:
     def new_cache(self, num_rows: int) -> TrtCache:
         if num_rows > self._info.max_rows:
             raise SessionError(
-                f"{num_rows} rows, but this engine was built for at most {self._info.max_rows}; build it again with --batch {num_rows}"
+                f"{num_rows} rows, but this engine was built for at most {self._info.max_rows}; build it"
+                f" again with --batch {num_rows}"
             )
         with self._lock:
             memory = self._free.pop() if self._free else self._allocate()
@@ -207,7 +214,8 @@ class TrtBackend:
         )
         if input_ids.shape[0] > rows or input_ids.shape[1] > slots:
             raise SessionError(
-                f"a step of {input_ids.shape[0]} x {input_ids.shape[1]} slots; this engine is for exactly {rows} x {slots}"
+                f"a step of {input_ids.shape[0]} x {input_ids.shape[1]} slots; this engine is for exactly"
+                f" {rows} x {slots}"
             )
         ids[: input_ids.shape[0], : input_ids.shape[1]] = input_ids
         lengths[: len(kv_length)] = kv_length
@@ -215,7 +223,9 @@ class TrtBackend:
         return ids, lengths, index
 
     def _step(self, memory: KvMemory, first: int, rows: int, slots: int, outputs: int) -> Step:
-        """The bound context for this shape. Decode steps keep one each, because a captured graph belongs to its context."""
+        """The bound context for this shape. Decode steps keep one each, because a captured graph belongs to
+        its context.
+        """
         at = self._info.range_for(rows, slots, outputs)
         if at is None:
             ranges = "; ".join(
@@ -223,7 +233,8 @@ class TrtBackend:
                 for r in self._info.ranges
             )
             raise SessionError(
-                f"a step of {rows} x {slots} slots with {outputs} predictions is beyond this engine ({ranges}; at most {self._info.max_outputs}"
+                f"a step of {rows} x {slots} slots with {outputs} predictions is beyond this engine"
+                f" ({ranges}; at most {self._info.max_outputs}"
                 " predictions); build one with a larger --batch, --prefill or --block"
             )
         shape = Shape(at, memory.addresses[0], first, rows, slots, outputs)
@@ -276,7 +287,8 @@ class TrtBackend:
 
     def _run(self, step: Step) -> None:
         is_decode = step.shape in self._decode
-        # TensorRT finishes its preparations in the first run of a context, which therefore cannot be captured.
+        # TensorRT finishes its preparations in the first run of a context, which therefore cannot be
+        # captured.
         if is_decode and step.graph is None and step.runs > 0 and not step.is_refused:
             step.graph = self._device.capture(
                 lambda: bool(step.context.execute_async_v3(self._device.stream))
@@ -286,7 +298,8 @@ class TrtBackend:
             self._device.launch(step.graph)
         elif not step.context.execute_async_v3(self._device.stream):
             raise SessionError(
-                f"TensorRT failed in a step of {step.shape.rows} x {step.shape.slots} slots: {self._engine.last_error()}"
+                f"TensorRT failed in a step of {step.shape.rows} x {step.shape.slots} slots:"
+                f" {self._engine.last_error()}"
             )
         step.runs += 1
 

@@ -1,4 +1,6 @@
-"""A deserialized engine: loaded or refused with both sides named, its execution contexts, and RTX's cache of compiled kernels."""
+"""A deserialized engine: loaded or refused with both sides named, its execution contexts, and RTX's cache of
+compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ EXTRAS = {"tensorrt": "trt", "tensorrt_rtx": "rtx"}
 
 
 class LoadedEngine:
-    """An engine in device memory. `scratch_bytes`: working memory that all its contexts share, one step at a time."""
+    """An engine in device memory. `scratch_bytes`: working memory that all its contexts share, one step at a
+    time.
+    """
 
     def __init__(self, trt: Any, engine: Any, logger: Any, kernels: Path | None) -> None:
         self._trt, self._engine, self._logger, self._kernels = trt, engine, logger, kernels
@@ -41,13 +45,16 @@ class LoadedEngine:
         if engine is None:
             reasons = [*_diagnostics(trt, runtime, data), logger.last(3)]
             raise SessionError(
-                f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend)}): {'; '.join(reasons)}"
+                f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend)}):"
+                f" {'; '.join(reasons)}"
             )
         sha = next((f.sha256 for f in bundle.manifest.files if f.path == variant.file), "")
         return cls(trt, engine, logger, _kernel_file(bundle, variant, sha))
 
     def new_context(self, range_index: int, scratch: int, stream: Any) -> Any:
-        """A context for one optimization profile, using the shared scratch memory. Raises SessionError when TensorRT refuses."""
+        """A context for one optimization profile, using the shared scratch memory. Raises SessionError when
+        TensorRT refuses.
+        """
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(strategy if self._config is None else self._config)
         if context is None:
@@ -61,7 +68,9 @@ class LoadedEngine:
         return str(self._logger.last())
 
     def keep_kernels(self) -> None:
-        """Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next start is warm."""
+        """Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next
+        start is warm.
+        """
         if self._cache is None or self._kernels is None:
             return
         data = bytes(self._cache.serialize())

@@ -1,4 +1,6 @@
-"""Which variant of a bundle runs on this machine, and why each other one does not. Knows what is here, opens nothing."""
+"""Which variant of a bundle runs on this machine, and why each other one does not. Knows what is here, opens
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu` says why there is none.
+    """This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu`
+    says why there is none.
 
     `tensorrt`: backend -> version of what is installed. `platform` such as `linux-x86_64`.
     """
@@ -41,7 +44,9 @@ def look_around() -> Here:
 
 
 def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
-    """Why `variant` does not run on `device` here; None if nothing is known against it. `here` is needed for engines only."""
+    """Why `variant` does not run on `device` here; None if nothing is known against it. `here` is needed for
+    engines only.
+    """
     if not variant.is_engine:
         if variant.is_static:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
@@ -65,21 +70,25 @@ def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
     installed = here.tensorrt.get(variant.backend)
     if installed is None:
         reasons.append(
-            f"{variant.backend} {info.version} is not installed; pip install 'mars-export[{EXTRAS[variant.backend]}]'"
+            f"{variant.backend} {info.version} is not installed; pip install"
+            f" 'mars-export[{EXTRAS[variant.backend]}]'"
         )
     elif installed != info.version:
         reasons.append(
-            f"built with {variant.backend} {info.version}, {installed} is installed; build it again or install {info.version}"
+            f"built with {variant.backend} {info.version}, {installed} is installed; build it again or"
+            f" install {info.version}"
         )
     if here.no_gpu:
         return [*reasons, here.no_gpu]
     if here.gpu not in info.compute_capabilities:
         reasons.append(
-            f"built for {', '.join(info.compute_capabilities)}, this GPU is a {here.gpu_name} ({here.gpu}); build it with --target host"
+            f"built for {', '.join(info.compute_capabilities)}, this GPU is a {here.gpu_name} ({here.gpu});"
+            f" build it with --target host"
         )
     if info.cuda.isdecimal() and here.driver and int(here.driver.split(".")[0]) < int(info.cuda):
         reasons.append(
-            f"its libraries are for CUDA {info.cuda}, this driver supports CUDA {here.driver}; update the driver"
+            f"its libraries are for CUDA {info.cuda}, this driver supports CUDA {here.driver}; update the"
+            f" driver"
         )
     return reasons
 
@@ -87,7 +96,8 @@ def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
 def choose(bundle: Bundle, device: str, here: Here | None = None) -> Variant:
     """The variant to open on `device`: an engine before a graph on a GPU, in the manifest's order.
 
-    Raises SessionError with the reason for each. A bundle with engines of which none fits is an error, not a slower graph.
+    Raises SessionError with the reason for each. A bundle with engines of which none fits is an error, not a
+    slower graph.
     """
     if device not in DEVICES:
         raise SessionError(f"unknown device `{device}` (known: {', '.join(DEVICES)})")
