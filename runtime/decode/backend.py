@@ -52,6 +52,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def max_outputs(self) -> int | None:
+        """Most predictions of each row in one step, None for no limit."""
+        ...
+
+    @property
     def max_capacity(self) -> int:
         """Most entries a row can ever hold."""
         ...

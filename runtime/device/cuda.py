@@ -53,22 +53,30 @@ class Device:
 
     def __init__(self) -> None:
         self._cuda = _runtime()
-        (self.stream,) = self._call("cudaStreamCreate")
-        self._allocated: list[int] = []
+        # Not ordered with the default stream, whose work by others would break a capture.
+        (self.stream,) = self._call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
+        self._allocations: set[int] = set()
 
     def allocate(self, num_bytes: int) -> int:
         """Device memory, zeroed: what is masked out still meets a zero weight, and 0 * NaN is NaN."""
         # Never null: an empty tensor too needs an address.
         (address,) = self._call("cudaMalloc", max(num_bytes, 256))
-        self._allocated.append(int(address))
+        self._allocations.add(int(address))
         self.zero(int(address), max(num_bytes, 256))
         return int(address)
 
-    def close(self) -> None:
-        """Give all memory back, after what is on the stream. The device must not be used again."""
+    def free(self, address: int) -> None:
+        """Give memory back, after what is on the stream."""
         self.synchronize()
-        while self._allocated:
-            self._call("cudaFree", self._allocated.pop())
+        self._allocations.remove(address)
+        self._call("cudaFree", address)
+
+    def close(self) -> None:
+        """Give everything back, after what is on the stream. The device must not be used again."""
+        self.synchronize()
+        while self._allocations:
+            self._call("cudaFree", self._allocations.pop())
+        self._call("cudaStreamDestroy", self.stream)
 
     def zero(self, address: int, num_bytes: int) -> None:
         self._call("cudaMemsetAsync", address, 0, num_bytes, self.stream)
@@ -110,23 +118,24 @@ class Device:
         self._call("cudaStreamSynchronize", self.stream)
 
     def capture(self, enqueue: Callable[[], bool]) -> Any | None:
-        """A graph of what `enqueue` puts on the stream, without running it; None when it cannot be captured."""
-        self._call(
-            "cudaStreamBeginCapture",
-            self.stream,
-            self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal,
-        )
-        done = False
+        """A graph of what `enqueue` puts on the stream, without running it; None if it cannot be captured."""
+        cuda, done, launchable = self._cuda, False, None
+        mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        if cuda.cudaStreamBeginCapture(self.stream, mode)[0] != cuda.cudaError_t.cudaSuccess:
+            cuda.cudaGetLastError()  # the refusal is an answer, not a failure of the next call
+            return None
         try:
             done = enqueue()
         finally:
             # Ends the capture even when it was refused; only then is the stream usable again.
-            error, graph = self._cuda.cudaStreamEndCapture(self.stream)
-        if not done or error != self._cuda.cudaError_t.cudaSuccess:
-            self._cuda.cudaGetLastError()  # the refusal is an answer, not a failure of the next call
-            return None
-        (launchable,) = self._call("cudaGraphInstantiate", graph, 0)
-        self._call("cudaGraphDestroy", graph)
+            error, graph = cuda.cudaStreamEndCapture(self.stream)
+            if done and error == cuda.cudaError_t.cudaSuccess:
+                error, launchable = cuda.cudaGraphInstantiate(graph, 0)
+            if graph is not None and int(graph):
+                cuda.cudaGraphDestroy(graph)
+            if error != cuda.cudaError_t.cudaSuccess:
+                cuda.cudaGetLastError()
+                launchable = None
         return launchable
 
     def launch(self, graph: Any) -> None:

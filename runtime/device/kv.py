@@ -39,7 +39,7 @@ class Tensor(Protocol):
 
 
 class Memory(Protocol):
-    """Memory of one device. KV tensors are [rows, kv_heads, capacity, head_dim]; what fails changes nothing."""
+    """One device's memory. KV tensors are [rows, kv_heads, capacity, head_dim]. What fails changes nothing."""
 
     @property
     def device(self) -> str:
@@ -65,7 +65,7 @@ class Memory(Protocol):
         ...
 
     def place(self, buffers: Sequence[Any], first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
-        """Put new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows first, first + 1, ..."""
+        """Put new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
         ...
 
 

@@ -65,7 +65,8 @@ def test_every_mismatch_names_both_sides(changes: dict[str, Any], here: dict[str
     held = bundle(GRAPH, engine(**changes))
     with pytest.raises(
         SessionError,
-        match=f"(?s)no variant runs here on cuda:.*rtx: .*{why}.*model: a graph for ONNX Runtime; give --variant model",
+        match=f"(?s)no variant runs here on cuda:.*rtx: .*{why}.*model: a graph for ONNX Runtime; give"
+        f" --variant model",
     ):
         choose(held, "cuda", replace(HERE, **here))
 
@@ -174,7 +175,8 @@ def test_contexts_share_scratch_memory(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_engine_that_is_refused_names_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         SessionError,
-        match=r"rtx.engine: built with tensorrt_rtx 1.7.1.116 \(CUDA 12\) for sm86, sm89 on linux-x86_64 and cannot be loaded here"
+        match=r"rtx.engine: built with tensorrt_rtx 1.7.1.116 \(CUDA 12\) for sm86, sm89 on linux-x86_64 and"
+        r" cannot be loaded here"
         r" \(tensorrt_rtx 1.7.1.116; .*\): version mismatch; malformed engine",
     ):
         loaded(tmp_path, monkeypatch, None, diagnostics=33)
