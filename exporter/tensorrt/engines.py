@@ -149,7 +149,7 @@ def _estimate(plan: Plan, size: int, force: bool) -> int:
 
 def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | None) -> Variant:
     manifest = bundle.manifest
-    graphs = [v for v in manifest.variants if v.backend == "onnx" and not v.is_static]
+    graphs = [v for v in manifest.variants if v.backend == "onnx" and not v.is_fixed]
     held = ", ".join(dict.fromkeys(f"{v.precision} {v.kv_layout}" for v in graphs)) or "none"
     if block is not None and block != manifest.block:
         raise ExportError(

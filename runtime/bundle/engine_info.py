@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from .fields import Fields
+from .fields import Rule
 
 RANGE_NAMES = ("decode", "prefill")
+Dimension = Annotated[int, Rule(1, 2**20)]
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """What one dimension may be, and what the engine is fastest at."""
 
-    min: int
-    opt: int
-    max: int
+    min: Dimension
+    opt: Dimension
+    max: Dimension
+
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """What contradicts itself in an extent that was read."""
+        if not self.min <= self.opt <= self.max:
+            yield "", f"min {self.min}, opt {self.opt}, max {self.max} are not in order"
 
     def __str__(self) -> str:
         return str(self.opt) if self.min == self.max else f"{self.min}-{self.max} (best {self.opt})"
@@ -29,7 +37,7 @@ class Extent:
 class Range:
     """Shapes that an engine takes: one TensorRT optimization profile (a `profile` here is a calibrated tau)."""
 
-    name: str
+    name: Annotated[str, Rule(choices=RANGE_NAMES)]
     batch: Extent
     slots: Extent
     outputs: Extent
@@ -48,11 +56,16 @@ class EngineInfo:
     cuda: str
     platform: str
     compute_capabilities: tuple[str, ...]
-    ranges: tuple[Range, ...]
+    ranges: Annotated[tuple[Range, ...], Rule(most=64)]
     graph: str
     graph_sha256: str
     seconds: float
     peak_memory: int
+
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """What contradicts itself in an engine that was read."""
+        if not self.ranges:
+            yield "ranges", "at least one is expected"
 
     def range_for(self, rows: int, slots: int, outputs: int) -> int | None:
         """Index of the first range that takes this shape, None if there is none."""
@@ -77,35 +90,3 @@ class EngineInfo:
 def this_platform() -> str:
     """The operating system and processor of this machine, such as `linux-x86_64`."""
     return f"{platform.system()}-{platform.machine()}".lower()
-
-
-def read_engine(fields: Fields) -> EngineInfo:
-    """The `engine` object of a variant; notes problems in `fields`."""
-    ranges = tuple(_read_range(f) for f in fields.objects("ranges"))
-    if not ranges:
-        fields.wrong("ranges", "at least one is expected")
-    return EngineInfo(
-        version=fields.text("version"),
-        cuda=fields.text("cuda"),
-        platform=fields.text("platform"),
-        compute_capabilities=fields.texts("compute_capabilities"),
-        ranges=ranges,
-        graph=fields.text("graph"),
-        graph_sha256=fields.text("graph_sha256"),
-        seconds=fields.number("seconds"),
-        peak_memory=fields.integer("peak_memory"),
-    )
-
-
-def _read_range(fields: Fields) -> Range:
-    return Range(
-        fields.text("name", RANGE_NAMES),
-        *(_read_extent(fields.object(name)) for name in ("batch", "slots", "outputs")),
-    )
-
-
-def _read_extent(fields: Fields) -> Extent:
-    extent = Extent(*(fields.integer(name, 1, 2**20) for name in ("min", "opt", "max")))
-    if not extent.min <= extent.opt <= extent.max:
-        fields.wrong("", f"min {extent.min}, opt {extent.opt}, max {extent.max} are not in order")
-    return extent

@@ -4,61 +4,58 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from ..accept import METRICS
-from ..errors import BundleError
-from .engine_info import EngineInfo, read_engine
-from .fields import Fields
-from .files import FileEntry, is_safe_name, verify
-from .turns import ChatTurns, read_chat_turns
+from ..errors import BundleError, listed
+from .engine_info import EngineInfo
+from .fields import Reader, Rule, parse
+from .files import FileEntry, is_safe_name, locked, read_small, verify, write_whole
+from .turns import ChatTurns
 
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 MANIFEST_FILE, CHECKSUM_FILE = "manifest.json", "manifest.sha256"
-MANIFEST_LIMIT = 16_000_000  # bytes
+MANIFEST_LIMIT, CHECKSUM_LIMIT = 16_000_000, 1000  # bytes
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 KV_DTYPES = ("float32", "float16", "bfloat16")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "logits")
+VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
+WRITERS_WAIT = 30.0  # seconds, for one another
 
-# The fields of `model` and the largest value of each that is taken seriously: a reader allocates from these numbers.
-MODEL_LIMITS = {
-    "vocab_size": 2**24,
-    "hidden_size": 2**20,
-    "num_layers": 2**12,
-    "num_heads": 2**16,
-    "num_kv_heads": 2**16,
-    "head_dim": 2**16,
-    "context_length": 2**31,
-}
+Count = Annotated[int, Rule(1)]
+TokenId = Annotated[int, Rule(below="model.vocab_size")]
+WindowSize = int | Literal["auto", "full"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Dimensions that a runtime needs to allocate KV buffers and check token ids."""
+    """Dimensions that a runtime needs to allocate KV buffers and check token ids; it allocates from them, hence the limits."""
 
     type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    context_length: int
+    vocab_size: Annotated[int, Rule(1, 2**24)]
+    hidden_size: Annotated[int, Rule(1, 2**20)]
+    num_layers: Annotated[int, Rule(1, 2**12)]
+    num_heads: Annotated[int, Rule(1, 2**16)]
+    num_kv_heads: Annotated[int, Rule(1, 2**16)]
+    head_dim: Annotated[int, Rule(1, 2**16)]
+    context_length: Annotated[int, Rule(1, 2**31)]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
     """Special token ids."""
 
-    mask: int
-    eos: tuple[int, ...]
-    pad: int
+    mask: TokenId
+    eos: tuple[TokenId, ...]
+    pad: TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +85,9 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInfo:
-    """How the weights of a variant are stored. `block_size` inputs share a scale, None: one scale for each output channel."""
+    """How the weights of a variant are stored. `group_size` inputs share a scale, None: one scale for each output channel."""
 
-    block_size: int | None
+    group_size: Annotated[int | None, Rule(1, old="block_size")]
     symmetric: bool
     head: str
     embedding: str
@@ -100,51 +97,58 @@ class QuantizationInfo:
 class Variant:
     """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
 
-    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime. `engine` is set for
-    the TensorRT backends and for no other.
+    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime. `engine` is set
+    for the TensorRT backends and for no other.
     """
 
     name: str
-    backend: str
+    backend: Annotated[str, Rule(choices=BACKENDS)]
     file: str
     weights: str | None
-    precision: str
-    kv_dtype: str
-    kv_layout: str
-    outputs: tuple[str, ...]
-    batch: int | None = None
-    slots: int | None = None
-    capacity: int | None = None
+    precision: Annotated[str, Rule(choices=PRECISIONS)]
+    kv_dtype: Annotated[str, Rule(choices=KV_DTYPES)]
+    kv_layout: Annotated[str, Rule(choices=KV_LAYOUTS)]
+    outputs: Annotated[tuple[str, ...], Rule(most=16)]
+    batch: Annotated[int | None, Rule(1)] = None
+    slots: Annotated[int | None, Rule(1)] = None
+    capacity: Annotated[int | None, Rule(1)] = None
     drift: Drift | None = None
     quantization: QuantizationInfo | None = None
     accuracy_level: int | None = None
     engine: EngineInfo | None = None
 
     @property
-    def is_static(self) -> bool:
+    def is_fixed(self) -> bool:
+        """Whether it was made for one number of rows and slots."""
         return self.slots is not None
 
     @property
     def is_engine(self) -> bool:
         return self.backend != "onnx"
 
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """What contradicts itself in a variant that was read."""
+        if not {"token_ids", "confidence"} <= set(self.outputs) <= set(OUTPUTS):
+            yield "outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A calibrated tau for a task, valid for the one graph and weights it was measured on (`*_sha256`; None: not known).
 
-    `window` is the most predictions of a step, None for the bundle's block. `evidence` says what the choice rests on.
+    `window` is the most predictions of a step: "auto", "full" (the bundle's block) or their number. `evidence` says what the
+    choice rests on.
     """
 
     name: str
     tau: float
-    metric: str
+    metric: Annotated[str, Rule(choices=METRICS)]
     variant: str
     variant_sha256: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     weights_sha256: str | None = None
     precision: str | None = None
-    window: int | None = None
+    window: Annotated[WindowSize, Rule(1, absent="full")] = "full"
     accuracy_level: int | None = None
 
 
@@ -156,17 +160,32 @@ class Manifest:
     source: str
     revision: str | None
     model: ModelInfo
-    block: int
+    block: Annotated[int, Rule(1, 4096)]
     tokens: TokenInfo
     text: TextInfo | None
-    variants: tuple[Variant, ...]
-    files: tuple[FileEntry, ...]
-    profiles: tuple[Profile, ...] = ()
+    variants: Annotated[tuple[Variant, ...], Rule(most=64)]
+    files: Annotated[tuple[FileEntry, ...], Rule(most=1000)]
+    profiles: Annotated[tuple[Profile, ...], Rule(most=10_000)] = ()
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
         """The manifest as canonical JSON text."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @property
+    def graphs(self) -> frozenset[str]:
+        """The files that are ONNX graphs."""
+        graphs = (
+            v.engine.graph if v.engine is not None else v.file
+            for v in self.variants
+            if v.engine or not v.is_engine
+        )
+        return frozenset(graphs)
+
+
+def kv_names(num_layers: int, of: str = "past_key_values") -> list[str]:
+    """The names of a graph's KV tensors, in order; those that it returns are `of` "present"."""
+    return [f"{of}.{i}.{kind}" for i in range(num_layers) for kind in ("key", "value")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +214,42 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     if not file.is_file():
         what = "not a bundle: it has no manifest.json" if directory.is_dir() else "no such bundle"
         raise BundleError(f"{path}: {what}; make one with `mars-export onnx CHECKPOINT -o {path}`")
-    if file.stat().st_size > MANIFEST_LIMIT:
-        raise BundleError(f"{file}: larger than {MANIFEST_LIMIT} bytes; this is not a manifest")
+    data = _vouched(directory)
     try:
-        manifest = parse_manifest(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
+        manifest = parse_manifest(data.decode("utf-8"), str(file))
+    except UnicodeDecodeError as error:
         raise BundleError(f"{file}: not readable ({error})") from error
-    if _checksum_line(file.read_bytes()) not in _read_checksums(directory):
+    if _checksum_line(data) not in _read_checksums(directory):
         raise BundleError(
             f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again"
         )
-    verify(directory, manifest.files, full=full)
+    verify(directory, manifest.files, manifest.graphs, full=full)
     return Bundle(directory, manifest)
+
+
+def _vouched(directory: Path) -> bytes:
+    """The manifest's bytes. A writer may be at work: while the checksum is of another manifest than was read, read again."""
+    file, before = directory / MANIFEST_FILE, b""
+    while True:
+        try:
+            data = read_small(file, MANIFEST_LIMIT)
+        except OSError as error:
+            raise BundleError(f"{file}: not readable ({error})") from error
+        if len(data) > MANIFEST_LIMIT:
+            raise BundleError(f"{file}: larger than {MANIFEST_LIMIT} bytes; this is not a manifest")
+        if data == before or _checksum_line(data) in _read_checksums(directory):
+            return data
+        before = data
+
+
+@contextmanager
+def changing(directory: Path) -> Iterator[Manifest]:
+    """The manifest of a bundle that nobody else changes meanwhile: read, change and write it in here.
+
+    Raises BundleError when another program does not let go of it.
+    """
+    with locked(directory, WRITERS_WAIT):
+        yield open_bundle(directory).manifest
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -221,32 +264,16 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
             f"{directory}: the manifest would be larger than {MANIFEST_LIMIT} bytes; remove profiles that are no longer needed"
         )
     fresh = _checksum_line(data)
-    present = (
-        _checksum_line((directory / MANIFEST_FILE).read_bytes())
-        if (directory / MANIFEST_FILE).is_file()
-        else ""
-    )
     try:
-        _replace(directory / CHECKSUM_FILE, (present + fresh).encode("ascii"))
-        _replace(directory / MANIFEST_FILE, data)
-        _replace(directory / CHECKSUM_FILE, fresh.encode("ascii"))
+        file = directory / MANIFEST_FILE
+        present = _checksum_line(read_small(file, MANIFEST_LIMIT)) if file.is_file() else ""
+        write_whole(directory / CHECKSUM_FILE, (present + fresh).encode("ascii"))
+        write_whole(file, data)
+        write_whole(directory / CHECKSUM_FILE, fresh.encode("ascii"))
     except OSError as error:
         raise BundleError(
             f"{directory}: the manifest cannot be written ({error.strerror}); nothing is damaged"
         ) from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put `content` in place of a file, whole or not at all, and on the disk before anything that follows."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _checksum_line(data: bytes) -> str:
@@ -257,177 +284,72 @@ def _checksum_line(data: bytes) -> str:
 def _read_checksums(directory: Path) -> list[str]:
     """The lines of the checksum file: one, or two where a rewrite was interrupted."""
     try:
-        return (
-            (directory / CHECKSUM_FILE)
-            .read_bytes()[:1000]
-            .decode("ascii", "replace")
-            .splitlines(keepends=True)
-        )
+        data = read_small(directory / CHECKSUM_FILE, CHECKSUM_LIMIT)
     except OSError:
         return []
+    return data[:CHECKSUM_LIMIT].decode("ascii", "replace").splitlines(keepends=True)
+
+
+def at_least(version: str, fields_of: str = FORMAT_VERSION) -> str:
+    """`version`, or the one that fields about to be written came with."""
+    return version if _minor(version) >= _minor(fields_of) else fields_of
+
+
+def _minor(version: str) -> int:
+    found = VERSION.match(version)
+    return int(found[2] or 0) if found else 0
 
 
 def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
     """Parse and validate manifest text; raises BundleError that lists every wrong field."""
     try:
-        value = json.loads(text)
+        value = parse(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not valid JSON ({error}); copy or export the bundle again") from error
+    _check_version(value.get("format_version") if isinstance(value, dict) else None, where)
     problems: list[str] = []
-    top = Fields(value, where, problems)
-    _check_version(top)
-    manifest = _read_manifest(top)
+    manifest = Reader(problems).read(Manifest, value, where)
     if not problems:
         problems += _contradictions(manifest, where)
     if problems:
-        raise BundleError(f"{len(problems)} problems in the manifest:\n  " + "\n  ".join(problems[:20]))
+        raise BundleError(f"{len(problems)} problems in the manifest:{listed(problems)}")
     return manifest
 
 
-def _check_version(top: Fields) -> None:
-    version = top.value.get("format_version")
-    major = version.split(".")[0] if isinstance(version, str) else ""
-    ours = FORMAT_VERSION.split(".")[0]
-    if not major.isdecimal():
-        raise BundleError(f"{top.where}: no `format_version`; this is not a mars-export bundle")
-    if int(major) != int(ours):
+def _check_version(version: Any, where: str) -> None:
+    found = VERSION.match(version) if isinstance(version, str) else None
+    ours = int(FORMAT_VERSION.split(".")[0])
+    if found is None:
+        raise BundleError(f"{where}: no `format_version`; this is not a mars-export bundle")
+    if int(found[1]) != ours:
         side = (
-            "update mars-export"
-            if int(major) > int(ours)
-            else "export the bundle again with this mars-export"
+            "update mars-export" if int(found[1]) > ours else "export the bundle again with this mars-export"
         )
-        raise BundleError(f"{top.where}: bundle format {version}, this runtime reads {ours}.x: {side}")
-
-
-def _read_manifest(top: Fields) -> Manifest:
-    model, tokens = top.object("model"), top.object("tokens")
-    info = ModelInfo(
-        model.text("type"),
-        *(model.integer(name, 1, high) for name, high in MODEL_LIMITS.items()),
-    )
-    last = info.vocab_size - 1
-    return Manifest(
-        producer=top.text("producer"),
-        source=top.text("source"),
-        revision=top.optional_text("revision"),
-        model=info,
-        block=top.integer("block", 1, 4096),
-        tokens=TokenInfo(
-            tokens.integer("mask", 0, last), tokens.integers("eos", last), tokens.integer("pad", 0, last)
-        ),
-        text=_read_text(top.object("text")) if top.value.get("text") is not None else None,
-        variants=tuple(_read_variant(f) for f in top.objects("variants")),
-        files=tuple(
-            FileEntry(f.text("path"), f.integer("size"), f.text("sha256")) for f in top.objects("files")
-        ),
-        profiles=tuple(_read_profile(f) for f in top.objects("profiles")),
-        format_version=top.text("format_version"),
-    )
-
-
-def _read_text(fields: Fields) -> TextInfo:
-    return TextInfo(
-        fields.text("tokenizer"),
-        fields.optional_text("chat_template"),
-        fields.optional_text("bos_token"),
-        fields.optional_text("eos_token"),
-        read_chat_turns(fields.object("chat")) if fields.value.get("chat") is not None else None,
-    )
-
-
-def _read_variant(fields: Fields) -> Variant:
-    outputs = fields.texts("outputs")
-    if not {"token_ids", "confidence"} <= set(outputs) <= set(OUTPUTS):
-        fields.wrong("outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}")
-    return Variant(
-        name=fields.text("name"),
-        backend=fields.text("backend", BACKENDS),
-        file=fields.text("file"),
-        weights=fields.optional_text("weights"),
-        precision=fields.text("precision", PRECISIONS),
-        kv_dtype=fields.text("kv_dtype", KV_DTYPES),
-        kv_layout=fields.text("kv_layout", KV_LAYOUTS),
-        outputs=outputs,
-        batch=fields.optional_integer("batch", 1),
-        slots=fields.optional_integer("slots", 1),
-        capacity=fields.optional_integer("capacity", 1),
-        drift=_read_drift(fields.object("drift")) if fields.value.get("drift") is not None else None,
-        quantization=_read_quantization(fields.object("quantization"))
-        if fields.value.get("quantization") is not None
-        else None,
-        accuracy_level=fields.optional_integer("accuracy_level", 0),
-        engine=read_engine(fields.object("engine")) if fields.value.get("engine") is not None else None,
-    )
-
-
-def _read_drift(fields: Fields) -> Drift:
-    return Drift(
-        fields.integer("positions"),
-        fields.integer("argmax_matches"),
-        fields.number("max_logit_error"),
-        fields.number("max_confidence_error"),
-        _read_flips(fields.object("acceptance_flips"))
-        if fields.value.get("acceptance_flips") is not None
-        else None,
-    )
-
-
-def _read_flips(fields: Fields) -> dict[str, int]:
-    return {tau: fields.integer(tau) for tau in fields.value}
-
-
-def _read_quantization(fields: Fields) -> QuantizationInfo:
-    return QuantizationInfo(
-        fields.optional_integer("block_size", 1),
-        fields.boolean("symmetric"),
-        fields.text("head"),
-        fields.text("embedding"),
-    )
-
-
-def _read_profile(fields: Fields) -> Profile:
-    evidence = fields.object("evidence")
-    return Profile(
-        fields.text("name"),
-        fields.number("tau"),
-        fields.text("metric", METRICS),
-        fields.text("variant"),
-        fields.text("variant_sha256"),
-        evidence.value,
-        fields.optional_text("weights_sha256"),
-        fields.optional_text("precision"),
-        fields.optional_integer("window", 1),
-        fields.optional_integer("accuracy_level", 0),
-    )
+        raise BundleError(f"{where}: bundle format {version[:20]}, this runtime reads {ours}.x: {side}")
 
 
 def _contradictions(manifest: Manifest, where: str) -> list[str]:
-    listed = {entry.path for entry in manifest.files}
+    counts = Counter(entry.path for entry in manifest.files)
     problems = [
         f"{where}.files: `{path[:80]}` is not a plain file name"
-        for path in sorted(listed)
+        for path in sorted(counts)
         if not is_safe_name(path)
     ]
-    used = {v.file: f"variant {v.name}" for v in manifest.variants} | {
-        v.weights: f"variant {v.name}" for v in manifest.variants if v.weights
-    }
+    used = {v.file: f"variant {v.name}" for v in manifest.variants}
+    used |= {v.weights: f"variant {v.name}" for v in manifest.variants if v.weights}
     used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
     problems += [
         f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
         for path, user in used.items()
-        if path not in listed
+        if path not in counts
     ]
     problems += [
-        f"{where}.files: `{path[:80]}` is listed twice"
-        for path in sorted(listed)
-        if sum(e.path == path for e in manifest.files) > 1
+        f"{where}.files: `{path[:80]}` is listed twice" for path in sorted(counts) if counts[path] > 1
     ]
-    names = [v.name for v in manifest.variants]
-    problems += [
-        f"{where}.variants: `{name}` is there twice" for name in sorted(set(names)) if names.count(name) > 1
-    ]
+    names = Counter(v.name for v in manifest.variants)
+    problems += [f"{where}.variants: `{name}` is there twice" for name in sorted(names) if names[name] > 1]
     problems += [
         f"{where}: profile `{p.name}` is for variant `{p.variant}`, which is not there"
         for p in manifest.profiles

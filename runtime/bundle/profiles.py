@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SessionError
-from .manifest import Bundle, Manifest, Profile, Variant, open_bundle, write_manifest
+from .manifest import (
+    Bundle,
+    Manifest,
+    Profile,
+    Variant,
+    at_least,
+    changing,
+    open_bundle,
+    write_manifest,
+)
 
 
 def sha256_of(manifest: Manifest, file: str | None) -> str | None:
@@ -100,23 +109,25 @@ def described(path: str | Path, name: str | None = None) -> list[Described]:
 
 def store(path: str | Path, profile: Profile) -> None:
     """Put a profile into the bundle at `path`, in place of one of the same name for the same variant."""
-    manifest = open_bundle(path).manifest
-    others = tuple(p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
-    # Optional fields of the present format are written, so it is named.
-    changed = replace(
-        manifest, profiles=(*others, profile), format_version=_at_least(manifest.format_version)
-    )
-    write_manifest(Path(path).expanduser(), changed)
+    with changing(Path(path).expanduser()) as manifest:
+        others = tuple(p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
+        _write(path, manifest, (*others, profile))
 
 
 def remove(path: str | Path, name: str) -> int:
     """Take a profile out of the bundle, for every variant that has it; returns how many there were."""
-    manifest = open_bundle(path).manifest
-    kept = tuple(p for p in manifest.profiles if p.name != name)
-    if len(kept) == len(manifest.profiles):
-        raise _unknown(path, manifest, name)
-    write_manifest(Path(path).expanduser(), replace(manifest, profiles=kept))
-    return len(manifest.profiles) - len(kept)
+    with changing(Path(path).expanduser()) as manifest:
+        others = tuple(p for p in manifest.profiles if p.name != name)
+        if len(others) == len(manifest.profiles):
+            raise _unknown(path, manifest, name)
+        _write(path, manifest, others)
+    return len(manifest.profiles) - len(others)
+
+
+def _write(path: str | Path, manifest: Manifest, profiles: tuple[Profile, ...]) -> None:
+    """The manifest is written with the fields of the present format, so that is what it names."""
+    version = at_least(manifest.format_version)
+    write_manifest(Path(path).expanduser(), replace(manifest, profiles=profiles, format_version=version))
 
 
 def _unknown(path: str | Path, manifest: Manifest, name: str) -> SessionError:
@@ -124,9 +135,3 @@ def _unknown(path: str | Path, manifest: Manifest, name: str) -> SessionError:
     return SessionError(
         f"{path}: no profile `{name}` (there are: {known}); `mars-export calibrate` makes one"
     )
-
-
-def _at_least(version: str) -> str:
-    """`version`, or the minor version that these fields came with."""
-    minor = version.partition(".")[2]
-    return version if minor.isdecimal() and int(minor) >= 1 else "1.1"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-from .fields import Fields
 
 START = "start"  # stands for the role before the first message
 
@@ -29,6 +27,11 @@ class ChatTurns:
         """All roles that it knows."""
         return tuple(dict.fromkeys(role for following in self.between.values() for role in following))
 
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """What contradicts itself in a table that was read."""
+        if START not in self.between or not self.after:
+            yield "", "no conversation can begin or end"
+
     def render(self, messages: Sequence[Mapping[str, str]]) -> str | None:
         """The prompt of `messages` ({role, content}), or None where only the template itself could tell."""
         text, previous = "", START
@@ -41,17 +44,3 @@ class ChatTurns:
             previous = role
         end = self.after.get(previous)
         return None if end is None else text + end
-
-
-def read_chat_turns(fields: Fields) -> ChatTurns:
-    """Read the manifest's `text.chat`, noting what is wrong with it."""
-    between = fields.object("between")
-    turns = ChatTurns(
-        {role: between.named_texts(role) for role in between.value},
-        fields.named_texts("after"),
-        fields.texts("trimmed"),
-        fields.texts("reserved"),
-    )
-    if START not in turns.between or not turns.after:
-        fields.wrong("", "no conversation can begin or end")
-    return turns

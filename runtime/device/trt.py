@@ -70,7 +70,7 @@ class TrtBackend:
         # they write goes to the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of
         # a batch share the widest row's slots, so that a row near its end writes on.
         rows, slots, outputs = self._info.max_rows, self._info.max_slots, self._info.max_outputs
-        self._fixed = (rows, slots) if variant.is_static else None
+        self._fixed = (rows, slots) if variant.is_fixed else None
         widest = max((r.slots.max for r in self._info.ranges if r.name == "decode"), default=1)
         spare = slots if self._fixed else widest - 1 if rows > 1 else 0
         self.max_slots: int | None = slots

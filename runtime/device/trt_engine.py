@@ -78,9 +78,7 @@ class LoadedEngine:
             return
         self._kept = len(data)
         try:
-            scratch = self._kernels.with_name(f"{self._kernels.name}.{os.getpid()}")
-            scratch.write_bytes(data)
-            scratch.replace(self._kernels)
+            write_whole(self._kernels, data)
         except OSError:
             self._kernels = (
                 None  # a place that cannot be written: every start compiles anew, and nothing else changes

@@ -48,7 +48,7 @@ def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
     engines only.
     """
     if not variant.is_engine:
-        if variant.is_static:
+        if variant.is_fixed:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
         return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
     if device != "cuda":

@@ -165,7 +165,7 @@ def test_engines_are_built_and_wellformed(
     variant = bundle.manifest.variants[-1]
     info = variant.engine
     assert info is not None
-    assert (variant.backend, variant.kv_layout, variant.capacity, variant.is_static) == (
+    assert (variant.backend, variant.kv_layout, variant.capacity, variant.is_fixed) == (
         "tensorrt_rtx",
         layout,
         CAPACITY,

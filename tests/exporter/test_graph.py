@@ -161,8 +161,8 @@ def test_static_variants_share_the_weights_and_name_their_shapes(static_bundle: 
         variants["model-b2-s4-c48"].slots,
         variants["model-b2-s4-c48"].capacity,
     ) == (2, 4, 48)
-    assert not variants["model"].is_static
-    assert variants["model-b2-s1-c48"].is_static
+    assert not variants["model"].is_fixed
+    assert variants["model-b2-s1-c48"].is_fixed
     fixed = onnx.load(static_bundle / "model-b2-s4-c48.onnx", load_external_data=False)
     for info in [*fixed.graph.input, *fixed.graph.output]:
         assert all(d.HasField("dim_value") for d in info.type.tensor_type.shape.dim), info.name

@@ -266,7 +266,7 @@ def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
     variant = open_bundle(quantized("llama", "int4-asymmetric")).manifest.variants[0]
     assert (variant.precision, variant.kv_dtype, variant.accuracy_level) == ("int4", "float32", 4)
     assert variant.quantization is not None
-    assert (variant.quantization.block_size, variant.quantization.symmetric, variant.quantization.head) == (
+    assert (variant.quantization.group_size, variant.quantization.symmetric, variant.quantization.head) == (
         16,
         False,
         "int8",

@@ -67,19 +67,57 @@ def test_missing_short_and_changed_files_are_listed_at_once(directory: Path) -> 
         assert line in str(caught.value)
 
 
-def test_a_file_found_good_is_not_hashed_again_unless_asked(directory: Path) -> None:
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are hashed from now on."""
+    names: list[str] = []
+    real = hashlib.file_digest
+
+    def digest(file: Any, kind: str) -> Any:
+        names.append(Path(f"/proc/self/fd/{file.fileno()}").resolve().name)
+        return real(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+    return names
+
+
+def test_a_file_found_good_is_not_hashed_again_unless_asked(directory: Path, hashed: list[str]) -> None:
+    open_bundle(directory)
+    assert sorted(hashed) == ["model.onnx", "tokenizer.json", "weights.bin"]
+    open_bundle(directory)
+    assert len(hashed) == 3
+    (directory / "weights.bin").touch()
+    open_bundle(directory)
+    assert hashed[3:] == ["weights.bin"]
+    open_bundle(directory, full=True)
+    assert len(hashed) == 7
+
+
+def test_a_file_changed_under_its_old_time_is_found(directory: Path) -> None:
     open_bundle(directory)
     path = directory / "weights.bin"
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(5000)
         file.write(b"\xaa\xbb\xcc\xdd")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(BundleError, match="does not match"):
         open_bundle(directory)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_opening_leaves_nothing_in_the_bundle(directory: Path) -> None:
+    before = sorted(path.name for path in directory.iterdir())
     open_bundle(directory)
-    with pytest.raises(BundleError, match="does not match"):
-        open_bundle(directory, full=True)
+    assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_a_user_without_a_cache_hashes_every_time(
+    directory: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mars_export.runtime.bundle.files.cache_dir", lambda: None)
+    open_bundle(directory)
+    open_bundle(directory)
+    assert len(hashed) == 6
 
 
 @pytest.mark.parametrize("checksum", [None, b"", b"0" * 64, b"\xff" * 80])
@@ -105,10 +143,28 @@ def test_a_newer_bundle_is_called_newer_and_not_damaged(directory: Path) -> None
         open_bundle(directory)
 
 
-@pytest.mark.parametrize("stamp", ["", "{", "[]", "3", '{"weights.bin": 3}', '{"weights.bin": [1, 2, 3, 4]}'])
-def test_a_broken_stamp_only_costs_a_new_hash(stamp: str, directory: Path) -> None:
-    (directory / ".verified.json").write_text(stamp)
+@pytest.mark.parametrize(
+    "stamp", ["", "{", "[]", "3", "[" * 100_000, '{"weights.bin": 3}', '{"weights.bin": [1, 2, 3, 4]}']
+)
+def test_a_broken_stamp_only_costs_a_new_hash(
+    stamp: str, directory: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
     open_bundle(directory)
+    (file,) = (tmp_path / "cache" / "verified").iterdir()
+    file.write_text(stamp)
+    open_bundle(directory)
+    assert len(hashed) == 6
+    open_bundle(directory)
+    assert len(hashed) == 6
+
+
+def test_old_stamps_are_forgotten(directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("mars_export.runtime.bundle.files.MOST_STAMPS", 3)
+    for i in range(5):
+        open_bundle(shutil.copytree(directory, tmp_path / f"{i}.bundle"))
+    assert len(list((tmp_path / "cache" / "verified").iterdir())) == 3
 
 
 def test_an_unknown_variant_names_the_known_ones(directory: Path) -> None:

@@ -40,7 +40,7 @@ def test_another_major_version_says_which_side_to_update(version: str, side: str
         parse_manifest(changed("format_version", version))
 
 
-@pytest.mark.parametrize("version", [..., None, 1, 1.0, "", "one", "-1.0", "²", [1]])
+@pytest.mark.parametrize("version", [..., None, "\u0661.9", "9" * 5000, 1, 1.0, "", "one", "-1.0", "²", [1]])
 def test_no_version_is_no_bundle(version: Any) -> None:
     with pytest.raises(BundleError, match="no `format_version`; this is not a mars-export bundle"):
         parse_manifest(changed("format_version", version))
@@ -82,19 +82,28 @@ WRONG: list[tuple[str, Any, str]] = [
     ("variants.0.quantization", "int4", r"quantization: an object is expected"),
     (
         "variants.0.quantization",
-        {"block_size": 0, "symmetric": True, "head": "int8", "embedding": "int8"},
-        "block_size: an integer of 1 to",
+        {"group_size": 0, "symmetric": True, "head": "int8", "embedding": "int8"},
+        "group_size: an integer of 1 to",
     ),
     (
         "variants.0.quantization",
-        {"block_size": 32, "symmetric": 1, "head": "int8", "embedding": "int8"},
+        {"group_size": 32, "symmetric": 1, "head": "int8", "embedding": "int8"},
         "symmetric: true or false is expected",
     ),
     (
         "variants.0.quantization",
-        {"block_size": 32, "symmetric": True, "embedding": "int8"},
+        {"group_size": 32, "symmetric": True, "embedding": "int8"},
         "head: a non-empty string",
     ),
+    (
+        "variants.0.quantization",
+        {"block_size": "32", "symmetric": True, "head": "int8", "embedding": "int8"},
+        "group_size: an integer of 1 to",
+    ),
+    *[
+        ("profiles.0.window", value, r"profiles\[0\].window: an integer of 1 to")
+        for value in (0, -1, 1.5, True, "all", "", [])
+    ],
     ("profiles.0.tau", 10**400, "tau: a finite number is expected"),
     ("profiles.0.tau", float("nan"), "tau: a finite number is expected"),
     ("variants.0.accuracy_level", "4", "accuracy_level: an integer of 0 to"),
@@ -210,6 +219,19 @@ def test_an_engine_is_read_as_it_was_written() -> None:
 def test_a_wrong_engine_field_is_named(path: str, value: Any, message: str) -> None:
     with pytest.raises(BundleError, match=message):
         parse_manifest(changed(f"variants.2.{path}", value, WITH_ENGINE))
+
+
+@pytest.mark.parametrize(
+    ("given", "meaning"), [(..., "full"), (None, "full"), ("full", "full"), ("auto", "auto"), (3, 3)]
+)
+def test_what_the_window_of_a_profile_means(given: Any, meaning: Any) -> None:
+    assert parse_manifest(changed("profiles.0.window", given)).profiles[0].window == meaning
+
+
+def test_the_group_size_is_found_under_its_old_name() -> None:
+    stored = {"block_size": 32, "symmetric": True, "head": "int8", "embedding": "int8"}
+    info = parse_manifest(changed("variants.0.quantization", stored)).variants[0].quantization
+    assert info is not None and info.group_size == 32
 
 
 UNSAFE = [

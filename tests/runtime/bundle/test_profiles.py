@@ -59,7 +59,7 @@ def test_storing_again_replaces_it_and_keeps_the_others(path: Path) -> None:
 def test_an_older_bundle_is_named_by_the_format_of_its_new_fields(path: Path) -> None:
     write_manifest(path, replace(open_bundle(path).manifest, format_version="1.0"))
     profiles.store(path, profile(path))
-    assert open_bundle(path).manifest.format_version == "1.1"
+    assert open_bundle(path).manifest.format_version == "1.2"
     write_manifest(path, replace(open_bundle(path).manifest, format_version="1.7"))
     profiles.store(path, profile(path))
     assert open_bundle(path).manifest.format_version == "1.7"
@@ -121,7 +121,7 @@ def test_a_bundle_opens_whenever_the_writer_dies(
     path: Path, monkeypatch: pytest.MonkeyPatch, survives: int
 ) -> None:
     """The process is stopped before each of its writes and renames in turn."""
-    calls = 0
+    calls, made = 0, profile(path)
 
     def count(real: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_bundle_opens_whenever_the_writer_dies(
     monkeypatch.setattr(os, "fsync", count(os.fsync))
     monkeypatch.setattr(Path, "replace", count(Path.replace))
     try:
-        profiles.store(path, profile(path))
+        profiles.store(path, made)
     except KeyboardInterrupt:
         pass
     else:

@@ -176,7 +176,7 @@ def test_the_name_tells_machines_settings_and_graphs_apart(
         for s in (llama, qwen)
         for device, threads in (("cpu", 1), ("cpu", None), ("cuda", 1))
     ]
-    monkeypatch.setattr("mars_export.runtime.costs._processor", lambda: "another")
+    monkeypatch.setattr("mars_export.runtime.machine.processor", lambda: "another")
     files.append(CostFile.of(llama.bundle, llama.variant, "cpu", 1))
     paths = {file.path for file in files if file is not None}
     assert len(paths) == len(files)

@@ -1,0 +1,77 @@
+"""The files that an ONNX graph takes its tensors from, read from the protobuf itself. Knows no operator and needs no library."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+DATA = "external data"
+# message -> its fields that lead to tensors, by number (onnx.proto)
+FIELDS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: DATA},
+}
+KEY, VALUE = 1, 2
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+def external_names(file: int) -> set[str]:
+    """All file names in the external data of an open ONNX file. Raises ValueError for what is none."""
+    size = os.fstat(file).st_size
+    if not size:
+        raise ValueError("an empty file is no ONNX graph")
+    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as data:
+        return _names(data, size)
+
+
+def _names(data: mmap.mmap, size: int) -> set[str]:
+    names, rest = set(), [("model", 0, size)]
+    while rest:
+        kind, at, end = rest.pop()
+        entry: dict[int, bytes] = {}
+        while at < end:
+            number, wire, start, at = _field(data, at, end)
+            if kind == DATA and wire == BYTES:
+                entry[number] = data[start:at]
+            elif wire == BYTES and number in FIELDS.get(kind, ()):
+                rest.append((FIELDS[kind][number], start, at))
+        if entry.get(KEY) == b"location":
+            names.add(entry.get(VALUE, b"").decode("utf-8", "replace"))
+    return names
+
+
+def _field(data: mmap.mmap, at: int, end: int) -> tuple[int, int, int, int]:
+    """Number and wire type of the field at `at`, and where its value begins and ends."""
+    tag, at = _varint(data, at, end)
+    wire = tag & 7
+    if wire == VARINT:
+        start, (_, at) = at, _varint(data, at, end)
+    elif wire == BYTES:
+        length, start = _varint(data, at, end)
+        at = start + length
+    elif wire in (FIXED64, FIXED32):
+        start, at = at, at + (8 if wire == FIXED64 else 4)
+    else:
+        raise ValueError("not an ONNX graph")
+    if at > end:
+        raise ValueError("not an ONNX graph")
+    return tag >> 3, wire, start, at
+
+
+def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("not an ONNX graph")
