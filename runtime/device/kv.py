@@ -39,7 +39,7 @@ class Tensor(Protocol):
 
 
 class Memory(Protocol):
-    """One device's memory. KV tensors are [rows, kv_heads, capacity, head_dim]. What fails changes nothing."""
+    """A device's memory. KV tensors are [rows, kv_heads, capacity, head_dim]. What fails changes nothing."""
 
     @property
     def device(self) -> str:

@@ -102,7 +102,7 @@ class TrtBackend:
         from .cuda import Device
 
         device = Device()
-        return cls(LoadedEngine.of(bundle, variant, device), variant, bundle.manifest.model, device)
+        return cls(LoadedEngine.of(bundle, variant), variant, bundle.manifest.model, device)
 
     @property
     def num_graphs(self) -> int:
