@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -30,9 +31,10 @@ from mars_export.exporter.tensorrt.engines import Outcome, add_engine, export_en
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import ExportError, Session, SessionError
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 from mars_export.runtime.device.ort import OrtBackend
 from mars_export.runtime.device.trt_engine import collecting_logger
+from mars_export.runtime.device.variants import why_not_exact
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
@@ -190,7 +192,7 @@ def test_engines_are_built_and_wellformed(
 def test_the_graph_that_tensorrt_read_runs_in_onnxruntime_token_for_token(
     checkpoints: Named, oracles: Callable[[str], Oracle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.device.ort.bucket", lambda needed, present: CAPACITY)
+    monkeypatch.setattr("mars_export.runtime.device.kv.bucket", lambda needed, present: CAPACITY)
     built = replace(SMALL, fixed=False, batch=4, prefill=32)
     export(checkpoints("qwen3-mixed"), tmp_path / "b", "fp32", built)
     bundle = open_bundle(tmp_path / "b")
@@ -340,6 +342,27 @@ def test_from_the_shell(small: Path) -> None:
     host = run("trt", small, "--target", "host")
     assert host.returncode == 1
     assert "give --target rtx" in host.stderr
+
+
+def test_an_engine_of_before_is_renewed_for_exact_by_the_command_it_names(small: Path) -> None:
+    ranged = replace(SMALL, fixed=False, batch=2, prefill=32)
+    add_engine(open_bundle(small), small, ranged)
+    bundle = open_bundle(small)
+    variant = bundle.manifest.variants[-1]
+    assert variant.engine is not None
+    assert why_not_exact(bundle, variant) is None
+    ranges = tuple(replace(r, outputs=replace(r.outputs, max=BLOCK)) for r in variant.engine.ranges)
+    before = replace(variant, engine=replace(variant.engine, ranges=ranges))
+    variants = (*bundle.manifest.variants[:-1], before)
+    write_manifest(small, replace(bundle.manifest, variants=variants))
+    words = str(why_not_exact(open_bundle(small), before))
+    assert f"at most {BLOCK} predictions a step and exact needs {2 * BLOCK - 1}" in words
+    command = shlex.split(words[words.index("mars-export trt") :].removesuffix(", or give tau"))
+    done = run(*command[1:])
+    assert done.returncode == 0, done.stderr
+    renewed = open_bundle(small, full=True).manifest.variants[-1]
+    assert renewed.engine is not None
+    assert (renewed.name, renewed.engine.ranges) == (variant.name, variant.engine.ranges)
 
 
 def test_a_session_on_the_cpu_takes_the_graph(
