@@ -1,12 +1,10 @@
-"""ONNX -> serialized engine, by either backend of TensorRT, and the memory that takes. Knows shapes, not
-bundles.
-"""
+"""ONNX -> serialized engine, by either backend of TensorRT, and the memory that takes. Knows no bundles."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
@@ -15,9 +13,11 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-from ...runtime.device.trt_engine import collecting_logger, find, installed_version, missing
+from ...runtime.bundle.manifest import ModelInfo
+from ...runtime.device.trt_engine import collecting_logger, find, missing
 from ...runtime.errors import ExportError
 from ...runtime.machine import available, forget_peak, peak
+from .plan import Plan
 from .targets import RTX
 
 LONGEST_LIST = 8
@@ -27,24 +27,6 @@ FACTOR, BASE = 3.1, 500_000_000
 PARTS = 1000  # of a build, as progress counts it
 BuildProgress = Callable[[str, int, int], None]
 """Called with "engine", how much of the build is done, and PARTS."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildRequest:
-    """An engine to build.
-
-    `graph`: an ONNX file with a fixed capacity, its weights beside it. `inputs`: for each range, input name
-    -> (min, opt, max) shape. `compute_capabilities` empty: for the GPU of this machine. `num_layers`,
-    `in_place`: what the parsed network must hold.
-    """
-
-    backend: str
-    graph: Path
-    inputs: tuple[Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]], ...]
-    compute_capabilities: tuple[str, ...]
-    num_layers: int
-    in_place: bool
-    is_fp32: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +48,6 @@ def load(backend: str) -> ModuleType:
     return trt
 
 
-def version(backend: str) -> tuple[int, int] | None:
-    """(major, minor) of the installed TensorRT of a backend, None when it is absent."""
-    words = installed_version(backend)
-    if words is None:
-        return None
-    major, minor = words.split(".")[:2]
-    return int(major), int(minor)
-
-
 def memory(weight_bytes: int) -> int:
     """Bytes that building an engine from so many bytes of weights is expected to take."""
     return int(FACTOR * weight_bytes) + BASE
@@ -93,16 +66,19 @@ def require(weight_bytes: int, force: bool) -> None:
         )
 
 
-def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built:
-    """Parse, check and build. Raises ExportError with TensorRT's own words, KeyboardInterrupt after a Ctrl-C
-    during the build.
+def build(
+    plan: Plan, graph: Path, model: ModelInfo, is_fp32: bool, progress: BuildProgress | None = None
+) -> Built:
+    """Parse, check and build `graph`, an ONNX file with the plan's capacity and its weights beside it.
+
+    Raises ExportError with TensorRT's own words, KeyboardInterrupt after a Ctrl-C during the build.
     """
-    trt = load(request.backend)
+    trt = load(plan.backend)
     logger = collecting_logger(trt)
     builder = trt.Builder(logger)
-    network = parse(trt, logger, builder, request.graph)
-    check(trt, network, request)
-    config = _config(trt, builder, request)
+    network = parse(trt, logger, builder, graph)
+    check(trt, network, plan, model, is_fp32)
+    config = _config(trt, builder, plan, model)
     forget_peak()
     begun = perf_counter()
     with _interruptible() as stop:
@@ -112,8 +88,7 @@ def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built
         raise stop.reason
     if data is None:
         raise ExportError(
-            f"{request.backend} {trt.__version__} cannot build {request.graph.name}:"
-            f" {logger.last(LONGEST_LIST)}"
+            f"{plan.backend} {trt.__version__} cannot build {graph.name}: {logger.last(LONGEST_LIST)}"
         )
     return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - begun, peak())
 
@@ -132,7 +107,7 @@ def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
     return network
 
 
-def check(trt: Any, network: Any, request: BuildRequest) -> None:
+def check(trt: Any, network: Any, plan: Plan, model: ModelInfo, is_fp32: bool) -> None:
     """Raise ExportError unless the parser kept what the result depends on; make fp32 attention buildable.
 
     TensorRT's parser has dropped inputs of Attention without a word: a network without masks builds, and
@@ -140,26 +115,25 @@ def check(trt: Any, network: Any, request: BuildRequest) -> None:
     """
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     problems = []
-    if request.in_place:
+    if plan.kv_layout == "static":
         updates = kinds.count(trt.LayerType.KV_CACHE_UPDATE)
-        if updates != 2 * request.num_layers:
-            problems.append(f"{updates} in-place KV writes instead of {2 * request.num_layers}")
+        if updates != 2 * model.num_layers:
+            problems.append(f"{updates} in-place KV writes instead of {2 * model.num_layers}")
         attentions = _attentions(trt, network, kinds)
-        if len(attentions) != request.num_layers:
-            problems.append(f"{len(attentions)} attentions instead of {request.num_layers}")
+        if len(attentions) != model.num_layers:
+            problems.append(f"{len(attentions)} attentions instead of {model.num_layers}")
         unmasked = sum(a.mask is None for a in attentions)
         if unmasked:
             problems.append(f"{unmasked} attentions lost their mask")
         for attention in attentions:
             # No fused kernel exists for fp32: let TensorRT take the operator apart.
-            attention.decomposable = request.is_fp32
-    inputs = {name for shapes in request.inputs for name in shapes}
-    names = {network.get_input(i).name for i in range(network.num_inputs)}
-    if inputs != names:
-        problems.append(f"inputs differ: {', '.join(sorted(inputs ^ names)[:LONGEST_LIST])}")
+            attention.decomposable = is_fp32
+    odd = plan.inputs(model)[0].keys() ^ {network.get_input(i).name for i in range(network.num_inputs)}
+    if odd:
+        problems.append(f"inputs differ: {', '.join(sorted(odd)[:LONGEST_LIST])}")
     if problems:
         raise ExportError(
-            f"TensorRT {trt.__version__} read {request.graph.name} wrongly, so no engine was built:"
+            f"TensorRT {trt.__version__} read the graph wrongly, so no engine was built:"
             f" {'; '.join(problems)}"
         )
 
@@ -171,16 +145,16 @@ def _attentions(trt: Any, network: Any, kinds: Sequence[Any]) -> list[Any]:
     return [layer.attention for layer in layers]
 
 
-def _config(trt: Any, builder: Any, request: BuildRequest) -> Any:
+def _config(trt: Any, builder: Any, plan: Plan, model: ModelInfo) -> Any:
     config = builder.create_builder_config()
-    for shapes in request.inputs:
+    for shapes in plan.inputs(model):
         profile = builder.create_optimization_profile()
         for name, (least, best, most) in shapes.items():
             profile.set_shape(name, least, best, most)
         config.add_optimization_profile(profile)
-    if request.backend == RTX:
-        config.num_compute_capabilities = len(request.compute_capabilities)
-        for i, name in enumerate(request.compute_capabilities):
+    if plan.backend == RTX:
+        config.num_compute_capabilities = len(plan.target.compute_capabilities)
+        for i, name in enumerate(plan.target.compute_capabilities):
             if not config.set_compute_capability(getattr(trt.ComputeCapability, name.upper()), i):
                 raise ExportError(
                     f"tensorrt_rtx {trt.__version__} cannot build for {name}; leave it out or use another"
@@ -223,7 +197,7 @@ def _monitor(trt: Any, report: BuildProgress, stop: _Stop) -> Any:
             self.phases: dict[str, tuple[int, int]] = {}  # open ones, outermost first: steps done, all steps
             self.shown = 0
 
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002
+        def phase_start(self, phase_name: str, _: str | None, num_steps: int) -> None:
             self.phases[phase_name] = (0, max(num_steps, 1))
             self.tell()
 

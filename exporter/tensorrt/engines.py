@@ -198,16 +198,8 @@ def _add(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, repo
         file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:
         file = _fresh(directory / f"{plan.name}.engine")
-        request = tensorrt.BuildRequest(
-            backend=plan.backend,
-            graph=graph,
-            inputs=plan.inputs(manifest.model),
-            compute_capabilities=plan.target.compute_capabilities,
-            num_layers=manifest.model.num_layers,
-            in_place=plan.kv_layout == "static",
-            is_fp32=variant.kv_dtype == "float32",
-        )
-        built = tensorrt.build(request, report)
+        is_fp32 = variant.kv_dtype == "float32"
+        built = tensorrt.build(plan, graph, manifest.model, is_fp32, report)
         file.write_bytes(built.data)
         variants.append(_entry(variant, plan, built, new[0]))
     new.append(describe(file))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ...runtime.bundle.engine_info import Extent, Range
 from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.device.cuda import find_gpu
+from ...runtime.device.trt_engine import installed_version
 from ...runtime.errors import ExportError
-from . import build as tensorrt
 from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, JetPack, Target, jetpack_for, layout_for, target_named
 
 DEFAULT_CAPACITY, DEFAULT_PREFILL = 1024, 128
@@ -105,7 +105,7 @@ def _host() -> Target:
             " then gets a recipe to build on that machine"
         )
     # Both backends know some GPUs: the desktop one is taken where it is installed.
-    is_rtx = gpu.capability in RTX_CAPABILITIES and tensorrt.version(RTX) is not None
+    is_rtx = gpu.capability in RTX_CAPABILITIES and installed_version(RTX) is not None
     return Target(gpu.capability, RTX if is_rtx else FULL, (gpu.capability,), remark=gpu.name)
 
 
@@ -127,14 +127,14 @@ def _layout(layout: str | None, target: Target, jetpack: JetPack | None, obstacl
     # A recipe for a data centre counts on a present TensorRT; `--kv-layout delta` is for older ones.
     best = "static" if jetpack is None else jetpack.kv_layout
     if jetpack is None and target.backend == FULL and obstacle is None:
-        installed = tensorrt.version(FULL)
-        best = best if installed is None else layout_for(installed)
+        words = installed_version(FULL)
+        best = best if words is None else layout_for(tuple(int(n) for n in words.split(".")[:2]))
     if layout not in (None, "static", "delta"):
         raise ExportError(f"--kv-layout must be static or delta, not {layout}")
     if layout == "static" and best == "delta":
         raise ExportError(
-            "this target's TensorRT is older than 10.15 and cannot write KV entries in place; leave --kv-layout"
-            " out, or give delta"
+            "this target's TensorRT is older than 10.15 and cannot write KV entries in place; leave"
+            " --kv-layout out, or give delta"
         )
     return layout or best
 
@@ -166,8 +166,8 @@ def _ranges(options: EngineOptions, block: int, prefill: int) -> tuple[Range, ..
     if options.fixed:
         exact = Extent(block, block, block)
         return (Range("decode", Extent(options.batch, options.batch, options.batch), exact, exact),)
-    # A full step of cursor commit is a block of pending tokens, or of proposals, and a mask for each prediction
-    # but the first; exact mode asks for the predictions of all of them.
+    # A full step of cursor commit is a block of pending tokens, or of proposals, and a mask for each
+    # prediction but the first; exact mode asks for the predictions of all of them.
     widest = 2 * block - 1
     outputs = Extent(1, block, widest)
     decode = Range("decode", Extent(1, options.batch, options.batch), Extent(1, block, widest), outputs)

@@ -69,7 +69,7 @@ JETPACKS: Mapping[str, JetPack] = {
 DEFAULT_JETPACKS = {"jetson-orin": "6.2", "jetson-thor": "7.1"}
 
 
-def layout_for(version: tuple[int, int]) -> str:
+def layout_for(version: tuple[int, ...]) -> str:
     """The KV layout that a TensorRT version takes."""
     return "static" if version >= IN_PLACE_SINCE else "delta"
 

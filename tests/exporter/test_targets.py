@@ -30,11 +30,9 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     here(monkeypatch, "no NVIDIA GPU is visible")
 
 
-def here(
-    monkeypatch: pytest.MonkeyPatch, gpu: Gpu | str, installed: dict[str, tuple[int, int]] | None = None
-) -> None:
+def here(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | str, installed: dict[str, str] | None = None) -> None:
     monkeypatch.setattr(plan, "find_gpu", lambda: gpu)
-    monkeypatch.setattr(tensorrt, "version", lambda backend: (installed or {}).get(backend))
+    monkeypatch.setattr(plan, "installed_version", lambda backend: (installed or {}).get(backend))
 
 
 def made(**options: Any) -> plan.Plan:
@@ -152,7 +150,7 @@ def test_shapes() -> None:
 
 
 def test_the_host_is_what_its_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    here(monkeypatch, ORIN, {"tensorrt": (10, 3)})
+    here(monkeypatch, ORIN, {"tensorrt": "10.3.0"})
     orin = made(target="host")
     assert (orin.backend, orin.kv_layout, orin.name, orin.obstacle) == (
         "tensorrt",
@@ -163,11 +161,11 @@ def test_the_host_is_what_its_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made(target="jetson-orin").obstacle is None
     assert "this machine has Orin (sm87)" in str(made(target="h200").obstacle)
     desktop = Gpu("RTX 4090", "sm89", "12.9")
-    here(monkeypatch, desktop, {"tensorrt_rtx": (1, 7)})
+    here(monkeypatch, desktop, {"tensorrt_rtx": "1.7.0"})
     assert made(target="host").name == "rtx-sm89"
-    here(monkeypatch, desktop, {"tensorrt": (10, 16)})
+    here(monkeypatch, desktop, {"tensorrt": "10.16.0"})
     assert (made(target="host").name, made(target="host").kv_layout) == ("tensorrt-sm89", "static")
-    here(monkeypatch, Gpu("H200", "sm90", "13.0"), {"tensorrt_rtx": (1, 7), "tensorrt": (10, 16)})
+    here(monkeypatch, Gpu("H200", "sm90", "13.0"), {"tensorrt_rtx": "1.7.0", "tensorrt": "10.16.0"})
     assert made(target="host").backend == "tensorrt", "RTX does not know sm90"
 
 

@@ -119,9 +119,9 @@ class FakeRawEngine:
 
     def __init__(self, **changes: Any) -> None:
         names = [f"{i}.{kind}" for i in range(MODEL.num_layers) for kind in ("key", "value")]
-        self.tensors: dict[str, Any] = {
-            n: ("INPUT", "INT64", ()) for n in ("input_ids", "kv_length", "output_index")
-        }
+        self.tensors: dict[str, Any] = dict.fromkeys(
+            ("input_ids", "kv_length", "output_index"), ("INPUT", "INT64", ())
+        )
         self.tensors |= {"token_ids": ("OUTPUT", "INT64", ()), "confidence": ("OUTPUT", "FLOAT", ())}
         kv = (-1, MODEL.num_kv_heads, 64, MODEL.head_dim)
         self.tensors |= {f"past_key_values.{n}": ("INPUT", "FLOAT", kv) for n in names}

@@ -32,6 +32,7 @@ from mars_export.runtime.device import ort
 from mars_export.runtime.device.kv import HostMemory, KvRows
 from mars_export.runtime.device.ort import OrtBackend
 from mars_export.runtime.device.ort_memory import OrtMemory, OrtTensor, copies
+from mars_export.runtime.doctor import examine
 
 FLOAT32 = np.dtype(np.float32)
 LONG, OTHER = ([(7 * i + k) % 250 for i in range(300)] for k in (0, 50))
@@ -365,3 +366,16 @@ def test_a_provider_that_does_not_start_is_an_error(
         SessionError, match="could not start CPUExecutionProvider and would compute on the CPU"
     ):
         OrtBackend.of(bundle, bundle.manifest.variants[0], "cuda", 1)
+
+
+def test_doctor_says_what_is_left_to_the_cpu(
+    graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = graphs("static", "fp32")
+    details = [f.detail for f in examine(bundle).findings if f.subject == "variant model"]
+    assert [detail.startswith("opens on cpu and decodes") for detail in details] == [True]
+    assert "left to the CPU" not in details[0]
+    left = property(lambda self: {"Shape": 2, "Gather": 1}, lambda *_: None)
+    monkeypatch.setattr(OrtBackend, "on_cpu", left, raising=False)
+    (detail,) = (f.detail for f in examine(bundle).findings if f.subject == "variant model")
+    assert detail.endswith("; left to the CPU: 2 Shape, 1 Gather")
