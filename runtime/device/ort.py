@@ -26,6 +26,8 @@ KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
+# Memory of a GPU is asked for as it is needed, not in powers of two: what is left is for KV rows.
+SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
 # Of products with int4 and int8 weights: 0 and 1 compute in fp32, 2 in fp16, 3 in bf16, 4 with activations in
 # 8-bit blocks.
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
@@ -73,7 +75,8 @@ class OrtBackend:
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            self._session = ort.InferenceSession(graph, options, providers=[PROVIDERS[device]])
+            providers = [(PROVIDERS[device], SETTINGS[device])]
+            self._session = ort.InferenceSession(graph, options, providers=providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(
                 f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}"

@@ -40,6 +40,7 @@ class FakeDevice:
         self.events: list[tuple[str, int]] = []
         self.allocations: list[int] = []
         self.live: dict[int, int] = {}
+        self.spare: list[int] = []  # addresses that were given back and are handed out again
         self.left: int | None = None  # allocations before memory is out
         self.is_broken = False
         self.refuse_capture, self.recording = refuse_capture, None
@@ -53,7 +54,10 @@ class FakeDevice:
             if self.left < 0:
                 raise SessionError("CUDA: cudaMalloc failed: out of memory (cudaErrorMemoryAllocation)")
         size = -(-max(num_bytes, 256) // ALIGNMENT) * ALIGNMENT
-        address, self.next = self.next, self.next + size
+        if self.spare:
+            address = self.spare.pop(0)
+        else:
+            address, self.next = self.next, self.next + size
         assert self.next <= len(self.memory), "the arena is full"
         self.allocations.append(num_bytes)
         self.live[address] = max(num_bytes, 256)

@@ -330,6 +330,23 @@ def test_idle_memory_makes_room_and_no_step_stays_bound_to_it() -> None:
     assert engine.contexts[-1].addresses["past_key_values.0.key"] in device.live
 
 
+def test_memory_that_begins_where_older_memory_did_is_bound_anew() -> None:
+    backend, _, device = made()
+    one = backend.new_cache(1)
+    address = one.memory.addresses[0]
+    feeds = [(np.full((1, slots), 4), np.array([0]), np.array([[1]]), False) for slots in (2, PREFILL)]
+    expected = [[backend.step(one, 0, *feed).token_ids.tolist() for _ in range(3)] for feed in feeds]
+    del one
+    gc.collect()
+    three = backend.new_cache(3)
+    device.spare = [address]
+    again = backend.new_cache(1)
+    assert (again.memory.addresses[0], three.memory.num_rows) == (address, 3)
+    assert [
+        [backend.step(again, 0, *feed).token_ids.tolist() for _ in range(3)] for feed in feeds
+    ] == expected
+
+
 def test_rows_that_are_not_aligned_are_refused_before_tensorrt_is_asked() -> None:
     device, info = FakeDevice(), engine_info(2, BLOCK, PREFILL)
     engine = FakeEngine(device, info, predict)
