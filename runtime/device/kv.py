@@ -97,10 +97,10 @@ class HostMemory:
         return [HostTensor(np.zeros(shape, dtype)) for _ in range(count)]
 
     def widen(self, buffers: Sequence[HostTensor], capacity: int) -> list[HostTensor]:
-        rows, heads, held, dim = buffers[0].shape
+        rows, heads, entries, dim = buffers[0].shape
         wider = self.zeros(len(buffers), (rows, heads, capacity, dim), buffers[0].array.dtype)
         for old, new in zip(buffers, wider, strict=True):
-            new.array[:, :, :held] = old.array
+            new.array[:, :, :entries] = old.array
         return wider
 
     def move(self, buffers: Sequence[HostTensor], source: int, target: int, length: int) -> None:

@@ -192,16 +192,16 @@ class OrtBackend:
         self._places |= {f"present.{suffix}": self._memory for suffix in self._suffixes}
 
     def _check_signature(self, graph: Path, cache_type: str) -> None:
-        wanted_in = {
+        inputs_due = {
             "input_ids",
             "kv_length",
             "output_index",
             *(f"past_key_values.{s}" for s in self._suffixes),
         }
-        wanted_out = {*self.outputs, *(f"present.{s}" for s in self._suffixes)}
+        outputs_due = {*self.outputs, *(f"present.{s}" for s in self._suffixes)}
         inputs = {i.name: i for i in self._session.get_inputs()}
         outputs = {o.name: o for o in self._session.get_outputs()}
-        odd = (inputs.keys() ^ wanted_in) | (outputs.keys() ^ wanted_out)
+        odd = (inputs.keys() ^ inputs_due) | (outputs.keys() ^ outputs_due)
         for name, info in [*inputs.items(), *outputs.items()]:
             is_cache = name.startswith(("past_key_values.", "present."))
             if is_cache and ((info.shape[1], info.shape[3]) != self._cache_shape or info.type != cache_type):

@@ -288,13 +288,11 @@ class TrtBackend:
             addresses[f"past_key_values.{suffix}"] = here
             if self._in_place:
                 addresses[f"present.{suffix}"] = here
-        refused = [name for name, size in shapes.items() if not context.set_input_shape(name, size)]
-        refused += [
-            name for name, address in addresses.items() if not context.set_tensor_address(name, address)
-        ]
-        if refused:
+        odd = [name for name, size in shapes.items() if not context.set_input_shape(name, size)]
+        odd += [name for name, address in addresses.items() if not context.set_tensor_address(name, address)]
+        if odd:
             raise SessionError(
-                f"the engine and the manifest disagree about {', '.join(refused[:6])}; build the engine again"
+                f"the engine and the manifest disagree about {', '.join(odd[:6])}; build the engine again"
             )
 
     def _run(self, step: Step) -> None:
