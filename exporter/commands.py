@@ -158,9 +158,6 @@ def trt(
     target: Annotated[
         str, typer.Option(help="rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")
     ] = "rtx",
-    flavor: Annotated[
-        str, typer.Option(help="auto, tensorrt (Jetson, data centre) or rtx (desktop, builds without a GPU).")
-    ] = "auto",
     jetpack: Annotated[
         str | None, typer.Option(help="JetPack version of a Jetson target: it decides the KV layout.")
     ] = None,
@@ -168,8 +165,8 @@ def trt(
         str | None,
         typer.Option("--kv-layout", help="static or delta, instead of what the target's TensorRT takes."),
     ] = None,
-    static: Annotated[
-        bool, typer.Option("--static", help="An engine for exactly --batch rows of --block slots.")
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="An engine for exactly --batch rows of --block slots.")
     ] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
     logits: Annotated[
@@ -205,13 +202,12 @@ def trt(
 
     engine = EngineOptions(
         target=target,
-        flavor=flavor,
         jetpack=jetpack,
         kv_layout=kv_layout,
         batch=batch,
         capacity=capacity,
         prefill=prefill,
-        static=static,
+        fixed=fixed,
     )
     if source is None:
         err.print(

@@ -155,7 +155,10 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here) -> Findi
         )
     except MarsError as error:
         return Finding(subject, "absent", str(error))
-    return Finding(subject, "good", f"opens on {device} and decodes ({done.stats.forwards} step(s))")
+    detail = f"opens on {device} and decodes ({done.stats.forwards} step(s))"
+    if on_cpu := getattr(session.backend, "on_cpu", {}):
+        detail += f"; left to the CPU: {', '.join(f'{count} {name}' for name, count in on_cpu.items())}"
+    return Finding(subject, "good", detail)
 
 
 def _choice(bundle: Bundle, here: Here) -> Finding:

@@ -1,47 +1,32 @@
-"""ONNX -> serialized engine, with full TensorRT or TensorRT-RTX: one Python API under two names. Knows shapes, not bundles."""
+"""ONNX -> serialized engine, by either backend of TensorRT, and the memory that takes. Knows no bundles."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-from ...runtime.device.trt_engine import collecting_logger
+from ...runtime.bundle.manifest import ModelInfo
+from ...runtime.device.trt_engine import collecting_logger, find, missing
 from ...runtime.errors import ExportError
-from ...runtime.machine import forget_peak, peak
+from ...runtime.machine import available, forget_peak, peak
+from .plan import Plan
+from .targets import RTX
 
-BACKENDS = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
-INSTALL = {
-    "tensorrt": "pip install 'mars-export[trt]' (on a Jetson it comes with JetPack: python3-libnvinfer)",
-    "rtx": "pip install 'mars-export[rtx]'",
-}
 LONGEST_LIST = 8
+# Measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the weights above the
+# process.
+FACTOR, BASE = 3.1, 500_000_000
 PARTS = 1000  # of a build, as progress counts it
 BuildProgress = Callable[[str, int, int], None]
 """Called with "engine", how much of the build is done, and PARTS."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildRequest:
-    """An engine to build.
-
-    `graph`: an ONNX file with a fixed capacity, its weights beside it. `inputs`: for each range, input name -> (min, opt, max)
-    shape. `compute_capabilities` empty: for the GPU of this machine. `num_layers`, `in_place`: what the parsed network must hold.
-    """
-
-    flavor: str
-    graph: Path
-    inputs: tuple[Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]], ...]
-    compute_capabilities: tuple[str, ...]
-    num_layers: int
-    in_place: bool
-    is_fp32: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +40,45 @@ class Built:
     peak_memory: int
 
 
-def load(flavor: str) -> ModuleType:
-    """The TensorRT module of a flavor. Raises ExportError that says how to install it."""
-    try:
-        if flavor == "rtx":
-            import tensorrt_rtx as trt
-        else:
-            import tensorrt as trt
-    except ImportError as error:
-        raise ExportError(f"{BACKENDS[flavor]} is not installed here; {INSTALL[flavor]}") from error
-    return trt  # type: ignore[no-any-return]
+def load(backend: str) -> ModuleType:
+    """The TensorRT module of a backend. Raises ExportError that says how to install it."""
+    trt = find(backend)
+    if trt is None:
+        raise ExportError(missing(backend))
+    return trt
 
 
-def version(flavor: str) -> tuple[int, int] | None:
-    """(major, minor) of the installed TensorRT of a flavor, None when it is absent."""
-    try:
-        major, minor = load(flavor).__version__.split(".")[:2]
-    except ExportError:
-        return None
-    return int(major), int(minor)
+def memory(weight_bytes: int) -> int:
+    """Bytes that building an engine from so many bytes of weights is expected to take."""
+    return int(FACTOR * weight_bytes) + BASE
 
 
-def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built:
-    """Parse, check and build. Raises ExportError with TensorRT's own words, KeyboardInterrupt after a Ctrl-C during the build."""
-    trt = load(request.flavor)
+def require(weight_bytes: int, force: bool) -> None:
+    """Raise ExportError when the build is not expected to fit and `force` is not given."""
+    needed, there = memory(weight_bytes), available()
+    if there is not None and needed > there and not force:
+        raise ExportError(
+            f"building an engine from {weight_bytes / 1e9:.2f} GB of weights takes about {needed / 1e9:.1f}"
+            f" GB of memory"
+            f" and {there / 1e9:.1f} GB are available; close other programs, use a narrower --precision or a"
+            f" larger"
+            " machine, or try all the same with --force"
+        )
+
+
+def build(
+    plan: Plan, graph: Path, model: ModelInfo, is_fp32: bool, progress: BuildProgress | None = None
+) -> Built:
+    """Parse, check and build `graph`, an ONNX file with the plan's capacity and its weights beside it.
+
+    Raises ExportError with TensorRT's own words, KeyboardInterrupt after a Ctrl-C during the build.
+    """
+    trt = load(plan.backend)
     logger = collecting_logger(trt)
     builder = trt.Builder(logger)
-    network = parse(trt, logger, builder, request.graph)
-    check(trt, network, request)
-    config = _config(trt, builder, request)
+    network = parse(trt, logger, builder, graph)
+    check(trt, network, plan, model, is_fp32)
+    config = _config(trt, builder, plan, model)
     forget_peak()
     begun = perf_counter()
     with _interruptible() as stop:
@@ -93,7 +88,7 @@ def build(request: BuildRequest, progress: BuildProgress | None = None) -> Built
         raise stop.reason
     if data is None:
         raise ExportError(
-            f"{BACKENDS[request.flavor]} {trt.__version__} cannot build {request.graph.name}: {logger.last(LONGEST_LIST)}"
+            f"{plan.backend} {trt.__version__} cannot build {graph.name}: {logger.last(LONGEST_LIST)}"
         )
     return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - begun, peak())
 
@@ -112,83 +107,83 @@ def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
     return network
 
 
-def check(trt: Any, network: Any, request: BuildRequest) -> None:
+def check(trt: Any, network: Any, plan: Plan, model: ModelInfo, is_fp32: bool) -> None:
     """Raise ExportError unless the parser kept what the result depends on; make fp32 attention buildable.
 
-    TensorRT's parser has dropped inputs of Attention without a word: a network without masks builds, and computes nonsense.
+    TensorRT's parser has dropped inputs of Attention without a word: a network without masks builds, and
+    computes nonsense.
     """
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     problems = []
-    if request.in_place:
+    if plan.kv_layout == "static":
         updates = kinds.count(trt.LayerType.KV_CACHE_UPDATE)
-        if updates != 2 * request.num_layers:
-            problems.append(f"{updates} in-place KV writes instead of {2 * request.num_layers}")
+        if updates != 2 * model.num_layers:
+            problems.append(f"{updates} in-place KV writes instead of {2 * model.num_layers}")
         attentions = _attentions(trt, network, kinds)
-        if len(attentions) != request.num_layers:
-            problems.append(f"{len(attentions)} attentions instead of {request.num_layers}")
+        if len(attentions) != model.num_layers:
+            problems.append(f"{len(attentions)} attentions instead of {model.num_layers}")
         unmasked = sum(a.mask is None for a in attentions)
         if unmasked:
             problems.append(f"{unmasked} attentions lost their mask")
         for attention in attentions:
             # No fused kernel exists for fp32: let TensorRT take the operator apart.
-            attention.decomposable = request.is_fp32
-    wanted = {name for shapes in request.inputs for name in shapes}
-    names = {network.get_input(i).name for i in range(network.num_inputs)}
-    if wanted != names:
-        problems.append(f"inputs differ: {', '.join(sorted(wanted ^ names)[:LONGEST_LIST])}")
+            attention.decomposable = is_fp32
+    odd = plan.inputs(model)[0].keys() ^ {network.get_input(i).name for i in range(network.num_inputs)}
+    if odd:
+        problems.append(f"inputs differ: {', '.join(sorted(odd)[:LONGEST_LIST])}")
     if problems:
         raise ExportError(
-            f"TensorRT {trt.__version__} read {request.graph.name} wrongly, so no engine was built: {'; '.join(problems)}"
+            f"TensorRT {trt.__version__} read the graph wrongly, so no engine was built:"
+            f" {'; '.join(problems)}"
         )
 
 
 def _attentions(trt: Any, network: Any, kinds: Sequence[Any]) -> list[Any]:
-    found = []
-    for i, kind in enumerate(kinds):
-        if kind == trt.LayerType.ATTENTION_INPUT:
-            layer = network.get_layer(i)
-            layer.__class__ = trt.IAttentionInputLayer  # the binding returns the plain ILayer
-            found.append(layer.attention)
-    return found
+    layers = [network.get_layer(i) for i, kind in enumerate(kinds) if kind == trt.LayerType.ATTENTION_INPUT]
+    for layer in layers:
+        layer.__class__ = trt.IAttentionInputLayer  # the binding returns the plain ILayer
+    return [layer.attention for layer in layers]
 
 
-def _config(trt: Any, builder: Any, request: BuildRequest) -> Any:
+def _config(trt: Any, builder: Any, plan: Plan, model: ModelInfo) -> Any:
     config = builder.create_builder_config()
-    for shapes in request.inputs:
+    for shapes in plan.inputs(model):
         profile = builder.create_optimization_profile()
         for name, (least, best, most) in shapes.items():
             profile.set_shape(name, least, best, most)
         config.add_optimization_profile(profile)
-    if request.flavor == "rtx":
-        config.num_compute_capabilities = len(request.compute_capabilities)
-        for i, name in enumerate(request.compute_capabilities):
+    if plan.backend == RTX:
+        config.num_compute_capabilities = len(plan.target.compute_capabilities)
+        for i, name in enumerate(plan.target.compute_capabilities):
             if not config.set_compute_capability(getattr(trt.ComputeCapability, name.upper()), i):
                 raise ExportError(
-                    f"tensorrt_rtx {trt.__version__} cannot build for {name}; leave it out or use another version"
+                    f"tensorrt_rtx {trt.__version__} cannot build for {name}; leave it out or use another"
+                    f" version"
                 )
         # Without it the runtime may allocate during a step, and a CUDA graph could not be captured.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     return config
 
 
-def is_malformed(flavor: str, data: bytes) -> bool:
-    """Whether `data` is no engine of this flavor at all. Needs no GPU; says nothing about whether it would run here."""
-    trt = load(flavor)
+def is_malformed(backend: str, data: bytes) -> bool:
+    """Whether `data` is no engine of this backend at all. Needs no GPU; says nothing about whether it would
+    run here.
+    """
+    trt = load(backend)
     _, diagnostics = trt.Runtime(collecting_logger(trt)).get_engine_validity(data)
     return bool(int(diagnostics) & int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE))
 
 
 def _cuda(trt: Any) -> str:
-    """CUDA's major version of the installed wheel: NVIDIA names a wheel after it, such as tensorrt_rtx_cu12."""
-    from importlib.metadata import packages_distributions
-
-    names = packages_distributions().get(trt.__name__, [])
-    found = [name.rpartition("cu")[2] for name in names if name.rpartition("cu")[2].isdecimal()]
-    return found[0] if found else "unknown"
+    """CUDA's major version of the installed wheel: NVIDIA names a wheel after it: tensorrt_rtx_cu12."""
+    endings = [name.rpartition("cu")[2] for name in packages_distributions().get(trt.__name__, [])]
+    return next((ending for ending in endings if ending.isdecimal()), "unknown")
 
 
 class _Stop:
-    """Why a build shall end early. An exception that crossed TensorRT's C++ frames would end the whole process."""
+    """Why a build shall end early. An exception that crossed TensorRT's C++ frames would end the whole
+    process.
+    """
 
     reason: BaseException | None = None
 
@@ -199,12 +194,10 @@ def _monitor(trt: Any, report: BuildProgress, stop: _Stop) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self.phases: dict[
-                str, tuple[int, int]
-            ] = {}  # open phases, outermost first: steps done, all steps
+            self.phases: dict[str, tuple[int, int]] = {}  # open ones, outermost first: steps done, all steps
             self.shown = 0
 
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002
+        def phase_start(self, phase_name: str, _: str | None, num_steps: int) -> None:
             self.phases[phase_name] = (0, max(num_steps, 1))
             self.tell()
 

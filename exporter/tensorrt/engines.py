@@ -1,11 +1,11 @@
-"""Checkpoint or bundle -> bundle with a TensorRT engine, or with a recipe where it cannot be built. Whole or not at all."""
+"""Checkpoint or bundle -> bundle with a TensorRT engine, or with a recipe where it cannot be built. Whole or
+not at all.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from ..export import FLOATS, PRECISIONS, ExportOptions, Progress, weight_bytes, 
 from ..graph.fixed import fixed
 from ..output import replacing
 from . import build as tensorrt
-from . import memory
 from .plan import EngineOptions, Plan, make_plan
 from .recipe import RECIPE_FILE, recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was made, or with `manifest` None what would be. `memory` in bytes: what the build was expected to take."""
+    """What was made, or with `manifest` None what would be. `memory` in bytes: what the build was expected to
+    take.
+    """
 
     plan: Plan
     memory: int
@@ -64,7 +65,7 @@ def is_bundle(source: str) -> bool:
 
 def export_engine(
     checkpoint: Checkpoint,
-    target: Path,
+    output: Path,
     graph: ExportOptions,
     engine: EngineOptions,
     *,
@@ -74,7 +75,8 @@ def export_engine(
 ) -> Outcome:
     """Write a new bundle with an engine. `graph.kv_layout` is decided by the engine's target.
 
-    Raises ExportError before anything is written for bad options, an existing target or too little memory without `force`.
+    Raises ExportError before anything is written: for bad options, or without `force` for an existing output
+    or too little memory.
     """
     graph.check(checkpoint.dims)
     _refuse_unreadable(graph.precision, graph.embedding if graph.quantization else "float")
@@ -84,8 +86,9 @@ def export_engine(
     if dry_run:
         return Outcome(plan, estimate, None)
     report = progress or (lambda phase, done, total: None)
-    with replacing(target, 3 * size, force) as directory:
-        # Level 0, because TensorRT multiplies with the decoded weights: ONNX Runtime's faster products would be judged instead.
+    with replacing(output, 3 * size, force) as directory:
+        # Level 0, because TensorRT multiplies with the decoded weights; ONNX Runtime's faster products are
+        # not its own.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
         manifest = write_bundle(directory, checkpoint, exact, report)
         return Outcome(plan, estimate, _add(directory, manifest, manifest.variants[0], plan, report))
@@ -93,7 +96,7 @@ def export_engine(
 
 def add_engine(
     bundle: Bundle,
-    target: Path,
+    output: Path,
     engine: EngineOptions,
     *,
     precision: str | None = None,
@@ -102,74 +105,73 @@ def add_engine(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Add an engine to a bundle, in place when `target` is the bundle itself, else to a copy.
+    """Add an engine to a bundle, in place when `output` is the bundle itself, else to a copy.
 
-    `precision` and `block`, if given, must be the bundle's own: both are in its graphs. `force` also replaces an engine of the same name.
-    Raises ExportError; the bundle stays as it was unless the engine is complete.
+    `precision` and `block`, if given, must be the bundle's own: both are in its graphs. `force` also replaces
+    an engine of the same name. Raises ExportError; the bundle stays as it was unless the engine is complete.
     """
     manifest = bundle.manifest
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
     variant = _graph_for(bundle, plan, precision, block)
-    taken = any(v.name == plan.name for v in manifest.variants)
-    if taken and not force:
+    if not force and any(v.name == plan.name for v in manifest.variants):
         raise ExportError(f"{bundle.path} has an engine `{plan.name}` already; give --force to replace it")
     size = sum(f.size for f in manifest.files if f.path == variant.weights)
     estimate = _estimate(plan, size, force)
     if dry_run:
         return Outcome(plan, estimate, None)
-    in_place = target.exists() and target.resolve() == bundle.path.resolve()
-    target = target.resolve() if in_place else target
-    with replacing(target, 2 * size if in_place else 4 * size, force or in_place) as directory:
+    report = progress or (lambda phase, done, total: None)
+    in_place = output.exists() and output.resolve() == bundle.path.resolve()
+    output = output.resolve() if in_place else output
+    with replacing(output, 2 * size if in_place else 4 * size, force or in_place) as directory:
         _copy(bundle, directory, links=in_place)
-        return Outcome(
-            plan,
-            estimate,
-            _add(directory, manifest, variant, plan, progress or (lambda phase, done, total: None)),
-        )
+        return Outcome(plan, estimate, _add(directory, manifest, variant, plan, report))
 
 
 def _refuse_unreadable(precision: str, embedding: str) -> None:
-    """TensorRT takes integer weights in front of a product only; its parser says so after minutes, this at once."""
+    """TensorRT takes integer weights in front of a product only; its parser says so after minutes, this at
+    once.
+    """
     if precision == "w8a8":
         raise ExportError(
-            "w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4, fp16, bf16 or fp32"
+            "w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4,"
+            " fp16, bf16 or"
+            " fp32"
         )
     if embedding != "float":
         raise ExportError(
-            "TensorRT cannot look rows up in an int8 embedding; make the bundle with --embedding float, as `mars-export trt CHECKPOINT` does"
+            "TensorRT cannot look rows up in an int8 embedding; make the bundle with --embedding float, as"
+            " `mars-export trt CHECKPOINT` does"
         )
 
 
 def _estimate(plan: Plan, size: int, force: bool) -> int:
     if plan.obstacle is None:
-        tensorrt.load(plan.flavor)  # a missing TensorRT is said before minutes of export
-        memory.require(size, force)
-    return memory.estimate(size)
+        tensorrt.load(plan.backend)  # a missing TensorRT is said before minutes of export
+        tensorrt.require(size, force)
+    return tensorrt.memory(size)
 
 
 def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | None) -> Variant:
     manifest = bundle.manifest
-    graphs = [v for v in manifest.variants if v.backend == "onnx" and not v.is_fixed]
-    held = ", ".join(dict.fromkeys(f"{v.precision} {v.kv_layout}" for v in graphs)) or "none"
     if block is not None and block != manifest.block:
         raise ExportError(
-            f"{bundle.path} is a bundle of block {manifest.block}, not {block}; leave --block out or give the checkpoint"
+            f"{bundle.path} is a bundle of block {manifest.block}, not {block}; leave --block out or give"
+            f" the checkpoint"
         )
     if precision is not None and precision not in PRECISIONS:
         raise ExportError(f"--precision must be one of {', '.join(PRECISIONS)}, not {precision}")
-    asked = FLOATS.get(precision or "", precision)
-    fitting = [
-        v for v in graphs if v.kv_layout == plan.kv_layout and (precision is None or v.precision == asked)
-    ]
-    if not fitting:
-        wanted = f"{asked} " if precision is not None else ""
-        raise ExportError(
-            f"{bundle.path} has no {wanted}graph in the {plan.kv_layout} KV layout, which this target needs (it has: {held});"
-            " make a new bundle from the checkpoint: mars-export trt CHECKPOINT -o BUNDLE"
-        )
-    chosen = fitting[0]
-    _refuse_unreadable(chosen.precision, chosen.quantization.embedding if chosen.quantization else "float")
-    return chosen
+    name = FLOATS.get(precision or "", precision)
+    graphs = [v for v in manifest.variants if v.backend == "onnx" and not v.is_fixed]
+    for v in graphs:
+        if v.kv_layout == plan.kv_layout and name in (None, v.precision):
+            _refuse_unreadable(v.precision, v.quantization.embedding if v.quantization else "float")
+            return v
+    others = ", ".join(dict.fromkeys(f"{v.precision} {v.kv_layout}" for v in graphs)) or "none"
+    raise ExportError(
+        f"{bundle.path} has no {f'{name} ' if name else ''}graph in the {plan.kv_layout} KV layout, which"
+        f" this target needs"
+        f" (it has: {others}); make a new bundle from the checkpoint: mars-export trt CHECKPOINT -o BUNDLE"
+    )
 
 
 def _copy(bundle: Bundle, directory: Path, *, links: bool) -> None:
@@ -187,48 +189,33 @@ def _copy(bundle: Bundle, directory: Path, *, links: bool) -> None:
 
 def _add(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, report: Progress) -> Manifest:
     """Put the engine, or the recipe for it, into a complete bundle directory and rewrite its manifest."""
-    graph = directory / f"{plan.name}.onnx"
-    with _fresh(graph):
-        onnx.save(
-            fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph
-        )
-    added = [describe(graph)]
+    graph = _fresh(directory / f"{plan.name}.onnx")
+    onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
+    new = [describe(graph)]
     variants = [v for v in manifest.variants if v.name != plan.name]
     if plan.obstacle is not None:
-        with _fresh(directory / RECIPE_FILE) as file:
-            file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
-        added.append(describe(directory / RECIPE_FILE))
+        file = _fresh(directory / RECIPE_FILE)
+        file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:
-        with _fresh(directory / f"{plan.name}.engine") as file:
-            built = tensorrt.build(_request(graph, manifest, variant, plan), report)
-            file.write_bytes(built.data)
-        added.append(describe(file))
-        variants.append(_entry(variant, plan, built, added[0]))
-    replaced = {entry.path for entry in added}
-    kept = [entry for entry in manifest.files if entry.path not in replaced]
-    files = tuple(sorted([*kept, *added], key=lambda entry: entry.path))
-    changed = replace(manifest, variants=tuple(variants), files=files)
-    write_manifest(directory, changed)
-    return changed
-
-
-@contextmanager
-def _fresh(path: Path) -> Iterator[Path]:
-    """Write to a name that is not there: the old file may be a link to the bundle's own data."""
-    path.unlink(missing_ok=True)
-    yield path
-
-
-def _request(graph: Path, manifest: Manifest, variant: Variant, plan: Plan) -> tensorrt.BuildRequest:
-    return tensorrt.BuildRequest(
-        flavor=plan.flavor,
-        graph=graph,
-        inputs=plan.inputs(manifest.model),
-        compute_capabilities=plan.target.compute_capabilities,
-        num_layers=manifest.model.num_layers,
-        in_place=plan.kv_layout == "static",
-        is_fp32=variant.kv_dtype == "float32",
+        file = _fresh(directory / f"{plan.name}.engine")
+        is_fp32 = variant.kv_dtype == "float32"
+        built = tensorrt.build(plan, graph, manifest.model, is_fp32, report)
+        file.write_bytes(built.data)
+        variants.append(_entry(variant, plan, built, new[0]))
+    new.append(describe(file))
+    names = {entry.path for entry in new}
+    files = [*(entry for entry in manifest.files if entry.path not in names), *new]
+    manifest = replace(
+        manifest, variants=tuple(variants), files=tuple(sorted(files, key=lambda entry: entry.path))
     )
+    write_manifest(directory, manifest)
+    return manifest
+
+
+def _fresh(path: Path) -> Path:
+    """A name that is not there any more: the old file may be a link to the bundle's own data."""
+    path.unlink(missing_ok=True)
+    return path
 
 
 def _entry(variant: Variant, plan: Plan, built: tensorrt.Built, graph: FileEntry) -> Variant:
@@ -243,7 +230,7 @@ def _entry(variant: Variant, plan: Plan, built: tensorrt.Built, graph: FileEntry
         seconds=round(built.seconds, 2),
         peak_memory=built.peak_memory,
     )
-    shape = {"batch": plan.batch, "slots": plan.block} if plan.static else {"batch": None, "slots": None}
+    shape = {"batch": plan.batch, "slots": plan.block} if plan.is_fixed else {"batch": None, "slots": None}
     return replace(
         variant,
         name=plan.name,

@@ -1,4 +1,4 @@
-"""How to build an engine on the machine it is for: a shell script for the bundle, with this project's command and trtexec's."""
+"""How to build an engine on the machine it is for: a shell script with our own command and trtexec's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if command -v mars-export >/dev/null; then
   exec {_command(plan)}
 fi
 
-# Without it, the same engine by trtexec (for a runtime of your own; the Python runtime wants the manifest entry):
+# Without it, the same engine by trtexec (for a runtime of your own; the Python runtime wants the manifest
+# entry):
 trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_jetson else "trtexec"}
 exec "$trtexec" {_trtexec(plan, model, graph)}
 """
@@ -34,16 +35,16 @@ exec "$trtexec" {_trtexec(plan, model, graph)}
 
 def _command(plan: Plan) -> str:
     words = [
-        *("mars-export trt . --target host --flavor", plan.flavor, f"--kv-layout {plan.kv_layout}"),
-        *(f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",),
-        *(["--static"] if plan.static else []),
+        f"mars-export trt . --target host --kv-layout {plan.kv_layout}",
+        f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",
+        *(["--fixed"] if plan.is_fixed else []),
     ]
     return " ".join(words)
 
 
 def _trtexec(plan: Plan, model: ModelInfo, graph: str) -> str:
     lines = [f"--onnx={graph}", f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
-    if not plan.static:
+    if not plan.is_fixed:
         for i, shapes in enumerate(plan.inputs(model)):
             lines += [
                 f"--profile={i}",

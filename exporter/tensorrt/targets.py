@@ -1,4 +1,6 @@
-"""Where an engine is to run: targets by name, which TensorRT builds for them, and what each JetPack brings. Tables, no TensorRT."""
+"""Where an engine is to run: targets, which TensorRT builds for them, what each JetPack brings. Tables, no
+TensorRT.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,20 @@ from dataclasses import dataclass
 
 from ...runtime.errors import ExportError
 
-FLAVORS = ("auto", "tensorrt", "rtx")
+RTX, FULL = "tensorrt_rtx", "tensorrt"  # backends, as manifests name them
 # What TensorRT-RTX 1.7 can compile for: desktop GPUs only, never Jetson nor a data centre's H100.
 RTX_CAPABILITIES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-# TensorRT writes KV entries in place (KV_CACHE_UPDATE) from here on; before it, only the `delta` layout works.
+# TensorRT writes KV entries in place (KV_CACHE_UPDATE) from here on; before it, only the `delta` layout
+# works.
 IN_PLACE_SINCE = (10, 15)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of machine. `flavor`: the TensorRT that `auto` takes for it; `is_jetson`: its TensorRT comes with JetPack."""
+    """A kind of machine. `backend`: the TensorRT that builds for it; `is_jetson`: it comes with JetPack."""
 
     name: str
-    flavor: str
+    backend: str
     compute_capabilities: tuple[str, ...]
     is_jetson: bool = False
     remark: str = ""
@@ -29,12 +32,12 @@ class Target:
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
-        Target("rtx", "rtx", RTX_CAPABILITIES[1:], remark="desktop GPUs from Ampere on: RTX 30, 40, 50"),
-        *(Target(name, "rtx", (name,)) for name in RTX_CAPABILITIES),
-        Target("jetson-orin", "tensorrt", ("sm87",), is_jetson=True),
-        Target("jetson-thor", "tensorrt", ("sm110",), is_jetson=True),
-        Target("h100", "tensorrt", ("sm90",)),
-        Target("h200", "tensorrt", ("sm90",)),
+        Target("rtx", RTX, RTX_CAPABILITIES[1:], remark="desktop GPUs from Ampere on: RTX 30, 40, 50"),
+        *(Target(name, RTX, (name,)) for name in RTX_CAPABILITIES),
+        Target("jetson-orin", FULL, ("sm87",), is_jetson=True),
+        Target("jetson-thor", FULL, ("sm110",), is_jetson=True),
+        Target("h100", FULL, ("sm90",)),
+        Target("h200", FULL, ("sm90",)),
     )
 }
 HOST = "host"
@@ -66,7 +69,7 @@ JETPACKS: Mapping[str, JetPack] = {
 DEFAULT_JETPACKS = {"jetson-orin": "6.2", "jetson-thor": "7.1"}
 
 
-def layout_for(version: tuple[int, int]) -> str:
+def layout_for(version: tuple[int, ...]) -> str:
     """The KV layout that a TensorRT version takes."""
     return "static" if version >= IN_PLACE_SINCE else "delta"
 
@@ -79,7 +82,9 @@ def target_named(name: str) -> Target:
 
 
 def jetpack_for(target: Target, version: str | None) -> JetPack | None:
-    """The JetPack whose TensorRT will build for `target`; None if it is no Jetson. Raises ExportError for one that does not exist or fit."""
+    """The JetPack whose TensorRT will build for `target`; None if it is no Jetson. Raises ExportError for a
+    wrong one.
+    """
     if not target.is_jetson:
         if version is not None:
             raise ExportError(f"--jetpack is for the Jetson targets, not for {target.name}")
@@ -89,18 +94,6 @@ def jetpack_for(target: Target, version: str | None) -> JetPack | None:
         raise ExportError(f"unknown JetPack `{version}` (known: {', '.join(JETPACKS)})")
     jetpack = JETPACKS[version]
     if target.name not in jetpack.targets:
-        fitting = [j.version for j in JETPACKS.values() if target.name in j.targets]
-        raise ExportError(f"JetPack {version} is not for {target.name}; give one of {', '.join(fitting)}")
+        others = ", ".join(j.version for j in JETPACKS.values() if target.name in j.targets)
+        raise ExportError(f"JetPack {version} is not for {target.name}; give one of {others}")
     return jetpack
-
-
-def flavor_for(target: Target, asked: str) -> str:
-    """`tensorrt` or `rtx` for a target. Raises ExportError when the asked one cannot serve it."""
-    if asked not in FLAVORS:
-        raise ExportError(f"unknown flavor `{asked}` (known: {', '.join(FLAVORS)})")
-    if asked == "rtx" and not set(target.compute_capabilities) <= set(RTX_CAPABILITIES):
-        raise ExportError(
-            f"TensorRT-RTX has no {', '.join(target.compute_capabilities)}: it is for desktop GPUs ({', '.join(RTX_CAPABILITIES)});"
-            f" for {target.name} give --flavor tensorrt, or auto"
-        )
-    return target.flavor if asked == "auto" else asked

@@ -1,4 +1,6 @@
-"""Device memory, copies, one stream and captured graphs, over cuda-python. The only file that names CUDA; it knows no TensorRT."""
+"""Device memory, copies, one stream and captured graphs, over cuda-python. The only file that names CUDA; it
+knows no TensorRT.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU that would be used. `capability` such as `sm86`; `driver`: the newest CUDA it supports, such as `12.9`."""
+    """The GPU that would be used. `capability` such as `sm86`; `driver`: the newest CUDA it supports, such as
+    `12.9`.
+    """
 
     name: str
     capability: str
@@ -49,22 +53,30 @@ class Device:
 
     def __init__(self) -> None:
         self._cuda = _runtime()
-        (self.stream,) = self._call("cudaStreamCreate")
-        self._allocated: list[int] = []
+        # Not ordered with the default stream, whose work by others would break a capture.
+        (self.stream,) = self._call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
+        self._allocations: set[int] = set()
 
     def allocate(self, num_bytes: int) -> int:
         """Device memory, zeroed: what is masked out still meets a zero weight, and 0 * NaN is NaN."""
         # Never null: an empty tensor too needs an address.
         (address,) = self._call("cudaMalloc", max(num_bytes, 256))
-        self._allocated.append(int(address))
+        self._allocations.add(int(address))
         self.zero(int(address), max(num_bytes, 256))
         return int(address)
 
-    def close(self) -> None:
-        """Give all memory back, after what is on the stream. The device must not be used again."""
+    def free(self, address: int) -> None:
+        """Give memory back, after what is on the stream."""
         self.synchronize()
-        while self._allocated:
-            self._call("cudaFree", self._allocated.pop())
+        self._allocations.remove(address)
+        self._call("cudaFree", address)
+
+    def close(self) -> None:
+        """Give everything back, after what is on the stream. The device must not be used again."""
+        self.synchronize()
+        while self._allocations:
+            self._call("cudaFree", self._allocations.pop())
+        self._call("cudaStreamDestroy", self.stream)
 
     def zero(self, address: int, num_bytes: int) -> None:
         self._call("cudaMemsetAsync", address, 0, num_bytes, self.stream)
@@ -94,7 +106,9 @@ class Device:
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
     ) -> None:
-        """Copy `height` runs of `width` bytes on the device; the pitches are the distances between runs, in bytes."""
+        """Copy `height` runs of `width` bytes on the device; the pitches are the distances between runs, in
+        bytes.
+        """
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         self._call(
             "cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, self.stream
@@ -104,23 +118,24 @@ class Device:
         self._call("cudaStreamSynchronize", self.stream)
 
     def capture(self, enqueue: Callable[[], bool]) -> Any | None:
-        """A graph of what `enqueue` puts on the stream, without running it; None when it cannot be captured."""
-        self._call(
-            "cudaStreamBeginCapture",
-            self.stream,
-            self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal,
-        )
-        done = False
+        """A graph of what `enqueue` puts on the stream, without running it; None if it cannot be captured."""
+        cuda, done, launchable = self._cuda, False, None
+        mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        if cuda.cudaStreamBeginCapture(self.stream, mode)[0] != cuda.cudaError_t.cudaSuccess:
+            cuda.cudaGetLastError()  # the refusal is an answer, not a failure of the next call
+            return None
         try:
             done = enqueue()
         finally:
             # Ends the capture even when it was refused; only then is the stream usable again.
-            error, graph = self._cuda.cudaStreamEndCapture(self.stream)
-        if not done or error != self._cuda.cudaError_t.cudaSuccess:
-            self._cuda.cudaGetLastError()  # the refusal is an answer, not a failure of the next call
-            return None
-        (launchable,) = self._call("cudaGraphInstantiate", graph, 0)
-        self._call("cudaGraphDestroy", graph)
+            error, graph = cuda.cudaStreamEndCapture(self.stream)
+            if done and error == cuda.cudaError_t.cudaSuccess:
+                error, launchable = cuda.cudaGraphInstantiate(graph, 0)
+            if graph is not None and int(graph):
+                cuda.cudaGraphDestroy(graph)
+            if error != cuda.cudaError_t.cudaSuccess:
+                cuda.cudaGetLastError()
+                launchable = None
         return launchable
 
     def launch(self, graph: Any) -> None:

@@ -1,7 +1,10 @@
-"""The ONNX Runtime backend: IO binding by address, KV written in place. The only file that names onnxruntime."""
+"""The ONNX Runtime backend: a step bound by address, KV in place, on a CPU or a GPU. Only this file imports
+it.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,68 +12,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..bundle.manifest import Bundle, ModelInfo, Variant
-from ..decode.backend import StepOutput, bucket
+from ..decode.backend import StepOutput
 from ..errors import BundleError, SessionError
+from .binding import Binding
+from .kv import HostMemory, KvRows, Memory
+from .ort_memory import OrtMemory
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
-# Of products with int4 and int8 weights: 0 and 1 compute in fp32, 2 in fp16, 3 in bf16, 4 with activations in 8-bit blocks.
+# Memory of a GPU is asked for as it is needed, not in powers of two: what is left is for KV rows.
+SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
+# Of products with int4 and int8 weights: 0 and 1 compute in fp32, 2 in fp16, 3 in bf16, 4 with activations in
+# 8-bit blocks.
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 FASTEST_LEVEL = 4
 LEVELED = ("int4", "int8")
-NO_KERNELS = "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with --precision fp16 or fp32"
-
-
-class OrtCache:
-    """KV buffers in host memory: one [rows, kv_heads, capacity, head_dim] array for each layer's keys and values."""
-
-    def __init__(
-        self, names: list[str], num_rows: int, kv_heads: int, head_dim: int, dtype: np.dtype
-    ) -> None:
-        self.names, self.num_rows = names, num_rows
-        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
-        self.capacity = 0
-        self.buffers: list[np.ndarray] = []
-        self.binding: Any = None
-        self.bound: tuple[int, int, int, bool] | None = (
-            None  # what it stands for: first row, rows, capacity, logits wanted
-        )
-        self.arrays: dict[str, np.ndarray] = {}  # what is bound besides KV memory
-
-    def reserve(self, capacity: int) -> None:
-        if capacity <= self.capacity:
-            return
-        grown = bucket(capacity, self.capacity)
-        shape = (self.num_rows, self.kv_heads, grown, self.head_dim)
-        for i in range(len(self.names)):
-            # Zeros, not garbage: an entry that is masked out still enters the product 0 * value, and 0 * NaN is NaN.
-            fresh = np.zeros(shape, self.dtype)
-            if self.capacity:
-                fresh[:, :, : self.capacity] = self.buffers[i]
-                self.buffers[i] = fresh
-            else:
-                self.buffers.append(fresh)
-        self.capacity = grown
-
-    def move(self, source: int, target: int, length: int) -> None:
-        for buffer in self.buffers:
-            buffer[target, :, :length] = buffer[source, :, :length]
-
-    def place(self, first: int, kv_length: np.ndarray, new: list[np.ndarray]) -> None:
-        """Put a step's new entries [rows, kv_heads, slots, head_dim] at kv_length of the rows first, first + 1, ..."""
-        rows, _, slots, _ = new[0].shape
-        row, entry = np.arange(first, first + rows)[:, None], kv_length[:, None] + np.arange(slots)
-        for buffer, entries in zip(self.buffers, new, strict=True):
-            buffer[row, :, entry] = entries.transpose(0, 2, 1, 3)  # [rows, slots, kv_heads, head_dim]
+NO_KERNELS = (
+    "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
+    " --precision fp16 or fp32"
+)
 
 
 class OrtBackend:
-    """A step graph in an ONNX Runtime session. `outputs` are the prediction outputs it must have; KV tensors follow `model`."""
+    """A step graph in an ONNX Runtime session.
+
+    `outputs` are the prediction outputs it must have; KV tensors follow `model`. `memory` None: that of
+    `device`.
+    """
 
     def __init__(
         self,
@@ -82,6 +56,7 @@ class OrtBackend:
         threads: int | None = None,
         accuracy_level: int = FASTEST_LEVEL,
         kv_layout: str = "static",
+        memory: Memory | None = None,
     ) -> None:
         ort = _import(device)
         self.outputs = outputs
@@ -91,20 +66,32 @@ class OrtBackend:
         self._vocab = model.vocab_size
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[kv_dtype]
-        self._in_place, self._on_host = kv_layout == "static", device == "cpu"
+        self._in_place = kv_layout == "static"
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", str(int(device != "cpu")))
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            self._session = ort.InferenceSession(graph, options, providers=[PROVIDERS[device]])
+            providers = [(PROVIDERS[device], SETTINGS[device])]
+            self._session = ort.InferenceSession(graph, options, providers=providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(
                 f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}"
             ) from error
+        if PROVIDERS[device] not in self._session.get_providers():
+            raise SessionError(
+                f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
+                f" check the GPU with"
+                " nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+            )
         self._check_signature(graph, ORT_TYPES[kv_dtype])
+        own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device])
+        self._find_places(memory or own)
+        self.on_cpu = on_cpu(self._session, PROVIDERS[device]) if device != "cpu" else {}
+        """Operator -> how many nodes of the graph a GPU session computes on the CPU."""
 
     @classmethod
     def of(
@@ -115,10 +102,13 @@ class OrtBackend:
         threads: int | None,
         accuracy_level: int | None = None,
     ) -> OrtBackend:
-        """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured at."""
+        """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured
+        at.
+        """
         if accuracy_level is not None and variant.precision not in LEVELED:
             raise SessionError(
-                f"variant {variant.name} is {variant.precision}: an accuracy level is for {' and '.join(LEVELED)} weights"
+                f"variant {variant.name} is {variant.precision}: an accuracy level is for"
+                f" {' and '.join(LEVELED)} weights"
             )
         level = accuracy_level if accuracy_level is not None else variant.accuracy_level
         level = FASTEST_LEVEL if level is None else level
@@ -129,8 +119,8 @@ class OrtBackend:
         graph, model = bundle.path / variant.file, bundle.manifest.model
         return cls(graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout)
 
-    def new_cache(self, num_rows: int) -> OrtCache:
-        return OrtCache(self._suffixes, num_rows, *self._cache_shape, self._dtype)
+    def new_cache(self, num_rows: int) -> KvRows:
+        return KvRows(self._memory, len(self._suffixes), num_rows, *self._cache_shape, self._dtype)
 
     def step(
         self,
@@ -141,89 +131,77 @@ class OrtBackend:
         output_index: np.ndarray,
         want_logits: bool,
     ) -> StepOutput:
-        assert isinstance(cache, OrtCache)
-        rows = input_ids.shape[0]
-        binding = self._binding(cache, first, rows, want_logits)
-        for name, array in (
-            ("input_ids", input_ids),
-            ("kv_length", kv_length),
-            ("output_index", output_index),
-        ):
-            self._bind_input(cache, name, array)
-        new = [] if self._in_place else self._bind_new_entries(binding, input_ids.shape)
-        results = {
-            name: self._bind_result(cache, name, output_index.shape)
-            for name in self.outputs
-            if name != "logits" or want_logits
-        }
+        assert isinstance(cache, KvRows)
+        names = [name for name in self.outputs if name != "logits" or want_logits]
+        rows, slots = input_ids.shape
         try:
-            self._session.run_with_iobinding(binding)
-        except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
-            raise SessionError(
-                f"ONNX Runtime failed in a step of {rows} x {input_ids.shape[1]} slots: {_first_line(error)}"
-            ) from error
-        if new:
-            cache.place(first, kv_length, new)
-        # Copies, because the next step of this shape writes there again.
-        return StepOutput(
-            **{name: array if name == "logits" else array.copy() for name, array in results.items()}
-        )
-
-    def _binding(self, cache: OrtCache, first: int, rows: int, want_logits: bool) -> Any:
-        """KV memory of some rows bound as past and present: the cache's last binding while it still stands for the same memory.
-
-        Another device gets a copy of a host array when it is bound, so there every step binds anew.
-        """
-        wanted = (first, rows, cache.capacity, want_logits)
-        if cache.bound == wanted and self._on_host:
-            return cache.binding
-        cache.bound, cache.binding, cache.arrays = None, self._session.io_binding(), {}
-        shape = (rows, *cache.buffers[0].shape[1:])
-        for suffix, buffer in zip(self._suffixes, cache.buffers, strict=True):
-            address = buffer.ctypes.data + first * buffer.strides[0]
-            cache.binding.bind_input(f"past_key_values.{suffix}", "cpu", 0, self._dtype, shape, address)
+            binding = self._binding(cache, first, rows, want_logits)
+            binding.write("input_ids", input_ids)
+            binding.write("kv_length", kv_length)
+            binding.write("output_index", output_index)
+            for name in names:
+                shape = (*output_index.shape, self._vocab) if name == "logits" else output_index.shape
+                binding.expect(name, shape, INT64 if name == "token_ids" else FLOAT32)
             if self._in_place:
-                cache.binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, shape, address)
-        cache.bound = wanted
+                binding.run()
+            else:
+                shape = (rows, self._cache_shape[0], slots, self._cache_shape[1])
+                new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
+                binding.run()
+                cache.place(first, kv_length, new)
+            return StepOutput(**{n: binding.take(n) if n == "logits" else binding.read(n) for n in names})
+        except BaseException as error:
+            cache.unbind()  # it may be half made, or name memory that goes with this frame
+            if not isinstance(error, Exception):
+                raise
+            # onnxruntime raises its own classes, and plain RuntimeError
+            raise SessionError(
+                f"ONNX Runtime failed in a step of {rows} x {slots} slots:"
+                f" {_first_line(error)}{_advice(error)}"
+            ) from error
+
+    def _binding(self, cache: KvRows, first: int, rows: int, want_logits: bool) -> Binding:
+        """KV memory of some rows bound as past and present: the cache's last binding while it stands for the
+        same.
+        """
+        bound = (first, rows, want_logits)
+        if cache.binding is None or cache.bound != bound or self._binds_anew:
+            cache.unbind()
+            binding = Binding(self._session, self._places)
+            names = [
+                (f"past_key_values.{s}", f"present.{s}" if self._in_place else None) for s in self._suffixes
+            ]
+            offset, device = first * cache.row_bytes, self._memory.device
+            binding.bind_rows(names, cache.buffers, device, self._dtype, rows, offset)
+            cache.binding, cache.bound = binding, bound
         return cache.binding
 
-    def _bind_input(self, cache: OrtCache, name: str, value: np.ndarray) -> None:
-        """Binding takes far longer than copying a few ids: an array that is bound is written again as long as the shape stays."""
-        array = cache.arrays.get(name)
-        if array is None or array.shape != value.shape:
-            array = cache.arrays[name] = value.copy()
-            cache.binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
-        else:
-            array[...] = value
-
-    def _bind_result(self, cache: OrtCache, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = cache.arrays.get(name)
-        if array is None or array.shape[:2] != shape or name == "logits":
-            dtype = np.int64 if name == "token_ids" else np.float32
-            array = cache.arrays[name] = np.empty((*shape, self._vocab) if name == "logits" else shape, dtype)
-            cache.binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
-        return array
-
-    def _bind_new_entries(self, binding: Any, window: tuple[int, ...]) -> list[np.ndarray]:
-        """Memory for a `delta` graph's new entries, [rows, kv_heads, slots, head_dim] for each KV tensor."""
-        rows, slots = window
-        kv_heads, head_dim = self._cache_shape
-        new = [np.empty((rows, kv_heads, slots, head_dim), self._dtype) for _ in self._suffixes]
-        for suffix, array in zip(self._suffixes, new, strict=True):
-            binding.bind_output(f"present.{suffix}", "cpu", 0, self._dtype, array.shape, array.ctypes.data)
-        return new
+    def _find_places(self, memory: Memory) -> None:
+        """`memory` for what the graph reads or writes there, host memory for the rest."""
+        session = self._session
+        host: Memory = HostMemory()
+        infos = [*zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)]
+        infos += zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
+        devices = {tensor.name: info.name.lower() for tensor, info in infos}
+        self._places = {name: memory if device == memory.device else host for name, device in devices.items()}
+        kv = {device for name, device in devices.items() if name.startswith(("past_key_values.", "present."))}
+        self._memory = memory if kv == {memory.device} else host
+        # Where operators on KV are not all on one device, ONNX Runtime copies it to and fro as it is bound,
+        # so each step binds again.
+        self._binds_anew = kv not in ({memory.device}, {"cpu"})
+        self._places |= {f"present.{suffix}": self._memory for suffix in self._suffixes}
 
     def _check_signature(self, graph: Path, cache_type: str) -> None:
-        wanted_in = {
+        inputs_due = {
             "input_ids",
             "kv_length",
             "output_index",
             *(f"past_key_values.{s}" for s in self._suffixes),
         }
-        wanted_out = {*self.outputs, *(f"present.{s}" for s in self._suffixes)}
+        outputs_due = {*self.outputs, *(f"present.{s}" for s in self._suffixes)}
         inputs = {i.name: i for i in self._session.get_inputs()}
         outputs = {o.name: o for o in self._session.get_outputs()}
-        odd = (inputs.keys() ^ wanted_in) | (outputs.keys() ^ wanted_out)
+        odd = (inputs.keys() ^ inputs_due) | (outputs.keys() ^ outputs_due)
         for name, info in [*inputs.items(), *outputs.items()]:
             is_cache = name.startswith(("past_key_values.", "present."))
             if is_cache and ((info.shape[1], info.shape[3]) != self._cache_shape or info.type != cache_type):
@@ -237,12 +215,27 @@ class OrtBackend:
             odd.add("logits")
         if odd:
             raise BundleError(
-                f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export again"
+                f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export"
+                f" again"
             )
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _advice(error: Exception) -> str:
+    words = str(error).lower()
+    is_short = isinstance(error, MemoryError) or any(w in words for w in ("alloc", "out of memory"))
+    return (
+        "; not enough memory: run fewer rows at once, shorten the prompt, or free memory" if is_short else ""
+    )
+
+
+def on_cpu(session: Any, provider: str) -> dict[str, int]:
+    """Operator -> how many nodes of a session's graph run elsewhere than on `provider`."""
+    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name != provider]
+    return dict(Counter(node.op_type for part in parts for node in part.get_nodes()).most_common())
 
 
 def _import(device: str) -> Any:
@@ -255,7 +248,8 @@ def _import(device: str) -> Any:
         raise SessionError(f"onnxruntime is not installed; {install}") from error
     if PROVIDERS[device] not in ort.get_available_providers():
         raise SessionError(
-            f"this onnxruntime {ort.__version__} has no {PROVIDERS[device]} (it has: {', '.join(ort.get_available_providers())});"
+            f"this onnxruntime {ort.__version__} has no {PROVIDERS[device]} (it has:"
+            f" {', '.join(ort.get_available_providers())});"
             f" pip uninstall onnxruntime, then {install}"
         )
     return ort
@@ -279,9 +273,11 @@ Results = dict[str, np.ndarray]
 def open_graph(
     graph: Path, accuracy_level: int, pack: bool = True
 ) -> Callable[[Mapping[str, np.ndarray]], Results]:
-    """Any graph on the CPU, arrays in and arrays out: for checking parts of a model. Its memory is given back when the result is dropped.
+    """Any graph on the CPU, arrays in and arrays out: for checking parts of a model. Its memory is given back
+    when the result is dropped.
 
-    Without `pack` weights are not copied into the layout that products like best, which halves the memory of a float graph.
+    Without `pack` weights are not copied into the layout that products like best, which halves the memory of
+    a float graph.
     """
     ort = _import("cpu")
     options = ort.SessionOptions()

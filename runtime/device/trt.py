@@ -1,4 +1,7 @@
-"""The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs. Names neither library."""
+"""The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs.
+
+Names neither library.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import SessionError
 from .trt_engine import LoadedEngine
+from .trt_memory import ALIGNMENT, KvMemory, Pool, TrtCache
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -21,58 +25,7 @@ if TYPE_CHECKING:
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 INPUTS = ("input_ids", "kv_length", "output_index")
-MOST_GRAPHS = 64  # captured steps kept; each holds an execution context
-
-
-@dataclass(frozen=True, slots=True)
-class KvMemory:
-    """Device addresses of the KV tensors, each [rows, kv_heads, capacity, head_dim]; the sizes in bytes."""
-
-    addresses: tuple[int, ...]
-    row_bytes: int
-    head_bytes: int
-    entry_bytes: int
-    num_rows: int
-    kv_heads: int
-    capacity: int
-
-    @property
-    def tensor_bytes(self) -> int:
-        return self.num_rows * self.row_bytes
-
-
-class TrtCache:
-    """KV rows on the device. Their memory goes back to the backend when the cache is no longer used."""
-
-    def __init__(self, device: Device, lock: threading.RLock, memory: KvMemory) -> None:
-        self._device, self._lock, self.memory = device, lock, memory
-
-    @property
-    def capacity(self) -> int:
-        return self.memory.capacity
-
-    def reserve(self, capacity: int) -> None:
-        if capacity > self.capacity:
-            raise SessionError(
-                f"a step would write entry {capacity} of a row, this engine holds {self.capacity};"
-                " shorten the prompt, or build with a larger --capacity"
-            )
-
-    def move(self, source: int, target: int, length: int) -> None:
-        memory = self.memory
-        if length == 0:
-            return
-        with self._lock:
-            for address in memory.addresses:
-                there, here = address + target * memory.row_bytes, address + source * memory.row_bytes
-                self._device.copy_rows(
-                    there,
-                    memory.head_bytes,
-                    here,
-                    memory.head_bytes,
-                    length * memory.entry_bytes,
-                    memory.kv_heads,
-                )
+MOST_GRAPHS = 64  # captured steps that are remembered; each holds an execution context
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +42,9 @@ class Shape:
 
 @dataclass(slots=True)
 class Step:
-    """An execution context bound to one Shape. `graph` replays it; None until it was captured, or for ever if that is refused."""
+    """An execution context bound to one Shape. `graph` replays it; None until it was captured, or for ever if
+    that is refused.
+    """
 
     context: Any
     shape: Shape
@@ -99,36 +54,35 @@ class Step:
 
 
 class TrtBackend:
-    """An engine variant on a GPU. KV memory, input and output buffers are allocated once; a step copies ids in and ids out."""
+    """An engine variant on a GPU. Input and output buffers are allocated once; a step copies ids in and ids
+    out.
+    """
 
     def __init__(self, engine: LoadedEngine, variant: Variant, model: ModelInfo, device: Device) -> None:
         assert variant.engine is not None
         assert variant.capacity is not None
+        weakref.finalize(self, device.close)
         self._engine, self._device, self._info = engine, device, variant.engine
         self.outputs = variant.outputs
         self._model, self._capacity = model, variant.capacity
         self._in_place = variant.kv_layout == "static"
-        # A step of an engine without symbols is filled up with rows and slots that nobody asked for. What they write goes to
-        # the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of a batch share the widest row's slots,
-        # so that a row near its end writes on.
-        self._exact = (self._info.max_rows, self._info.max_slots) if variant.is_fixed else None
+        # A step of an engine with fixed shapes is filled up with rows and slots that nobody asked for. What
+        # they write goes to the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of
+        # a batch share the widest row's slots, so that a row near its end writes on.
+        rows, slots, outputs = self._info.max_rows, self._info.max_slots, self._info.max_outputs
+        self._fixed = (rows, slots) if variant.is_fixed else None
         widest = max((r.slots.max for r in self._info.ranges if r.name == "decode"), default=1)
-        spare = self._info.max_slots if variant.is_fixed else widest - 1 if self._info.max_rows > 1 else 0
-        self.max_slots: int | None = self._info.max_slots
+        spare = slots if self._fixed else widest - 1 if rows > 1 else 0
+        self.max_slots: int | None = slots
+        self.max_outputs: int | None = outputs
         self.max_capacity = min(model.context_length, self._capacity - spare)
         self._item = ITEM_SIZES[variant.kv_dtype]
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         self._lock = threading.RLock()
-        self._free: list[KvMemory] = []
         self._decode: OrderedDict[Shape, Step] = OrderedDict()
         self._prefill: dict[int, Step] = {}
-        rows, slots, outputs = self._info.max_rows, self._info.max_slots, self._info.max_outputs
-        sizes = {
-            "input_ids": rows * slots * 8,
-            "kv_length": rows * 8,
-            "output_index": rows * outputs * 8,
-            "token_ids": rows * outputs * 8,
-        }
+        sizes = {"input_ids": rows * slots * 8, "kv_length": rows * 8}
+        sizes |= dict.fromkeys(("output_index", "token_ids"), rows * outputs * 8)
         sizes |= {name: rows * outputs * 4 for name in self.outputs if name not in ("token_ids", "logits")}
         if "logits" in self.outputs:
             sizes["logits"] = rows * outputs * model.vocab_size * 4
@@ -136,15 +90,19 @@ class TrtBackend:
         sizes |= {} if self._in_place else {f"present.{s}": new_entries for s in self._suffixes}
         self._buffers = {name: device.allocate(size) for name, size in sizes.items()}
         self._scratch = device.allocate(engine.scratch_bytes)
-        weakref.finalize(self, device.close)
+        entry = model.head_dim * self._item
+        head = self._capacity * entry
+        empty = KvMemory((), model.num_kv_heads * head, head, entry, 0, model.num_kv_heads, self._capacity)
+        most = rows if self._fixed is None else 2 * rows - 1
+        self._pool = Pool(device, self._lock, empty, len(self._suffixes), most, self._forget)
 
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant) -> TrtBackend:
-        """Load an engine of a bundle. Raises SessionError that names what it was built for and what is here."""
+        """Load an engine of a bundle. Raises SessionError that names what it is for and what is here."""
         from .cuda import Device
 
         device = Device()
-        return cls(LoadedEngine.of(bundle, variant, device), variant, bundle.manifest.model, device)
+        return cls(LoadedEngine.of(bundle, variant), variant, bundle.manifest.model, device)
 
     @property
     def num_graphs(self) -> int:
@@ -154,16 +112,19 @@ class TrtBackend:
     def new_cache(self, num_rows: int) -> TrtCache:
         if num_rows > self._info.max_rows:
             raise SessionError(
-                f"{num_rows} rows, but this engine was built for at most {self._info.max_rows}; build it again with --batch {num_rows}"
+                f"{num_rows} rows, but this engine was built for at most {self._info.max_rows}; build it"
+                f" again with"
+                f" --batch {num_rows}"
             )
-        with self._lock:
-            memory = self._free.pop() if self._free else self._allocate()
-            # What an earlier request left may be infinite, and 0 * infinity is NaN.
-            for address in memory.addresses:
-                self._device.zero(address, memory.tensor_bytes)
-        cache = TrtCache(self._device, self._lock, memory)
-        weakref.finalize(cache, self._free.append, memory)
-        return cache
+        row_bytes = self._model.num_kv_heads * self._capacity * self._model.head_dim * self._item
+        if num_rows > 1 and row_bytes % ALIGNMENT:
+            raise SessionError(
+                f"{num_rows} rows, but with a capacity of {self._capacity} rows of this engine do not begin"
+                f" at multiples"
+                f" of {ALIGNMENT} bytes; build it again with a --capacity that is a multiple of 64"
+            )
+        # A step of fixed shapes that begins at the last row touches as many rows behind it as the engine has.
+        return self._pool.rows(num_rows if self._fixed is None else num_rows - 1 + self._fixed[0])
 
     def step(
         self,
@@ -175,31 +136,79 @@ class TrtBackend:
         want_logits: bool,
     ) -> StepOutput:
         assert isinstance(cache, TrtCache)
+        parts = [
+            self._forward(
+                cache.memory,
+                first + rows.start,
+                input_ids[rows, :slots],
+                kv_length[rows],
+                output_index[rows],
+                want_logits,
+            )
+            for rows, slots in self._parts(input_ids.shape[1], kv_length, output_index)
+        ]
+        return StepOutput(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+    def _parts(self, slots: int, kv_length: np.ndarray, output_index: np.ndarray) -> list[tuple[slice, int]]:
+        """Neighbouring rows that can run together, and their slots: one part, unless a row is near its end.
+
+        Such a row shares a step with wider ones and has no room for their slots. It runs by itself, as wide
+        as the last slot it wants to hear of; what is behind that slot is filling.
+        """
+        parts: list[tuple[slice, int]] = []
+        for i, room in enumerate((self._capacity - kv_length).tolist()):
+            if room >= slots:
+                is_next = bool(parts) and parts[-1][1] == slots and parts[-1][0].stop == i
+                start = parts.pop()[0].start if is_next else i
+                parts.append((slice(start, i + 1), slots))
+                continue
+            own = int(output_index[i].max()) + 1
+            if own > room:
+                raise SessionError(
+                    f"a step would write entry {self._capacity - room + own} of a row, this engine holds"
+                    f" {self._capacity}; shorten the prompt, or build with a larger --capacity"
+                )
+            parts.append((slice(i, i + 1), own))
+        return parts
+
+    def _forward(
+        self,
+        memory: KvMemory,
+        first: int,
+        input_ids: np.ndarray,
+        kv_length: np.ndarray,
+        output_index: np.ndarray,
+        want_logits: bool,
+    ) -> dict[str, np.ndarray]:
         rows, count = output_index.shape
-        if self._exact is not None:
+        if self._fixed is not None:
             input_ids, kv_length, output_index = self._filled_up(input_ids, kv_length, output_index)
         with self._lock:
-            step = self._step(cache.memory, first, len(input_ids), input_ids.shape[1], output_index.shape[1])
+            step = self._step(memory, first, len(input_ids), input_ids.shape[1], output_index.shape[1])
             # Held until the stream is synchronized: the copies read them later.
-            fed = [np.ascontiguousarray(array, np.int64) for array in (input_ids, kv_length, output_index)]
-            for name, array in zip(INPUTS, fed, strict=True):
-                self._device.upload(self._buffers[name], array)
-            self._run(step)
-            if not self._in_place:
-                self._place(cache.memory, first, kv_length, input_ids.shape[1])
-            results = {
-                n: self._fetch(n, output_index.shape) for n in self.outputs if n != "logits" or want_logits
-            }
-            self._device.synchronize()
+            arrays = [np.ascontiguousarray(array, np.int64) for array in (input_ids, kv_length, output_index)]
+            try:
+                for name, array in zip(INPUTS, arrays, strict=True):
+                    self._device.upload(self._buffers[name], array)
+                self._run(step)
+                if not self._in_place:
+                    self._place(memory, first, kv_length, input_ids.shape[1])
+                results = {
+                    n: self._fetch(n, output_index.shape)
+                    for n in self.outputs
+                    if n != "logits" or want_logits
+                }
+            finally:
+                self._device.synchronize()
             if step.runs == 1:
                 self._engine.keep_kernels()
-        return StepOutput(**{name: array[:rows, :count] for name, array in results.items()})
+        return {name: array[:rows, :count] for name, array in results.items()}
 
     def _filled_up(
         self, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        assert self._exact is not None
-        rows, slots = self._exact
+        assert self._fixed is not None
+        rows, slots = self._fixed
         ids, lengths, index = (
             np.zeros((rows, slots), np.int64),
             np.full(rows, self._capacity - slots),
@@ -207,7 +216,8 @@ class TrtBackend:
         )
         if input_ids.shape[0] > rows or input_ids.shape[1] > slots:
             raise SessionError(
-                f"a step of {input_ids.shape[0]} x {input_ids.shape[1]} slots; this engine is for exactly {rows} x {slots}"
+                f"a step of {input_ids.shape[0]} x {input_ids.shape[1]} slots; this engine is for exactly"
+                f" {rows} x {slots}"
             )
         ids[: input_ids.shape[0], : input_ids.shape[1]] = input_ids
         lengths[: len(kv_length)] = kv_length
@@ -215,7 +225,9 @@ class TrtBackend:
         return ids, lengths, index
 
     def _step(self, memory: KvMemory, first: int, rows: int, slots: int, outputs: int) -> Step:
-        """The bound context for this shape. Decode steps keep one each, because a captured graph belongs to its context."""
+        """The bound context for this shape. Decode steps keep one each, because a captured graph belongs to
+        its context.
+        """
         at = self._info.range_for(rows, slots, outputs)
         if at is None:
             ranges = "; ".join(
@@ -223,7 +235,8 @@ class TrtBackend:
                 for r in self._info.ranges
             )
             raise SessionError(
-                f"a step of {rows} x {slots} slots with {outputs} predictions is beyond this engine ({ranges}; at most {self._info.max_outputs}"
+                f"a step of {rows} x {slots} slots with {outputs} predictions is beyond this engine"
+                f" ({ranges}; at most {self._info.max_outputs}"
                 " predictions); build one with a larger --batch, --prefill or --block"
             )
         shape = Shape(at, memory.addresses[0], first, rows, slots, outputs)
@@ -238,13 +251,23 @@ class TrtBackend:
             self._decode.move_to_end(shape)
             return self._decode[shape]
         while len(self._decode) >= MOST_GRAPHS:
-            _, oldest = self._decode.popitem(last=False)
-            if oldest.graph is not None:
-                self._device.forget(oldest.graph)
+            self._drop(next(iter(self._decode)))
         step = Step(self._new_context(at), shape)
         self._bind(step, memory)
         self._decode[shape] = step
         return step
+
+    def _drop(self, shape: Shape) -> None:
+        graph = self._decode.pop(shape).graph
+        if graph is not None:
+            self._device.forget(graph)
+
+    def _forget(self, memory: KvMemory) -> None:
+        """No step that is bound to this memory may run again."""
+        for shape in [shape for shape in self._decode if shape.memory == memory.addresses[0]]:
+            self._drop(shape)
+        for step in self._prefill.values():
+            step.runs = 0  # bound anew before it runs
 
     def _new_context(self, at: int) -> Any:
         return self._engine.new_context(at, self._scratch, self._device.stream)
@@ -265,18 +288,17 @@ class TrtBackend:
             addresses[f"past_key_values.{suffix}"] = here
             if self._in_place:
                 addresses[f"present.{suffix}"] = here
-        refused = [name for name, size in shapes.items() if not context.set_input_shape(name, size)]
-        refused += [
-            name for name, address in addresses.items() if not context.set_tensor_address(name, address)
-        ]
-        if refused:
+        odd = [name for name, size in shapes.items() if not context.set_input_shape(name, size)]
+        odd += [name for name, address in addresses.items() if not context.set_tensor_address(name, address)]
+        if odd:
             raise SessionError(
-                f"the engine and the manifest disagree about {', '.join(refused[:6])}; build the engine again"
+                f"the engine and the manifest disagree about {', '.join(odd[:6])}; build the engine again"
             )
 
     def _run(self, step: Step) -> None:
         is_decode = step.shape in self._decode
-        # TensorRT finishes its preparations in the first run of a context, which therefore cannot be captured.
+        # TensorRT finishes its preparations in the first run of a context, which therefore cannot be
+        # captured.
         if is_decode and step.graph is None and step.runs > 0 and not step.is_refused:
             step.graph = self._device.capture(
                 lambda: bool(step.context.execute_async_v3(self._device.stream))
@@ -286,7 +308,8 @@ class TrtBackend:
             self._device.launch(step.graph)
         elif not step.context.execute_async_v3(self._device.stream):
             raise SessionError(
-                f"TensorRT failed in a step of {step.shape.rows} x {step.shape.slots} slots: {self._engine.last_error()}"
+                f"TensorRT failed in a step of {step.shape.rows} x {step.shape.slots} slots:"
+                f" {self._engine.last_error()}"
             )
         step.runs += 1
 
@@ -308,12 +331,3 @@ class TrtBackend:
         )
         self._device.download(array, self._buffers[name])
         return array
-
-    def _allocate(self) -> KvMemory:
-        """KV memory for as many rows as the engine takes, so that any request can use it again."""
-        rows = self._info.max_rows + (self._info.max_rows - 1 if self._exact is not None else 0)
-        entry = self._model.head_dim * self._item
-        head = self._capacity * entry
-        row = self._model.num_kv_heads * head
-        addresses = tuple(self._device.allocate(rows * row) for _ in self._suffixes)
-        return KvMemory(addresses, row, head, entry, rows, self._model.num_kv_heads, self._capacity)

@@ -1,53 +1,95 @@
-"""A deserialized engine: loaded or refused with both sides named, its execution contexts, and RTX's cache of compiled kernels."""
+"""A deserialized engine: loaded or refused with both sides named, its contexts, and RTX's cache of compiled
+kernels.
+
+The one loader of TensorRT: full TensorRT and TensorRT-RTX are one Python API under two names, the names of
+their backends.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bundle.files import write_whole
-from ..bundle.manifest import Bundle, Variant
+from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..errors import SessionError
 from .cuda import find_gpu
 
-if TYPE_CHECKING:
-    from .cuda import Device
-
 EXTRAS = {"tensorrt": "trt", "tensorrt_rtx": "rtx"}
+REMARKS = {"tensorrt": " (on a Jetson it comes with JetPack: python3-libnvinfer)"}
+TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
+INVALIDITIES = (
+    *("VERSION_MISMATCH", "UNSUPPORTED_CC", "OLD_CUDA_DRIVER", "OLD_CUDA_RUNTIME", "INSUFFICIENT_GPU_MEMORY"),
+    *("MALFORMED_ENGINE", "CUDA_ERROR"),
+)
+
+
+def find(backend: str) -> ModuleType | None:
+    """The TensorRT module of a backend, None when it is not installed."""
+    try:
+        return import_module(backend)
+    except ImportError:
+        return None
+
+
+def missing(backend: str) -> str:
+    """What to say when it is not."""
+    return f"{backend} is not installed here; {install(backend)}"
+
+
+def install(backend: str) -> str:
+    return f"pip install 'mars-export[{EXTRAS[backend]}]'{REMARKS.get(backend, '')}"
+
+
+def installed_version(backend: str) -> str | None:
+    """The version of the installed TensorRT of a backend, None when it is absent."""
+    trt = find(backend)
+    return None if trt is None else str(trt.__version__)
 
 
 class LoadedEngine:
-    """An engine in device memory. `scratch_bytes`: working memory that all its contexts share, one step at a time."""
+    """An engine in device memory. `scratch_bytes`: what all its contexts share to work in, one step at a
+    time.
+    """
 
     def __init__(self, trt: Any, engine: Any, logger: Any, kernels: Path | None) -> None:
         self._trt, self._engine, self._logger, self._kernels = trt, engine, logger, kernels
         self.scratch_bytes = int(engine.device_memory_size_v2)
         self._config = self._cache = None
-        self._kept = 0
+        self._num_written = 0
         if hasattr(trt, "IRuntimeCache"):
             self._prepare_kernels()
 
     @classmethod
-    def of(cls, bundle: Bundle, variant: Variant, device: Device) -> LoadedEngine:  # noqa: ARG003  (a context on the GPU must exist)
-        """Load a variant's engine. Raises SessionError."""
+    def of(cls, bundle: Bundle, variant: Variant) -> LoadedEngine:
+        """Load a variant's engine; a CUDA context exists already. Raises SessionError."""
         assert variant.engine is not None
-        trt = load(variant.backend)
+        trt = find(variant.backend)
+        if trt is None:
+            raise SessionError(missing(variant.backend))
         logger = collecting_logger(trt)
         path = bundle.path / variant.file
         data = path.read_bytes()
         runtime = trt.Runtime(logger)
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
-            reasons = [*_diagnostics(trt, runtime, data), logger.last(3)]
+            reasons = "; ".join([*_diagnostics(trt, runtime, data), logger.last(3)])
             raise SessionError(
-                f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend)}): {'; '.join(reasons)}"
+                f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend)}): {reasons}"
+            )
+        odd = oddities(engine, variant, bundle.manifest.model)
+        if odd:
+            raise SessionError(
+                f"{path}: the engine and the manifest disagree about {', '.join(odd[:6])}; build the engine"
+                f" again"
             )
         sha = next((f.sha256 for f in bundle.manifest.files if f.path == variant.file), "")
         return cls(trt, engine, logger, _kernel_file(bundle, variant, sha))
 
     def new_context(self, range_index: int, scratch: int, stream: Any) -> Any:
-        """A context for one optimization profile, using the shared scratch memory. Raises SessionError when TensorRT refuses."""
+        """A context for one optimization profile, on the shared scratch memory. Raises SessionError."""
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(strategy if self._config is None else self._config)
         if context is None:
@@ -61,19 +103,19 @@ class LoadedEngine:
         return str(self._logger.last())
 
     def keep_kernels(self) -> None:
-        """Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next start is warm."""
+        """Write RTX's compiled kernels to the file beside the bundle if there are new ones: the next start is
+        warm.
+        """
         if self._cache is None or self._kernels is None:
             return
         data = bytes(self._cache.serialize())
-        if len(data) == self._kept:
+        if len(data) == self._num_written:
             return
-        self._kept = len(data)
+        self._num_written = len(data)
         try:
             write_whole(self._kernels, data)
         except OSError:
-            self._kernels = (
-                None  # a place that cannot be written: every start compiles anew, and nothing else changes
-            )
+            self._kernels = None  # it cannot be written: every start compiles anew, and nothing else changes
 
     def _prepare_kernels(self) -> None:
         trt = self._trt
@@ -87,31 +129,9 @@ class LoadedEngine:
         if self._kernels is not None and self._kernels.is_file():
             data = self._kernels.read_bytes()
             # A cache of another GPU or version is not used by TensorRT, and is written anew.
-            self._kept = len(data) if cache.deserialize(data) else 0
+            self._num_written = len(data) if cache.deserialize(data) else 0
         config.set_runtime_cache(cache)
         self._config, self._cache = config, cache
-
-
-def load(backend: str) -> ModuleType:
-    """The TensorRT module of a backend. Raises SessionError that says how to install it."""
-    try:
-        if backend == "tensorrt_rtx":
-            import tensorrt_rtx as trt
-        else:
-            import tensorrt as trt
-    except ImportError as error:
-        raise SessionError(
-            f"{backend} is not installed; pip install 'mars-export[{EXTRAS[backend]}]'"
-        ) from error
-    return trt  # type: ignore[no-any-return]
-
-
-def installed_version(backend: str) -> str | None:
-    """The version of the installed TensorRT of a backend, None when it is absent."""
-    try:
-        return str(load(backend).__version__)
-    except SessionError:
-        return None
 
 
 def built_for(variant: Variant) -> str:
@@ -119,7 +139,8 @@ def built_for(variant: Variant) -> str:
     info = variant.engine
     if info is None:
         return f"a {variant.backend} engine of unknown origin"
-    return f"built with {variant.backend} {info.version} (CUDA {info.cuda}) for {', '.join(info.compute_capabilities)} on {info.platform}"
+    gpus = ", ".join(info.compute_capabilities)
+    return f"built with {variant.backend} {info.version} (CUDA {info.cuda}) for {gpus} on {info.platform}"
 
 
 def here(backend: str) -> str:
@@ -129,25 +150,40 @@ def here(backend: str) -> str:
     return f"{backend} {installed_version(backend) or 'not installed'}; {device}"
 
 
+def oddities(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
+    """Names of the engine's tensors that are not what the manifest says: direction, type, shape, memory in
+    place.
+    """
+    kv, suffixes = (
+        TYPES[variant.kv_dtype],
+        [f"{i}.{k}" for i in range(model.num_layers) for k in ("key", "value")],
+    )
+    types = dict.fromkeys(("input_ids", "kv_length", "output_index"), ("INPUT", "INT64"))
+    types |= {name: ("OUTPUT", "INT64" if name == "token_ids" else "FLOAT") for name in variant.outputs}
+    types |= {f"past_key_values.{s}": ("INPUT", kv) for s in suffixes}
+    types |= {f"present.{s}": ("OUTPUT", kv) for s in suffixes}
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    there = {n: (engine.get_tensor_mode(n).name, engine.get_tensor_dtype(n).name) for n in names}
+    odd = {name for name in types.keys() | there.keys() if types.get(name) != there.get(name)}
+    shape, in_place = (model.num_kv_heads, variant.capacity, model.head_dim), variant.kv_layout == "static"
+    for suffix in suffixes if not odd else ():
+        past, present = f"past_key_values.{suffix}", f"present.{suffix}"
+        if tuple(engine.get_tensor_shape(past))[1:] != shape:
+            odd.add(past)
+        # Known since TensorRT 10.15, which brought the one operator that writes in place.
+        if hasattr(engine, "get_aliased_input_tensor"):
+            alias = engine.get_aliased_input_tensor(present)
+            odd |= {present} if (alias == past) != in_place else set()
+    return sorted(odd)
+
+
 def _diagnostics(trt: Any, runtime: Any, data: bytes) -> list[str]:
     if not hasattr(runtime, "get_engine_validity"):
         return []
-    _, found = runtime.get_engine_validity(data)
-    names = (
-        "VERSION_MISMATCH",
-        "UNSUPPORTED_CC",
-        "OLD_CUDA_DRIVER",
-        "OLD_CUDA_RUNTIME",
-        "INSUFFICIENT_GPU_MEMORY",
-        "MALFORMED_ENGINE",
-        "CUDA_ERROR",
-    )
+    _, bits = runtime.get_engine_validity(data)
     kinds = trt.EngineInvalidityDiagnostics
-    return [
-        name.lower().replace("_", " ")
-        for name in names
-        if hasattr(kinds, name) and int(found) & int(getattr(kinds, name))
-    ]
+    names = [name for name in INVALIDITIES if hasattr(kinds, name) and int(bits) & int(getattr(kinds, name))]
+    return [name.lower().replace("_", " ") for name in names]
 
 
 def _kernel_file(bundle: Bundle, variant: Variant, sha: str) -> Path | None:

@@ -1,8 +1,11 @@
-"""Which variant of a bundle runs on this machine, and why each other one does not. Knows what is here, opens nothing."""
+"""Which variant of a bundle runs on this machine, and why each other does not. Knows what is here, opens
+nothing.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 
 from ..bundle.engine_info import this_platform
 from ..bundle.manifest import Bundle, Variant
@@ -14,7 +17,8 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu` says why there is none.
+    """This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu`
+    says why there is none.
 
     `tensorrt`: backend -> version of what is installed. `platform` such as `linux-x86_64`.
     """
@@ -32,7 +36,7 @@ def look_around() -> Here:
     from .cuda import find_gpu
     from .trt_engine import EXTRAS, installed_version
 
-    versions = {backend: found for backend in EXTRAS if (found := installed_version(backend)) is not None}
+    versions = {backend: v for backend in EXTRAS if (v := installed_version(backend)) is not None}
     system = this_platform()
     gpu = find_gpu()
     if isinstance(gpu, str):
@@ -41,7 +45,7 @@ def look_around() -> Here:
 
 
 def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
-    """Why `variant` does not run on `device` here; None if nothing is known against it. `here` is needed for engines only."""
+    """Why `variant` does not run on `device` here; None if nothing is against it. Engines need `here`."""
     if not variant.is_engine:
         if variant.is_fixed:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
@@ -49,12 +53,52 @@ def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
     if device != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"
     assert here is not None
-    reasons = _engine_obstacles(variant, here)
-    return "; ".join(reasons) or None
+    return "; ".join(_engine_obstacles(variant, here)) or None
+
+
+def why_not_exact(bundle: Bundle, variant: Variant) -> str | None:
+    """Why an engine of before cannot decode exactly, with the command that renews it; None if nothing is
+    against it.
+
+    A step of exact mode asks for the predictions of its last known token, of every proposal and of every
+    mask.
+    """
+    info, outputs = variant.engine, 2 * bundle.manifest.block - 1
+    if info is None or info.max_outputs >= min(info.max_slots, outputs):
+        return None
+    return (
+        f"variant {variant.name} gives at most {info.max_outputs} predictions a step and exact needs"
+        f" {outputs}; renew it:"
+        f" {renewal(bundle, variant)}, or give tau"
+    )
+
+
+def renewal(bundle: Bundle, variant: Variant) -> str:
+    """The command that builds an engine of a bundle again, in its place."""
+    info = variant.engine
+    assert info is not None
+    # The name says which target it was built for: `rtx`, `rtx-sm86`, `tensorrt-jetson-orin`, with `-fixed` at
+    # its end.
+    name = variant.name.removesuffix("-fixed").removesuffix("-static")
+    target = name.removeprefix("tensorrt-") if variant.backend == "tensorrt" else name.removeprefix("rtx-")
+    is_named = variant.backend != "tensorrt" or not target.startswith(
+        "sm"
+    )  # of a full TensorRT: `host` was given
+    words = ["mars-export trt", quote(str(bundle.path)), "--target", target if is_named else "host"]
+    words += ["--kv-layout", variant.kv_layout, f"--batch {info.max_rows} --capacity {variant.capacity}"]
+    words += [f"--prefill {info.ranges[-1].slots.max}"] if len(info.ranges) > 1 else []
+    return " ".join([*words, *(["--fixed"] if variant.is_fixed else []), "--force"])
+
+
+def is_same_version(one: str, other: str) -> bool:
+    """Whether two versions agree in what both say: Python's TensorRT is 10.3.0 where the library says
+    10.3.0.30.
+    """
+    return all(a == b for a, b in zip(one.split("."), other.split("."), strict=False))
 
 
 def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
-    from .trt_engine import EXTRAS
+    from .trt_engine import install
 
     info = variant.engine
     if info is None or variant.capacity is None:
@@ -64,22 +108,25 @@ def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
         reasons.append(f"built on {info.platform}, this is {here.platform}; build it here")
     installed = here.tensorrt.get(variant.backend)
     if installed is None:
+        reasons.append(f"{variant.backend} {info.version} is not installed; {install(variant.backend)}")
+    elif not is_same_version(installed, info.version):
         reasons.append(
-            f"{variant.backend} {info.version} is not installed; pip install 'mars-export[{EXTRAS[variant.backend]}]'"
-        )
-    elif installed != info.version:
-        reasons.append(
-            f"built with {variant.backend} {info.version}, {installed} is installed; build it again or install {info.version}"
+            f"built with {variant.backend} {info.version}, {installed} is installed; build it again or"
+            f" install"
+            f" {info.version}"
         )
     if here.no_gpu:
         return [*reasons, here.no_gpu]
     if here.gpu not in info.compute_capabilities:
         reasons.append(
-            f"built for {', '.join(info.compute_capabilities)}, this GPU is a {here.gpu_name} ({here.gpu}); build it with --target host"
+            f"built for {', '.join(info.compute_capabilities)}, this GPU is a {here.gpu_name} ({here.gpu});"
+            f" build it"
+            " with --target host"
         )
     if info.cuda.isdecimal() and here.driver and int(here.driver.split(".")[0]) < int(info.cuda):
         reasons.append(
-            f"its libraries are for CUDA {info.cuda}, this driver supports CUDA {here.driver}; update the driver"
+            f"its libraries are for CUDA {info.cuda}, this driver supports CUDA {here.driver}; update the"
+            f" driver"
         )
     return reasons
 
@@ -87,30 +134,25 @@ def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
 def choose(bundle: Bundle, device: str, here: Here | None = None) -> Variant:
     """The variant to open on `device`: an engine before a graph on a GPU, in the manifest's order.
 
-    Raises SessionError with the reason for each. A bundle with engines of which none fits is an error, not a slower graph.
+    Raises SessionError with the reason for each. A bundle with engines of which none fits is an error, not a
+    slower graph.
     """
     if device not in DEVICES:
         raise SessionError(f"unknown device `{device}` (known: {', '.join(DEVICES)})")
     variants = bundle.manifest.variants
-    wanted = [v for v in variants if v.is_engine] if device == "cuda" else []
-    wanted = wanted or [v for v in variants if not v.is_engine]
-    if here is None and any(v.is_engine for v in wanted):
+    candidates = [v for v in variants if v.is_engine] if device == "cuda" else []
+    candidates = candidates or [v for v in variants if not v.is_engine]
+    if here is None and any(v.is_engine for v in candidates):
         here = look_around()
-    reasons = {v.name: why_not(v, device, here) for v in wanted}
-    fitting = next((v for v in wanted if reasons[v.name] is None), None)
-    if fitting is not None:
-        return fitting
-    others = [v for v in variants if v not in wanted]
-    lines = [f"{name}: {reason}" for name, reason in reasons.items()] + [
-        f"{v.name}: {_other(v, device)}" for v in others
-    ]
+    reasons = {v.name: why_not(v, device, here) for v in candidates}
+    for variant in candidates:
+        if reasons[variant.name] is None:
+            return variant
+    reasons |= {v.name: _other(v, device) for v in variants if v not in candidates}
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
     raise SessionError(f"{bundle.path}: no variant runs here on {device}:\n  " + "\n  ".join(lines))
 
 
 def _other(variant: Variant, device: str) -> str:
-    if variant.is_engine:
-        return why_not(variant, device, None) or ""
-    return (
-        why_not(variant, device, None)
-        or f"a graph for ONNX Runtime; give --variant {variant.name} to run it instead of an engine"
-    )
+    words = f"a graph for ONNX Runtime; give --variant {variant.name} to run it instead of an engine"
+    return why_not(variant, device, None) or words

@@ -1,9 +1,12 @@
-"""Real engines, built by TensorRT-RTX without a GPU: parsed networks, validity, atomic bundles, recipes. What they compute needs a GPU."""
+"""Real engines, built by TensorRT-RTX without a GPU: parsed networks, validity, atomic bundles, recipes. What
+they compute needs a GPU.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -28,15 +31,16 @@ from mars_export.exporter.tensorrt.engines import Outcome, add_engine, export_en
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import ExportError, Session, SessionError
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 from mars_export.runtime.device.ort import OrtBackend
 from mars_export.runtime.device.trt_engine import collecting_logger
+from mars_export.runtime.device.variants import why_not_exact
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
 Named = Callable[[str], Path]
 BLOCK, CAPACITY = 6, 128
-SMALL = EngineOptions(target="sm86", static=True, capacity=CAPACITY)  # the quickest to build
+SMALL = EngineOptions(target="sm86", fixed=True, capacity=CAPACITY)  # the quickest to build
 FAMILIES = ("llama", "qwen2", "qwen3-mixed")
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
 QUANTIZED = {"activations": "fp16", "quant_block": 16, "embedding": "float", "head": "float"}
@@ -152,7 +156,7 @@ def test_engines_are_built_and_wellformed(
     graphs: Callable[[str, str, str], Path],
     tmp_path: Path,
 ) -> None:
-    engine = replace(SMALL, kv_layout=layout, static=not dynamic, batch=2, prefill=32)
+    engine = replace(SMALL, kv_layout=layout, fixed=not dynamic, batch=2, prefill=32)
     seen: list[tuple[str, int, int]] = []
     outcome = add_engine(
         open_bundle(graphs(family, precision, layout)),
@@ -177,9 +181,9 @@ def test_engines_are_built_and_wellformed(
     assert info.seconds > 0
     assert info.peak_memory > 10**7
     data = (bundle.path / variant.file).read_bytes()
-    assert not tensorrt.is_malformed("rtx", data)
-    assert tensorrt.is_malformed("rtx", b"\0" * 64 + data[64:]), "a damaged header"
-    assert tensorrt.is_malformed("rtx", b"not an engine" * 100)
+    assert not tensorrt.is_malformed("tensorrt_rtx", data)
+    assert tensorrt.is_malformed("tensorrt_rtx", b"\0" * 64 + data[64:]), "a damaged header"
+    assert tensorrt.is_malformed("tensorrt_rtx", b"not an engine" * 100)
     counts = [done for phase, done, _ in seen if phase == "engine"]
     assert counts == sorted(counts)
     assert counts[-1] == tensorrt.PARTS
@@ -188,8 +192,8 @@ def test_engines_are_built_and_wellformed(
 def test_the_graph_that_tensorrt_read_runs_in_onnxruntime_token_for_token(
     checkpoints: Named, oracles: Callable[[str], Oracle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.device.ort.bucket", lambda needed, present: CAPACITY)
-    built = replace(SMALL, static=False, batch=4, prefill=32)
+    monkeypatch.setattr("mars_export.runtime.device.kv.bucket", lambda needed, present: CAPACITY)
+    built = replace(SMALL, fixed=False, batch=4, prefill=32)
     export(checkpoints("qwen3-mixed"), tmp_path / "b", "fp32", built)
     bundle = open_bundle(tmp_path / "b")
     variant = bundle.manifest.variants[-1]
@@ -225,13 +229,13 @@ def test_an_engine_is_added_in_place_or_to_a_copy(small: Path, tmp_path: Path) -
     assert (
         set(after)
         == set(contents(tmp_path / "copy"))
-        == set(before) | {"rtx-sm86-static.engine", "rtx-sm86-static.onnx"}
+        == set(before) | {"rtx-sm86-fixed.engine", "rtx-sm86-fixed.onnx"}
     )
     assert all(after[n] == before[n] for n in before if not n.startswith("manifest"))
-    with pytest.raises(ExportError, match="has an engine `rtx-sm86-static` already; give --force"):
+    with pytest.raises(ExportError, match="has an engine `rtx-sm86-fixed` already; give --force"):
         add_engine(open_bundle(small), small, SMALL)
     add_engine(open_bundle(small), small, SMALL, force=True)
-    assert [v.name for v in open_bundle(small, full=True).manifest.variants] == ["model", "rtx-sm86-static"]
+    assert [v.name for v in open_bundle(small, full=True).manifest.variants] == ["model", "rtx-sm86-fixed"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "copy"]
 
 
@@ -317,11 +321,11 @@ def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Pat
 
 
 def test_from_the_shell(small: Path) -> None:
-    dry = run("trt", small, "--target", "sm86", "--static", "--dry-run")
+    dry = run("trt", small, "--target", "sm86", "--fixed", "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert "dry run: nothing was built" in dry.stdout
     assert not list(small.glob("*.engine"))
-    done = run("trt", small, "--target", "sm86", "--static", "--capacity", str(CAPACITY), "--json")
+    done = run("trt", small, "--target", "sm86", "--fixed", "--capacity", str(CAPACITY), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["built"] is True
     shown = run("inspect", small).stdout
@@ -329,15 +333,36 @@ def test_from_the_shell(small: Path) -> None:
     assert "for sm86" in shown
     doctor = run("doctor", small)
     assert doctor.returncode == 0, doctor.stdout
-    assert "variant rtx-sm86-static: no NVIDIA GPU" in doctor.stdout
+    assert "variant rtx-sm86-fixed: no NVIDIA GPU" in doctor.stdout
     assert "none of this bundle's engines runs here" in doctor.stdout
     refused = run("generate", small, "-p", "x", "--device", "cuda")
     assert refused.returncode == 1
-    assert "rtx-sm86-static: no NVIDIA GPU" in refused.stderr
+    assert "rtx-sm86-fixed: no NVIDIA GPU" in refused.stderr
     assert "give --variant model" in refused.stderr
     host = run("trt", small, "--target", "host")
     assert host.returncode == 1
     assert "give --target rtx" in host.stderr
+
+
+def test_an_engine_of_before_is_renewed_for_exact_by_the_command_it_names(small: Path) -> None:
+    ranged = replace(SMALL, fixed=False, batch=2, prefill=32)
+    add_engine(open_bundle(small), small, ranged)
+    bundle = open_bundle(small)
+    variant = bundle.manifest.variants[-1]
+    assert variant.engine is not None
+    assert why_not_exact(bundle, variant) is None
+    ranges = tuple(replace(r, outputs=replace(r.outputs, max=BLOCK)) for r in variant.engine.ranges)
+    before = replace(variant, engine=replace(variant.engine, ranges=ranges))
+    variants = (*bundle.manifest.variants[:-1], before)
+    write_manifest(small, replace(bundle.manifest, variants=variants))
+    words = str(why_not_exact(open_bundle(small), before))
+    assert f"at most {BLOCK} predictions a step and exact needs {2 * BLOCK - 1}" in words
+    command = shlex.split(words[words.index("mars-export trt") :].removesuffix(", or give tau"))
+    done = run(*command[1:])
+    assert done.returncode == 0, done.stderr
+    renewed = open_bundle(small, full=True).manifest.variants[-1]
+    assert renewed.engine is not None
+    assert (renewed.name, renewed.engine.ranges) == (variant.name, variant.engine.ranges)
 
 
 def test_a_session_on_the_cpu_takes_the_graph(
@@ -347,15 +372,16 @@ def test_a_session_on_the_cpu_takes_the_graph(
     assert Session.open(tmp_path / "b", threads=1).variant.name == "model"
     with pytest.raises(
         SessionError,
-        match="rtx-sm86-static does not run in this session: made for tensorrt_rtx: an engine runs on a GPU",
+        match="rtx-sm86-fixed does not run in this session: made for tensorrt_rtx: an engine runs on a GPU",
     ):
-        Session.open(tmp_path / "b", variant="rtx-sm86-static")
+        Session.open(tmp_path / "b", variant="rtx-sm86-fixed")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int4"])
 def test_the_default_checkpoint(precision: str, tmp_path: Path) -> None:
-    # Four bits of plain rounding are too few for this checkpoint's self-check; the engine is what is looked at here.
+    # Four bits of plain rounding are too few for this checkpoint's self-check; the engine is what is looked
+    # at here.
     graph = ExportOptions(
         block=8,
         precision=precision,
@@ -366,5 +392,5 @@ def test_the_default_checkpoint(precision: str, tmp_path: Path) -> None:
     )
     variant = export_engine(open_checkpoint(None), tmp_path / "b", graph, EngineOptions()).variant
     assert variant is not None
-    assert not tensorrt.is_malformed("rtx", (tmp_path / "b" / variant.file).read_bytes())
+    assert not tensorrt.is_malformed("tensorrt_rtx", (tmp_path / "b" / variant.file).read_bytes())
     open_bundle(tmp_path / "b", full=True)

@@ -1,4 +1,6 @@
-"""Targets, flavors, JetPacks, shapes and memory: what is decided before TensorRT is asked. No TensorRT, no GPU."""
+"""Targets, backends, JetPacks, shapes and memory: what is decided before TensorRT is asked. No TensorRT, no
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from typing import Any
 import pytest
 
 from mars_export.exporter.tensorrt import build as tensorrt
-from mars_export.exporter.tensorrt import memory, plan
+from mars_export.exporter.tensorrt import plan
 from mars_export.exporter.tensorrt.plan import EngineOptions, make_plan
 from mars_export.exporter.tensorrt.recipe import recipe
 from mars_export.exporter.tensorrt.targets import JETPACKS, TARGETS, layout_for
 from mars_export.runtime.bundle.manifest import ModelInfo
 from mars_export.runtime.device.cuda import Gpu
 from mars_export.runtime.errors import ExportError
-from mars_export.runtime.machine import forget_peak, peak
+from mars_export.runtime.machine import available, forget_peak, peak
 
 MODEL = ModelInfo("llama", 288, 48, 2, 4, 2, 12, 4096)
 ORIN = Gpu("Orin", "sm87", "12.6")
@@ -28,29 +30,27 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     here(monkeypatch, "no NVIDIA GPU is visible")
 
 
-def here(
-    monkeypatch: pytest.MonkeyPatch, gpu: Gpu | str, installed: dict[str, tuple[int, int]] | None = None
-) -> None:
+def here(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | str, installed: dict[str, str] | None = None) -> None:
     monkeypatch.setattr(plan, "find_gpu", lambda: gpu)
-    monkeypatch.setattr(tensorrt, "version", lambda flavor: (installed or {}).get(flavor))
+    monkeypatch.setattr(plan, "installed_version", lambda backend: (installed or {}).get(backend))
 
 
-def made(**options: Any) -> plan.Plan:
+def plan_of(**options: Any) -> plan.Plan:
     return make_plan(EngineOptions(**options), 8, 4096)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_target_has_a_plan_without_a_gpu(name: str) -> None:
-    found = made(target=name)
-    assert found.flavor == ("rtx" if name.startswith(("rtx", "sm")) else "tensorrt")
-    assert (found.obstacle is None) == (found.flavor == "rtx")
+    result = plan_of(target=name)
+    assert result.backend == ("tensorrt_rtx" if name.startswith(("rtx", "sm")) else "tensorrt")
+    assert (result.obstacle is None) == (result.backend == "tensorrt_rtx")
 
 
 @pytest.mark.parametrize(
     ("options", "layout", "name"),
     [
         ({"target": "rtx"}, "static", "rtx"),
-        ({"target": "sm86", "static": True}, "static", "rtx-sm86-static"),
+        ({"target": "sm86", "fixed": True}, "static", "rtx-sm86-fixed"),
         ({"target": "rtx", "kv_layout": "delta"}, "delta", "rtx"),
         ({"target": "jetson-orin"}, "delta", "tensorrt-jetson-orin"),
         ({"target": "jetson-orin", "jetpack": "6.2"}, "delta", "tensorrt-jetson-orin"),
@@ -64,8 +64,8 @@ def test_every_target_has_a_plan_without_a_gpu(name: str) -> None:
 def test_the_layout_is_what_the_targets_tensorrt_takes(
     options: dict[str, Any], layout: str, name: str
 ) -> None:
-    found = made(**options)
-    assert (found.kv_layout, found.name) == (layout, name)
+    result = plan_of(**options)
+    assert (result.kv_layout, result.name) == (layout, name)
 
 
 def test_in_place_writes_came_with_10_15() -> None:
@@ -88,9 +88,6 @@ def test_in_place_writes_came_with_10_15() -> None:
     ("options", "message"),
     [
         ({"target": "pi5"}, r"unknown target `pi5` \(known: host, rtx, sm75, .*jetson-thor, h100, h200\)"),
-        ({"target": "rtx", "flavor": "trt"}, r"unknown flavor `trt` \(known: auto, tensorrt, rtx\)"),
-        ({"target": "jetson-orin", "flavor": "rtx"}, "TensorRT-RTX has no sm87: it is for desktop GPUs"),
-        ({"target": "h100", "flavor": "rtx"}, "TensorRT-RTX has no sm90"),
         ({"target": "rtx", "jetpack": "6.2"}, "--jetpack is for the Jetson targets, not for rtx"),
         (
             {"target": "jetson-orin", "jetpack": "5.1"},
@@ -107,95 +104,109 @@ def test_in_place_writes_came_with_10_15() -> None:
         ({"kv_layout": "paged"}, "--kv-layout must be static or delta, not paged"),
         ({"capacity": 15}, r"--capacity must be 16 \(two blocks\) to 4096"),
         (
+            {"capacity": 1000, "batch": 2},
+            "--capacity must be a multiple of 64 with --batch above 1, not 1000",
+        ),
+        (
             {"capacity": 5000, "prefill": 6000, "batch": 0},
             "--capacity must be.*--prefill must be 1 to the capacity.*--batch must be 1 to 1024, not 0",
         ),
         (
             {"target": "host"},
-            "builds for the GPU of this machine, and no NVIDIA GPU is visible. To build without one, give --target rtx",
+            "builds for the GPU of this machine, and no NVIDIA GPU is visible. To build without one, give"
+            " --target rtx",
         ),
     ],
 )
 def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ExportError, match=message):
-        made(**options)
+        plan_of(**options)
 
 
 def test_shapes() -> None:
-    found = made(batch=4, capacity=2048, prefill=256)
-    decode, prefill = found.ranges
+    result = plan_of(batch=4, capacity=2048, prefill=256)
+    decode, prefill = result.ranges
     assert (str(decode.batch), str(decode.slots), str(decode.outputs)) == (
         "1-4 (best 4)",
         "1-15 (best 8)",
-        "1-8 (best 8)",
+        "1-15 (best 8)",
     )
     assert (str(prefill.batch), str(prefill.slots)) == ("1-4 (best 1)", "1-256 (best 256)")
-    assert found.inputs(MODEL)[0]["past_key_values.1.value"] == (
+    assert result.inputs(MODEL)[0]["past_key_values.1.value"] == (
         (1, 2, 2048, 12),
         (4, 2, 2048, 12),
         (4, 2, 2048, 12),
     )
-    assert found.fixed_sizes == {"capacity": 2048}
-    (only,) = made(batch=4, static=True).ranges
+    assert result.fixed_sizes == {"capacity": 2048}
+    (only,) = plan_of(batch=4, fixed=True).ranges
     assert (str(only.batch), str(only.slots), str(only.outputs)) == ("4", "8", "8")
-    assert made(batch=4, static=True).fixed_sizes == {"capacity": 1024, "batch": 4, "slots": 8, "outputs": 8}
-    assert len(made(prefill=15).ranges) == 1, "a full decode window covers it"
+    assert plan_of(batch=4, fixed=True).fixed_sizes == {
+        "capacity": 1024,
+        "batch": 4,
+        "slots": 8,
+        "outputs": 8,
+    }
+    assert len(plan_of(prefill=15).ranges) == 1, "a full decode window covers it"
+    assert str(prefill.outputs) == "1-15 (best 8)", "exact mode asks for a block of proposals and its masks"
+    assert plan_of(capacity=1000).capacity == 1000
+    assert make_plan(EngineOptions(batch=2), 4, 500).capacity == 448, "rows begin at multiples of 256 bytes"
     short = make_plan(EngineOptions(), 4, 64)
     assert (short.capacity, short.ranges[-1].slots.max) == (64, 64), "defaults fit a short context"
 
 
 def test_the_host_is_what_its_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    here(monkeypatch, ORIN, {"tensorrt": (10, 3)})
-    orin = made(target="host")
-    assert (orin.flavor, orin.kv_layout, orin.name, orin.obstacle) == (
+    here(monkeypatch, ORIN, {"tensorrt": "10.3.0"})
+    orin = plan_of(target="host")
+    assert (orin.backend, orin.kv_layout, orin.name, orin.obstacle) == (
         "tensorrt",
         "delta",
         "tensorrt-sm87",
         None,
     )
-    assert made(target="jetson-orin").obstacle is None
-    assert "this machine has Orin (sm87)" in str(made(target="h200").obstacle)
+    assert plan_of(target="jetson-orin").obstacle is None
+    assert "this machine has Orin (sm87)" in str(plan_of(target="h200").obstacle)
     desktop = Gpu("RTX 4090", "sm89", "12.9")
-    here(monkeypatch, desktop, {"rtx": (1, 7)})
-    assert made(target="host").name == "rtx-sm89"
-    here(monkeypatch, desktop, {"tensorrt": (10, 16)})
-    assert (made(target="host").name, made(target="host").kv_layout) == ("tensorrt-sm89", "static")
-    here(monkeypatch, Gpu("H200", "sm90", "13.0"), {"rtx": (1, 7), "tensorrt": (10, 16)})
-    assert made(target="host").flavor == "tensorrt", "RTX does not know sm90"
+    here(monkeypatch, desktop, {"tensorrt_rtx": "1.7.0"})
+    assert plan_of(target="host").name == "rtx-sm89"
+    here(monkeypatch, desktop, {"tensorrt": "10.16.0"})
+    assert (plan_of(target="host").name, plan_of(target="host").kv_layout) == ("tensorrt-sm89", "static")
+    here(monkeypatch, Gpu("H200", "sm90", "13.0"), {"tensorrt_rtx": "1.7.0", "tensorrt": "10.16.0"})
+    assert plan_of(target="host").backend == "tensorrt", "RTX does not know sm90"
 
 
 @pytest.mark.parametrize(
-    "options", [{"target": "jetson-orin", "batch": 2}, {"target": "h200", "static": True}]
+    "options", [{"target": "jetson-orin", "batch": 2}, {"target": "h200", "fixed": True}]
 )
 def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_path: Path) -> None:
-    found = made(**options)
-    text = recipe(found, MODEL, f"{found.name}.onnx")
+    result = plan_of(**options)
+    text = recipe(result, MODEL, f"{result.name}.onnx")
     (tmp_path / "r.sh").write_text(text)
     assert subprocess.run(["sh", "-n", tmp_path / "r.sh"], check=False).returncode == 0
     flags = shlex.split(text[text.index('exec "$trtexec"') :])
-    assert f"--onnx={found.name}.onnx" in flags
+    assert f"--onnx={result.name}.onnx" in flags
     shapes = [f for f in flags if "Shapes=" in f]
-    assert len(shapes) == (0 if found.static else 6)
+    assert len(shapes) == (0 if result.is_fixed else 6)
     assert all(f.count("past_key_values.") == 2 * MODEL.num_layers for f in shapes)
-    assert "mars-export trt . --target host --flavor tensorrt" in text
-    assert found.obstacle is not None
-    assert found.obstacle in text
+    assert "mars-export trt . --target host --kv-layout " in text
+    assert ("--fixed" in text) == result.is_fixed
+    assert result.obstacle is not None
+    assert result.obstacle in text
 
 
 def test_too_little_memory_is_said_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available", lambda: 2_000_000_000)
-    memory.require(400_000_000, force=False)
+    monkeypatch.setattr(tensorrt, "available", lambda: 2_000_000_000)
+    tensorrt.require(400_000_000, force=False)
     with pytest.raises(
         ExportError,
         match=r"1.00 GB of weights takes about 3.6 GB of memory and 2.0 GB are available.*--force",
     ):
-        memory.require(1_000_000_000, force=False)
-    memory.require(1_000_000_000, force=True)
-    monkeypatch.setattr(memory, "available", lambda: None)
-    memory.require(10**12, force=False)
+        tensorrt.require(1_000_000_000, force=False)
+    tensorrt.require(1_000_000_000, force=True)
+    monkeypatch.setattr(tensorrt, "available", lambda: None)
+    tensorrt.require(10**12, force=False)
 
 
 def test_memory_is_measured_here() -> None:
-    assert (memory.available() or 0) > 10**8
+    assert (available() or 0) > 10**8
     forget_peak()
     assert peak() > 10**7

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_cuda import FakeDevice, engine_info, engine_variant
+from support.fake_cuda import MODEL, engine_info, engine_variant
 from support.manifests import GOOD
 
 from mars_export.runtime import SessionError
 from mars_export.runtime.bundle.manifest import Bundle, Variant
 from mars_export.runtime.device import trt_engine
 from mars_export.runtime.device.trt_engine import LoadedEngine
-from mars_export.runtime.device.variants import Here, choose, why_not
+from mars_export.runtime.device.variants import Here, choose, renewal, why_not, why_not_exact
 
 HERE = Here("linux-x86_64", {"tensorrt_rtx": "1.7.1.116"}, "sm86", "RTX 3090", "12.9")
 GRAPH = GOOD.variants[0]
@@ -65,7 +65,8 @@ def test_every_mismatch_names_both_sides(changes: dict[str, Any], here: dict[str
     held = bundle(GRAPH, engine(**changes))
     with pytest.raises(
         SessionError,
-        match=f"(?s)no variant runs here on cuda:.*rtx: .*{why}.*model: a graph for ONNX Runtime; give --variant model",
+        match=f"(?s)no variant runs here on cuda:.*rtx: .*{why}.*model: a graph for ONNX Runtime; give"
+        f" --variant model",
     ):
         choose(held, "cuda", replace(HERE, **here))
 
@@ -110,11 +111,44 @@ class FakeTrt:
 
 
 class FakeRawEngine:
+    """The engine of `engine()` over the tiny model; `changes`: tensors that are something else, None for not
+    there.
+    """
+
     device_memory_size_v2 = 100
 
-    def __init__(self) -> None:
+    def __init__(self, **changes: Any) -> None:
+        names = [f"{i}.{kind}" for i in range(MODEL.num_layers) for kind in ("key", "value")]
+        self.tensors: dict[str, Any] = dict.fromkeys(
+            ("input_ids", "kv_length", "output_index"), ("INPUT", "INT64", ())
+        )
+        self.tensors |= {"token_ids": ("OUTPUT", "INT64", ()), "confidence": ("OUTPUT", "FLOAT", ())}
+        kv = (-1, MODEL.num_kv_heads, 64, MODEL.head_dim)
+        self.tensors |= {f"past_key_values.{n}": ("INPUT", "FLOAT", kv) for n in names}
+        self.tensors |= {f"present.{n}": ("OUTPUT", "FLOAT", kv) for n in names}
+        self.tensors = {n: v for n, v in (self.tensors | changes).items() if v is not None}
+        self.not_in_place: set[str] = set()
         self.cache = FakeTrt.IRuntimeCache()
         self.contexts: list[dict[str, Any]] = []
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self.tensors)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self.tensors)[index]
+
+    def get_tensor_mode(self, name: str) -> Any:
+        return SimpleNamespace(name=self.tensors[name][0])
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return SimpleNamespace(name=self.tensors[name][1])
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name][2]  # type: ignore[no-any-return]
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return None if name in self.not_in_place else name.replace("present", "past_key_values")
 
     def create_runtime_config(self) -> Any:
         return SimpleNamespace(
@@ -135,12 +169,11 @@ class FakeRawEngine:
 
 
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: Any, diagnostics: int = 0) -> LoadedEngine:
-    monkeypatch.setattr(trt_engine, "load", lambda backend: FakeTrt(raw, diagnostics))
+    monkeypatch.setattr(trt_engine, "find", lambda backend: FakeTrt(raw, diagnostics))
     (tmp_path / "b").mkdir(exist_ok=True)
     (tmp_path / "b" / "rtx.engine").write_bytes(b"engine")
-    return LoadedEngine.of(
-        Bundle(tmp_path / "b", replace(GOOD, variants=(engine(),))), engine(), FakeDevice()
-    )  # type: ignore[arg-type]
+    held = Bundle(tmp_path / "b", replace(GOOD, model=MODEL, variants=(engine(),)))
+    return LoadedEngine.of(held, engine())
 
 
 def test_kernels_are_kept_beside_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +207,95 @@ def test_contexts_share_scratch_memory(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_engine_that_is_refused_names_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         SessionError,
-        match=r"rtx.engine: built with tensorrt_rtx 1.7.1.116 \(CUDA 12\) for sm86, sm89 on linux-x86_64 and cannot be loaded here"
+        match=r"rtx.engine: built with tensorrt_rtx 1.7.1.116 \(CUDA 12\) for sm86, sm89 on linux-x86_64 and"
+        r" cannot be loaded here"
         r" \(tensorrt_rtx 1.7.1.116; .*\): version mismatch; malformed engine",
     ):
         loaded(tmp_path, monkeypatch, None, diagnostics=33)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"margin": ("OUTPUT", "FLOAT", ())}, "margin"),
+        ({"confidence": None}, "confidence"),
+        ({"confidence": ("OUTPUT", "HALF", ())}, "confidence"),
+        ({"input_ids": ("INPUT", "INT32", ())}, "input_ids"),
+        ({"past_key_values.1.value": ("INPUT", "FLOAT", (-1, 2, 128, 4))}, "past_key_values.1.value"),
+        ({"present.0.key": ("INPUT", "FLOAT", (-1, 2, 64, 4))}, "present.0.key"),
+    ],
+)
+def test_an_engine_whose_tensors_are_others_is_refused(
+    changes: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        SessionError, match=f"the engine and the manifest disagree about {name}; build the engine again"
+    ):
+        loaded(tmp_path, monkeypatch, FakeRawEngine(**changes))
+
+
+def test_an_engine_that_does_not_write_in_place_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = FakeRawEngine()
+    raw.not_in_place = {"present.1.key"}
+    with pytest.raises(SessionError, match="disagree about present.1.key"):
+        loaded(tmp_path, monkeypatch, raw)
+
+
+def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trt_engine, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    (tmp_path / "b").mkdir()
+    with pytest.raises(
+        SessionError,
+        match=r"tensorrt_rtx is not installed here; pip install"
+        r" 'mars-export\[rtx\]'",
+    ):
+        LoadedEngine.of(Bundle(tmp_path / "b", GOOD), engine())
+    assert trt_engine.installed_version("tensorrt") is None
+    assert "JetPack" in trt_engine.missing("tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_good"),
+    [("1.7.1.116", True), ("1.7.1", True), ("1.7.1.117", False), ("1.7", True), ("1.70.1", False)],
+)
+def test_versions_agree_in_what_both_say(installed: str, is_good: bool) -> None:
+    here = replace(HERE, tensorrt={"tensorrt_rtx": installed})
+    assert (why_not(engine(), "cuda", here) is None) is is_good
+
+
+def old(**changes: Any) -> Variant:
+    info = replace(engine_info(2, 4, 16, outputs=4), **changes)
+    return replace(engine_variant(info, 64), engine=info)
+
+
+def test_an_engine_of_before_decodes_with_tau_and_says_how_it_is_renewed_for_exact() -> None:
+    held = replace(bundle(GRAPH, old()), path=Path("my bundle"))
+    held = replace(held, manifest=replace(held.manifest, block=4))
+    assert why_not(old(), "cuda", HERE) is None, "it opens"
+    assert why_not_exact(held, old()) == (
+        "variant rtx gives at most 4 predictions a step and exact needs 7; renew it: mars-export trt 'my"
+        " bundle' --target rtx"
+        " --kv-layout static --batch 2 --capacity 64 --prefill 16 --force, or give tau"
+    )
+    assert why_not_exact(held, engine()) is None
+    assert why_not_exact(held, GRAPH) is None
+    fixed = engine_variant(engine_info(2, 4, 16, fixed=True), 64, fixed=True)
+    assert why_not_exact(held, fixed) is None, "all its slots are predictions"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "target"),
+    [
+        ("rtx", "tensorrt_rtx", "rtx"),
+        ("rtx-sm89", "tensorrt_rtx", "sm89"),
+        ("tensorrt-jetson-orin", "tensorrt", "jetson-orin"),
+        ("tensorrt-sm87", "tensorrt", "host"),
+        ("tensorrt-h100", "tensorrt", "h100"),
+    ],
+)
+def test_the_renewal_is_a_command_for_the_same_engine(name: str, backend: str, target: str) -> None:
+    words = renewal(bundle(GRAPH), replace(engine(name), backend=backend)).split()
+    assert words[words.index("--target") + 1] == target
+    assert words[-1] == "--force"

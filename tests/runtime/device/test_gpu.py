@@ -1,4 +1,4 @@
-"""What only a GPU can show: engines that run. `pytest -m gpu`; skipped, with the reason, where there is none."""
+"""What only a GPU can show: engines that run. `pytest -m gpu`; skipped, with the reason, elsewhere."""
 
 from __future__ import annotations
 
@@ -14,27 +14,19 @@ from support.agreement import PROMPTS, config
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions
-from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt.engines import export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
-from mars_export.runtime import ExportError, Session
+from mars_export.runtime import Session
 from mars_export.runtime.device.cuda import find_gpu
 from mars_export.runtime.device.trt import TrtBackend
+from mars_export.runtime.device.trt_engine import EXTRAS, find
 
 BLOCK = 6
 Opened = Callable[[str, str], tuple[Session, Session]]
 NO_GPU = gpu if isinstance(gpu := find_gpu(), str) else None
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU is not None, reason=f"{NO_GPU}")]
-
-
-def flavor() -> str:
-    for name in ("rtx", "tensorrt"):
-        try:
-            tensorrt.load(name)
-        except ExportError:
-            continue
-        return name
-    pytest.skip("neither TensorRT-RTX nor TensorRT is installed")
+NO_TENSORRT = None if any(map(find, EXTRAS)) else "neither TensorRT-RTX nor TensorRT is installed"
+OBSTACLE = NO_GPU or NO_TENSORRT
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(OBSTACLE is not None, reason=f"{OBSTACLE}")]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +37,7 @@ def opened(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     @cache
     def both(precision: str, layout: str) -> tuple[Session, Session]:
         target = root / f"{precision}-{layout}"
-        engine = EngineOptions(
-            target="host", flavor=flavor(), batch=5, capacity=512, prefill=64, kv_layout=layout
-        )
+        engine = EngineOptions(target="host", batch=5, capacity=512, prefill=64, kv_layout=layout)
         export_engine(
             open_checkpoint(str(checkpoints("a2d-qwen2"))),
             target,
@@ -117,8 +107,10 @@ def test_a_thousand_requests_do_not_grow(opened: Opened) -> None:
 
 @pytest.mark.slow
 def test_a_context_of_4096_tokens_and_the_cost_of_a_step(tmp_path: Path) -> None:
-    """Prints medians at 1, block and 2 x block slots: write them to docs/log.md with the machine; no bound is asserted."""
-    engine = EngineOptions(target="host", flavor=flavor(), capacity=4096, prefill=512)
+    """Prints medians at 1, block and 2 x block slots: write them to docs/log.md with the machine; no bound is
+    asserted.
+    """
+    engine = EngineOptions(target="host", capacity=4096, prefill=512)
     export_engine(open_checkpoint(None), tmp_path / "b", ExportOptions(block=8, precision="fp16"), engine)
     session = Session.open(tmp_path / "b", "cuda")
     prompt = [(7 * i) % 1000 for i in range(4000)]

@@ -1,4 +1,6 @@
-"""The TensorRT backend over a fake GPU: addresses, shapes, ranges, cursors, captured steps and the order on the stream."""
+"""The TensorRT backend over a fake GPU: addresses, shapes, ranges, cursors, captured steps and the order on
+the stream.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
     return mixed + 1, 0.95 if mixed % 3 else 0.4
 
 
-def made(
-    kv_layout: str = "static", *, static: bool = False, batch: int = 3, refuse: bool = False
+def build(
+    kv_layout: str = "static", *, fixed: bool = False, batch: int = 3, refuse: bool = False
 ) -> tuple[TrtBackend, FakeEngine, FakeDevice]:
     device = FakeDevice(refuse_capture=refuse)
-    info = engine_info(batch, BLOCK, PREFILL, static=static)
+    info = engine_info(batch, BLOCK, PREFILL, fixed=fixed)
     engine = FakeEngine(device, info, predict, kv_layout == "static")
-    backend = TrtBackend(engine, engine_variant(info, CAPACITY, kv_layout, static=static), MODEL, device)  # type: ignore[arg-type]
+    backend = TrtBackend(engine, engine_variant(info, CAPACITY, kv_layout, fixed=fixed), MODEL, device)  # type: ignore[arg-type]
     return backend, engine, device
 
 
@@ -57,12 +59,12 @@ PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 
 @pytest.mark.parametrize("commit", [Commit(), Commit("block", 4)], ids=["cursor", "block"])
 @pytest.mark.parametrize("refuse", [False, True], ids=["graphs", "plain"])
 @pytest.mark.parametrize(
-    ("kv_layout", "static"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
+    ("kv_layout", "fixed"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
 )
 def test_the_loops_accept_what_they_accept_elsewhere(
-    kv_layout: str, static: bool, refuse: bool, commit: Commit
+    kv_layout: str, fixed: bool, refuse: bool, commit: Commit
 ) -> None:
-    backend, _, device = made(kv_layout, static=static, refuse=refuse)
+    backend, _, device = build(kv_layout, fixed=fixed, refuse=refuse)
     expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), PROMPTS, commit)
     for _ in range(3):  # the second time on memory that was used, the third with captured steps
         assert answers(backend, PROMPTS, commit) == expected
@@ -70,20 +72,16 @@ def test_the_loops_accept_what_they_accept_elsewhere(
     assert backend.num_graphs == device.graphs
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["ranges", "fixed"])
-def test_a_row_near_its_end_shares_a_step_with_a_row_that_looks_far_ahead(static: bool) -> None:
-    backend, _, _ = made(static=static)
-    asked = [[5] * (backend.max_capacity - 2), [6]]
-    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), asked, Commit(), 30)
-    assert answers(backend, asked, Commit(), 30) == expected
-    with pytest.raises(
-        SessionError, match="would write entry 65 of a row, this engine holds 64; shorten the prompt"
-    ):
-        backend.new_cache(1).reserve(CAPACITY + 1)
+@pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
+def test_a_row_near_its_end_shares_a_step_with_a_row_that_looks_far_ahead(fixed: bool) -> None:
+    backend, _, _ = build(fixed=fixed)
+    prompts = [[5] * (backend.max_capacity - 2), [6]]
+    expected = answers(FakeBackend(predict, backend.max_capacity, backend.max_slots), prompts, Commit(), 30)
+    assert answers(backend, prompts, Commit(), 30) == expected
 
 
 def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
-    backend, _, device = made()
+    backend, _, device = build()
     cache = backend.new_cache(3)
     device.events.clear()
     ids, index = np.full((3, BLOCK), 7), np.tile(np.arange(BLOCK), (3, 1))
@@ -97,7 +95,7 @@ def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
 
 
 def test_memory_is_allocated_once() -> None:
-    backend, _, device = made()
+    backend, _, device = build()
     answers(backend, PROMPTS, Commit())
     gc.collect()
     before = len(device.allocations)
@@ -106,12 +104,13 @@ def test_memory_is_allocated_once() -> None:
     assert len(device.allocations) == before
     one, two = backend.new_cache(1), backend.new_cache(1)
     assert one.memory != two.memory, "two at once do not share"
-    kv_bytes = 3 * MODEL.num_kv_heads * CAPACITY * MODEL.head_dim * 4
-    assert device.allocations.count(kv_bytes) == 2 * 2 * MODEL.num_layers
+    row_bytes = MODEL.num_kv_heads * CAPACITY * MODEL.head_dim * 4
+    assert device.allocations.count(3 * row_bytes) == 2 * MODEL.num_layers, "what was given back serves again"
+    assert device.allocations.count(row_bytes) == 2 * MODEL.num_layers, "one row takes the memory of one"
 
 
 def test_memory_that_is_used_again_holds_no_old_entries() -> None:
-    backend, _, device = made()
+    backend, _, device = build()
     cache = backend.new_cache(1)
     for address in cache.memory.addresses:
         device.view(address, (cache.memory.tensor_bytes // 4,), np.float32)[:] = np.inf
@@ -125,7 +124,7 @@ def test_memory_that_is_used_again_holds_no_old_entries() -> None:
 
 
 def test_the_memory_goes_with_the_backend() -> None:
-    backend, _, device = made()
+    backend, _, device = build()
     assert not device.closed
     del backend
     gc.collect()
@@ -133,7 +132,7 @@ def test_the_memory_goes_with_the_backend() -> None:
 
 
 def test_ranges_are_chosen_by_shape() -> None:
-    backend, engine, _ = made()
+    backend, engine, _ = build()
     cache = backend.new_cache(3)
     step = lambda rows, slots, first=0: backend.step(  # noqa: E731
         cache,
@@ -156,13 +155,14 @@ def test_ranges_are_chosen_by_shape() -> None:
     assert last.addresses["past_key_values.0.key"] == cache.memory.addresses[0] + 2 * cache.memory.row_bytes
     with pytest.raises(
         SessionError,
-        match=r"1 x 17 slots with 1 predictions is beyond this engine \(decode: 1-3 x 1-7; prefill: 1-3 x 1-16",
+        match=r"1 x 17 slots with 1 predictions is beyond this engine \(decode: 1-3 x 1-7; prefill: 1-3 x"
+        r" 1-16",
     ):
         step(1, PREFILL + 1)
 
 
 def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
-    backend, engine, device = made()
+    backend, engine, device = build()
     one, two = backend.new_cache(2), backend.new_cache(2)
     ids, index = np.array([[4, 5]]), np.array([[1]])
     for cache in (one, two):
@@ -172,13 +172,13 @@ def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
     assert device.graphs == 4
     assert len({c.addresses["past_key_values.0.key"] for c in engine.contexts}) == 4
     for cache in (one, two):
-        keys = device.view(cache.memory.addresses[0], (3, 2, CAPACITY, 4), np.float32)
+        keys = device.view(cache.memory.addresses[0], (2, 2, CAPACITY, 4), np.float32)
         assert keys[:2, 0, :2, 0].tolist() == [[4, 5], [5, 6]]
 
 
 def test_captured_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mars_export.runtime.device.trt.MOST_GRAPHS", 3)
-    backend, _, device = made()
+    backend, _, device = build()
     cache = backend.new_cache(1)
     for slots in (1, 2, 3, 4, 5, 1):
         for _ in range(2):
@@ -188,7 +188,7 @@ def test_captured_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_is_moved_with_all_its_heads() -> None:
-    backend, _, device = made()
+    backend, _, device = build()
     cache = backend.new_cache(3)
     backend.step(cache, 2, np.array([[8, 9, 10]]), np.array([0]), np.array([[0]]), False)
     cache.move(2, 0, 2)
@@ -201,7 +201,7 @@ def test_a_row_is_moved_with_all_its_heads() -> None:
 
 
 def test_an_engine_without_symbols_keeps_its_filling_out_of_the_way() -> None:
-    backend, _, device = made(static=True)
+    backend, _, device = build(fixed=True)
     assert backend.max_capacity == CAPACITY - BLOCK
     assert backend.max_slots == BLOCK
     cache = backend.new_cache(3)
@@ -209,7 +209,7 @@ def test_an_engine_without_symbols_keeps_its_filling_out_of_the_way() -> None:
     keys = device.view(cache.memory.addresses[0], (5, 2, CAPACITY, 4), np.float32)
     assert keys[1, 0, :2, 0].tolist() == [8, 9]
     assert not keys[0].any()
-    assert not keys[2:, :, : CAPACITY - BLOCK].any(), "rows that nobody asked for write to the end only"
+    assert not keys[2:, :, : CAPACITY - BLOCK].any(), "rows that nobody prompts for write to the end only"
     with pytest.raises(SessionError, match="exactly 3 x 4"):
         backend.step(cache, 0, np.zeros((1, 5), np.int64), np.array([0]), np.array([[0]]), False)
 
@@ -218,11 +218,11 @@ def test_too_many_rows_are_refused() -> None:
     with pytest.raises(
         SessionError, match="4 rows, but this engine was built for at most 3; build it again with --batch 4"
     ):
-        made()[0].new_cache(4)
+        build()[0].new_cache(4)
 
 
 def test_a_failing_step_says_what_tensorrt_said() -> None:
-    backend, engine, _ = made()
+    backend, engine, _ = build()
     engine.fails = True
     cache = backend.new_cache(1)
     with pytest.raises(
@@ -232,9 +232,10 @@ def test_a_failing_step_says_what_tensorrt_said() -> None:
 
 
 def test_an_engine_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, _, _ = made()
+    backend, _, _ = build()
     monkeypatch.setattr(
-        "fake_cuda.FakeContext.set_tensor_address", lambda self, name, address: name != "present.1.key"
+        "support.fake_cuda.FakeContext.set_tensor_address",
+        lambda self, name, address: name != "present.1.key",
     )
     cache = backend.new_cache(1)
     with pytest.raises(
@@ -245,9 +246,137 @@ def test_an_engine_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_kernels_are_kept_after_what_is_new_only() -> None:
-    backend, engine, _ = made()
+    backend, engine, _ = build()
     cache: Any = backend.new_cache(1)
     assert isinstance(cache, TrtCache)
     for _ in range(4):
         backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
     assert engine.kept == 1
+
+
+@pytest.mark.parametrize("kv_layout", ["static", "delta"])
+@pytest.mark.parametrize("cache_block", [8, 12, PREFILL])
+def test_a_row_near_its_end_fails_no_other_in_wide_blocks(kv_layout: str, cache_block: int) -> None:
+    """Blocks may be wider than a decode step: the long row has no room for the slots of its neighbours."""
+    backend, _, _ = build(kv_layout)
+    for end in (1, 3, 5, 9):
+        long = [(7 * i) % 90 + 1 for i in range(backend.max_capacity - end)]
+        for prompts in ([long, [6], [5, 4]], [[6], long, [5, 4]], [[6], [5, 4], long]):
+            reference = FakeBackend(predict, backend.max_capacity, backend.max_slots)
+            expected = answers(reference, prompts, Commit("block", cache_block), 30)
+            assert answers(backend, prompts, Commit("block", cache_block), 30) == expected
+
+
+def test_a_row_that_is_too_long_is_told_so() -> None:
+    backend, _, _ = build()
+    cache = backend.new_cache(2)
+    lengths, index = np.array([CAPACITY - 1, 0]), np.array([[1], [1]])
+    with pytest.raises(
+        SessionError, match="would write entry 65 of a row, this engine holds 64; shorten the prompt"
+    ):
+        backend.step(cache, 0, np.full((2, 2), 5), lengths, index, False)
+
+
+def test_the_most_predictions_are_the_engines() -> None:
+    assert build()[0].max_outputs == 2 * BLOCK - 1
+    assert build(fixed=True)[0].max_outputs == BLOCK
+    backend, _, _ = build()
+    index = np.zeros((1, 2 * BLOCK), np.int64)
+    with pytest.raises(SessionError, match="1 x 7 slots with 8 predictions is beyond this engine"):
+        backend.step(backend.new_cache(1), 0, np.full((1, 7), 5), np.array([0]), index, False)
+
+
+@pytest.mark.parametrize("nth", range(2 * MODEL.num_layers))
+def test_memory_that_cannot_be_had_is_said_and_nothing_is_lost(nth: int) -> None:
+    backend, _, device = build()
+    held = set(device.live)
+    device.left = nth
+    with pytest.raises(
+        SessionError,
+        match=r"KV entries of 3 row\(s\) of 64 take 0 MB"
+        r" .*cudaErrorMemoryAlloc",
+    ):
+        backend.new_cache(3)
+    assert set(device.live) == held, "what was had of it is given back"
+    device.left = None
+    cache = backend.new_cache(1)
+    backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    del cache
+    gc.collect()
+    device.left = nth
+    with pytest.raises(SessionError, match="not enough memory"):
+        backend.new_cache(3)
+    assert set(device.live) == held, "and so is what lay idle"
+
+
+def test_idle_memory_makes_room_and_no_step_stays_bound_to_it() -> None:
+    backend, engine, device = build()
+    one = backend.new_cache(1)
+    address = one.memory.addresses[0]
+    ids, index = np.array([[4, 5]]), np.array([[1]])
+    wide = np.full((1, PREFILL), 4)
+    for _ in range(3):
+        backend.step(one, 0, ids, np.array([0]), index, False)
+        backend.step(one, 0, wide, np.array([0]), index, False)
+    assert backend.num_graphs == 1
+    del one
+    gc.collect()
+    three = backend.new_cache(3)
+    assert address not in device.live, "three rows beside the idle one are more than the engine takes"
+    assert (backend.num_graphs, device.forgotten) == (0, 1)
+    for _ in range(3):
+        backend.step(three, 0, ids, np.array([0]), index, False)
+        backend.step(three, 0, wide, np.array([0]), index, False)
+    assert engine.contexts[-1].addresses["past_key_values.0.key"] in device.live
+
+
+def test_memory_that_begins_where_older_memory_did_is_bound_anew() -> None:
+    backend, _, device = build()
+    one = backend.new_cache(1)
+    address = one.memory.addresses[0]
+    feeds = [(np.full((1, slots), 4), np.array([0]), np.array([[1]]), False) for slots in (2, PREFILL)]
+    expected = [[backend.step(one, 0, *feed).token_ids.tolist() for _ in range(3)] for feed in feeds]
+    del one
+    gc.collect()
+    three = backend.new_cache(3)
+    device.spare = [address]
+    again = backend.new_cache(1)
+    assert (again.memory.addresses[0], three.memory.num_rows) == (address, 3)
+    assert [
+        [backend.step(again, 0, *feed).token_ids.tolist() for _ in range(3)] for feed in feeds
+    ] == expected
+
+
+def test_rows_that_are_not_aligned_are_refused_before_tensorrt_is_asked() -> None:
+    device, info = FakeDevice(), engine_info(2, BLOCK, PREFILL)
+    engine = FakeEngine(device, info, predict)
+    engine.capacity = 63
+    backend = TrtBackend(engine, engine_variant(info, 63), MODEL, device)  # type: ignore[arg-type]
+    with pytest.raises(
+        SessionError, match="do not begin at multiples of 256 bytes.*--capacity .* multiple of 64"
+    ):
+        backend.new_cache(2)
+    cache = backend.new_cache(1)
+    backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+
+
+def test_an_error_that_stays_is_told_each_time() -> None:
+    backend, _, device = build()
+    cache = backend.new_cache(1)
+    device.is_broken = True
+    for _ in range(3):
+        with pytest.raises(SessionError, match="CUDA: .* failed: an illegal memory access was encountered"):
+            backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+
+
+def test_a_step_that_failed_leaves_the_next_one_right() -> None:
+    backend, engine, _ = build()
+    cache = backend.new_cache(1)
+    feed = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    expected = backend.step(cache, 0, *feed).token_ids.tolist()
+    for _ in range(3):
+        engine.fails = True
+        with pytest.raises(SessionError, match="TensorRT failed"):
+            backend.step(backend.new_cache(1), 0, *feed)
+        engine.fails = False
+        assert backend.step(cache, 0, *feed).token_ids.tolist() == expected

@@ -1,0 +1,80 @@
+"""The tensors that a step of an ONNX Runtime session reads and writes, bound once by address. Knows names, no
+meaning of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .kv import Memory
+
+
+class Binding:
+    """One IO binding, and the memory of everything it names but the KV rows, which belong to the cache.
+
+    `places`: where each tensor is read or written by the graph. ONNX Runtime copies what is bound elsewhere
+    once, when it is bound, and would not see what is written there later.
+    """
+
+    def __init__(self, session: Any, places: Mapping[str, Memory]) -> None:
+        self._session, self._places = session, places
+        self._io = session.io_binding()
+        self._tensors: dict[str, Any] = {}
+
+    def bind_rows(
+        self,
+        names: Sequence[tuple[str, str | None]],
+        buffers: Sequence[Any],
+        device: str,
+        dtype: np.dtype[Any],
+        rows: int,
+        offset: int,
+    ) -> None:
+        """Bind `rows` rows of KV tensors, `offset` bytes from their beginning, as inputs and, where named, as
+        outputs.
+        """
+        shape = (rows, *buffers[0].shape[1:])
+        for (past, present), buffer in zip(names, buffers, strict=True):
+            self._io.bind_input(past, device, 0, dtype, shape, buffer.address + offset)
+            if present is not None:
+                self._io.bind_output(present, device, 0, dtype, shape, buffer.address + offset)
+
+    def write(self, name: str, value: np.ndarray) -> None:
+        """An input. Binding takes far longer than copying a few ids: memory is written again as long as the
+        shape stays.
+        """
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape != value.shape:
+            memory = self._places[name]
+            tensor = memory.tensor(value.shape, value.dtype)
+            tensor.write(value)
+            self._io.bind_input(name, memory.device, 0, value.dtype, value.shape, tensor.address)
+            self._tensors[name] = tensor
+        else:
+            tensor.write(value)
+
+    def expect(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Memory for an output."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            memory = self._places[name]
+            tensor = memory.tensor(shape, dtype)
+            self._io.bind_output(name, memory.device, 0, dtype, shape, tensor.address)
+            self._tensors[name] = tensor
+        return tensor
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._io)
+
+    def read(self, name: str) -> np.ndarray:
+        """An output in host memory; it stays as it is when the next step runs."""
+        array: np.ndarray = self._tensors[name].read()
+        return array
+
+    def take(self, name: str) -> np.ndarray:
+        """As `read`, without a copy where the output is in host memory: the next step gets other memory."""
+        array: np.ndarray = self._tensors.pop(name).take()
+        return array

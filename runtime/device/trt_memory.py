@@ -1,0 +1,127 @@
+"""KV memory of engines: rows on the device, taken from a pool and given back. Knows sizes and addresses, no
+engine.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import SessionError
+from .kv import shortage
+
+if TYPE_CHECKING:
+    from .cuda import Device
+
+ALIGNMENT = 256  # bytes: where TensorRT lets a tensor begin
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """Device addresses of the KV tensors, each [rows, kv_heads, capacity, head_dim]; the sizes in bytes."""
+
+    addresses: tuple[int, ...]
+    row_bytes: int
+    head_bytes: int
+    entry_bytes: int
+    num_rows: int
+    kv_heads: int
+    capacity: int
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.num_rows * self.row_bytes
+
+
+class TrtCache:
+    """KV rows on the device. Their memory goes back to the pool when the cache is no longer used."""
+
+    def __init__(self, device: Device, lock: threading.RLock, memory: KvMemory) -> None:
+        self._device, self._lock, self.memory = device, lock, memory
+
+    @property
+    def capacity(self) -> int:
+        return self.memory.capacity
+
+    def reserve(self, capacity: int) -> None:
+        """Nothing to do: the memory is as large as the engine allows. What does not fit is said by the step,
+        row by row, because a batch asks for its longest row and its widest one together.
+        """
+
+    def move(self, source: int, target: int, length: int) -> None:
+        memory = self.memory
+        if length == 0:
+            return
+        with self._lock:
+            for address in memory.addresses:
+                there, here = address + target * memory.row_bytes, address + source * memory.row_bytes
+                run, pitch = length * memory.entry_bytes, memory.head_bytes
+                self._device.copy_rows(there, pitch, here, pitch, run, memory.kv_heads)
+
+
+class Pool:
+    """KV memory of `count` tensors for an engine of at most `max_rows` rows. The lock is the backend's.
+
+    What one request gave back serves the next that fits in it, so that captured steps, which are bound to
+    addresses, are used again. No more rows lie idle than the engine takes; `forget` is told of memory that
+    goes.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        lock: threading.RLock,
+        empty: KvMemory,
+        count: int,
+        max_rows: int,
+        forget: Callable[[KvMemory], None],
+    ) -> None:
+        self._device, self._lock, self._forget = device, lock, forget
+        self._empty, self._count, self._max_rows = empty, count, max_rows
+        self._idle: list[KvMemory] = []
+
+    def rows(self, num_rows: int) -> TrtCache:
+        """Zeroed rows. Raises SessionError when the device's memory does not suffice."""
+        with self._lock:
+            fitting = [memory for memory in self._idle if memory.num_rows >= num_rows]
+            memory = min(fitting, key=lambda m: m.num_rows) if fitting else self._allocate(num_rows)
+            if fitting:
+                self._idle.remove(memory)
+            # What an earlier request left may be infinite, and 0 * infinity is NaN.
+            for address in memory.addresses:
+                self._device.zero(address, memory.tensor_bytes)
+        cache = TrtCache(self._device, self._lock, memory)
+        weakref.finalize(cache, self._idle.append, memory)
+        return cache
+
+    def _allocate(self, num_rows: int) -> KvMemory:
+        while self._idle and sum(m.num_rows for m in self._idle) + num_rows > self._max_rows:
+            self._release(self._idle.pop(0))
+        while True:
+            try:
+                return self._new(num_rows)
+            except SessionError:
+                if not self._idle:
+                    raise
+                self._release(self._idle.pop(0))
+
+    def _new(self, num_rows: int) -> KvMemory:
+        """All tensors or none."""
+        e, addresses = self._empty, []
+        try:
+            for _ in range(self._count):
+                addresses.append(self._device.allocate(num_rows * e.row_bytes))
+        except SessionError as error:
+            for address in addresses:
+                self._device.free(address)
+            raise shortage(num_rows, e.capacity, self._count * num_rows * e.row_bytes, error) from error
+        fields = (e.row_bytes, e.head_bytes, e.entry_bytes, num_rows, e.kv_heads, e.capacity)
+        return KvMemory(tuple(addresses), *fields)
+
+    def _release(self, memory: KvMemory) -> None:
+        self._forget(memory)
+        for address in memory.addresses:
+            self._device.free(address)

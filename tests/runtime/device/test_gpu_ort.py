@@ -1,0 +1,114 @@
+"""What only a GPU can show of ONNX Runtime on CUDA. `pytest -m gpu`; skipped, with the reason, elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from support.agreement import LOOPS, PROMPTS, config
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import Session
+from mars_export.runtime.device.kv import HostMemory
+from mars_export.runtime.device.ort import PROVIDERS, OrtBackend
+from mars_export.runtime.device.ort_memory import OrtMemory, copies
+
+LONG = [(7 * i) % 250 for i in range(300)]
+HEAVY = {
+    "Attention",
+    "MatMul",
+    "MatMulNBits",
+    "TensorScatter",
+    "RotaryEmbedding",
+    "RMSNormalization",
+    "Concat",
+}
+Opened = Callable[[str, str], tuple[Session, Session]]
+
+
+def obstacle() -> str | None:
+    """Why ONNX Runtime cannot use a GPU here, None if it can: seen by what a session really runs on."""
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        return f"this onnxruntime {onnxruntime.__version__} has no CUDAExecutionProvider"
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(copies("Pad", 1, 1), options, providers=[PROVIDERS["cuda"]])
+    started = PROVIDERS["cuda"] in session.get_providers()
+    return None if started else "onnxruntime cannot start CUDAExecutionProvider"
+
+
+NO_GPU = obstacle()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU is not None, reason=f"{NO_GPU}")]
+
+
+@pytest.fixture(scope="module")
+def opened(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """Sessions of one bundle on the GPU and on the CPU, by precision and KV layout."""
+    root = tmp_path_factory.mktemp("gpu-ort")
+
+    @cache
+    def both(precision: str, layout: str) -> tuple[Session, Session]:
+        target = root / f"{precision}-{layout}"
+        options = ExportOptions(block=6, precision=precision, kv_layout=layout, logits=True)
+        export_onnx(open_checkpoint(str(checkpoints("a2d-qwen2"))), target, options)
+        return Session.open(target, "cuda"), Session.open(target, "cpu", threads=1)
+
+    return both
+
+
+@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_fp32_tokens_are_the_cpus(loop: str, layout: str, opened: Opened) -> None:
+    gpu, cpu = opened("fp32", layout)
+    for tau in (1.0, 0.3):
+        one, other = (s.generate_batch([*PROMPTS, LONG], config(tau), commit=LOOPS[loop]) for s in (gpu, cpu))
+        assert [c.token_ids for c in one] == [c.token_ids for c in other]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("layout", ["static", "delta"])
+def test_kv_rows_stay_on_the_gpu_and_nothing_heavy_runs_elsewhere(
+    layout: str, precision: str, opened: Opened
+) -> None:
+    backend = opened(precision, layout)[0].backend
+    assert isinstance(backend, OrtBackend)
+    assert isinstance(backend._memory, OrtMemory)
+    assert not backend._binds_anew
+    assert not backend.on_cpu.keys() & HEAVY, backend.on_cpu
+
+
+def test_fp16_sampling_and_continuous_batching_run(opened: Opened) -> None:
+    gpu, _ = opened("fp16", "static")
+    settings = config(0.3, temperature=0.8, seed=3)
+    alone = [gpu.generate(prompt, settings).token_ids for prompt in PROMPTS]
+    again = [c.token_ids for c in gpu.generate_each(PROMPTS, settings, batch=2)]
+    assert sum(a == b for a, b in zip(alone, again, strict=True)) >= len(PROMPTS) - 1, (
+        "fp16 may break one tie"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_copies_on_the_gpu_are_copies(dtype: str) -> None:
+    host, device = HostMemory(), OrtMemory(onnxruntime, "cuda", PROVIDERS["cuda"])
+    random, kind = np.random.default_rng(0), np.dtype(dtype)
+    values, new = (random.normal(size=shape).astype(kind) for shape in ((3, 2, 128, 8), (2, 2, 3, 8)))
+    results = []
+    for memory in (host, device):
+        buffers = memory.zeros(4, (3, 2, 128, 8), kind)
+        assert not any(buffer.read().any() for buffer in buffers)
+        for buffer in buffers:
+            buffer.write(values)
+        buffers = memory.widen(buffers, 256)
+        entries = [memory.tensor(new.shape, kind) for _ in buffers]
+        for tensor in entries:
+            tensor.write(new)
+        memory.place(buffers, 1, np.array([130, 7]), entries)
+        memory.move(buffers, 2, 0, 256)
+        results.append([buffer.read() for buffer in buffers])
+    for one, other in zip(*results, strict=True):
+        assert (one == other).all()

@@ -1,0 +1,381 @@
+"""The ONNX Runtime backend: memory that cannot be had, bindings that end with their memory, and KV rows on a
+device.
+
+A device's memory is tried with `cpu` as the device: the same OrtValues, bindings and copying graphs as on a
+GPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from support.agreement import LOOPS, MAIN, PROMPTS, config
+from support.tiny import Named
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import Session, SessionError
+from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.device import ort
+from mars_export.runtime.device.kv import HostMemory, KvRows
+from mars_export.runtime.device.ort import OrtBackend
+from mars_export.runtime.device.ort_memory import OrtMemory, OrtTensor, copies
+from mars_export.runtime.doctor import examine
+
+FLOAT32 = np.dtype(np.float32)
+LONG, OTHER = ([(7 * i + k) % 250 for i in range(300)] for k in (0, 50))
+Backends = Callable[..., OrtBackend]
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str, str], Path]:
+    """Bundles by KV layout and precision."""
+    root = tmp_path_factory.mktemp("layouts")
+
+    @cache
+    def exported(layout: str, precision: str) -> Path:
+        options = ExportOptions(block=6, metrics=True, logits=True, kv_layout=layout, precision=precision)
+        export_onnx(open_checkpoint(str(checkpoints(MAIN))), root / f"{layout}-{precision}", options)
+        return root / f"{layout}-{precision}"
+
+    return exported
+
+
+@pytest.fixture(scope="module")
+def backends(graphs: Callable[[str, str], Path]) -> Backends:
+    def opened(layout: str = "static", precision: str = "fp32", memory: Any = None) -> OrtBackend:
+        bundle = open_bundle(graphs(layout, precision))
+        v = bundle.manifest.variants[0]
+        graph, model = bundle.path / v.file, bundle.manifest.model
+        return OrtBackend(
+            graph, v.outputs, model, v.kv_dtype, threads=1, kv_layout=v.kv_layout, memory=memory
+        )
+
+    return opened
+
+
+def device_memory() -> OrtMemory:
+    return OrtMemory(onnxruntime, "cpu", "CPUExecutionProvider")
+
+
+def step(backend: OrtBackend, cache_rows: KvRows, start: int = 0, tokens: int = 5) -> np.ndarray:
+    """One forward of two rows over `tokens` ids from entry `start` on."""
+    ids = np.array([LONG[start : start + tokens], OTHER[start : start + tokens]])
+    index = np.tile(np.arange(tokens), (2, 1))
+    cache_rows.reserve(start + tokens)
+    return backend.step(cache_rows, 0, ids, np.array([start, start]), index, False).confidence
+
+
+class Shortage:
+    """Refuses the n-th allocation of KV memory, as a machine without memory would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+        self.left, self.zeros = nth, np.zeros
+        monkeypatch.setattr(np, "zeros", self)
+
+    def __call__(self, shape: Any, *rest: Any, **settings: Any) -> np.ndarray:
+        if np.ndim(shape) and len(shape) == 4:
+            self.left -= 1
+            if self.left == 0:
+                raise MemoryError("Unable to allocate 1.00 GiB")
+        return self.zeros(shape, *rest, **settings)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("layout", ["static", "delta"])
+def test_rows_survive_memory_that_cannot_be_had(
+    layout: str, nth: int, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backends(layout)
+    rows, untouched = backend.new_cache(2), backend.new_cache(2)
+    with monkeypatch.context() as short:
+        Shortage(short, nth)
+        with pytest.raises(
+            SessionError, match="the KV entries of 2 row.* of 128 take 0 MB .Unable to allocate"
+        ):
+            rows.reserve(1)
+    assert (rows.capacity, rows.buffers) == (0, []), "a fresh cache is fresh again"
+    expected = [step(backend, untouched, start) for start in range(0, 300, 5)]
+    for i, start in enumerate(range(0, 125, 5)):
+        assert (step(backend, rows, start) == expected[i]).all()
+    buffers, binding = list(rows.buffers), rows.binding
+    with monkeypatch.context() as short:
+        Shortage(short, nth)
+        with pytest.raises(SessionError, match="not enough memory: .* of 256 .* shorten the prompt"):
+            rows.reserve(129)
+    assert (rows.capacity, rows.buffers, rows.binding) == (128, buffers, binding), "nothing was let go"
+    assert (step(backend, rows, 120) == expected[24]).all()
+    for i, start in enumerate(range(125, 300, 5)):
+        assert (step(backend, rows, start) == expected[25 + i]).all()
+    assert rows.capacity > 128
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_a_running_answer_is_not_touched_by_one_that_finds_no_memory(
+    nth: int, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: a long prompt arrives beside a running row, and the third of its allocations fails."""
+    backend = backends()
+
+    def answer(*, disturbed: bool) -> tuple[list[int], list[str]]:
+        schedule = Schedule(backend, 6, 268, Limits(max_rows=2))
+        running, late = Row(0, [5, 17, 99], config(0.5), ()), Row(1, LONG, config(0.5), ())
+        schedule.add(running)
+        schedule.step()
+        errors: list[str] = []
+        with monkeypatch.context() as short:
+            if disturbed:
+                schedule.add(late)
+                Shortage(short, nth)
+            while running.finish_reason is None:
+                errors += [str(failure.error) for failure in schedule.step()[1]]
+        return running.tokens, errors
+
+    alone, _ = answer(disturbed=False)
+    tokens, errors = answer(disturbed=True)
+    assert tokens == alone
+    assert len(errors) == 1
+    assert "not enough memory" in errors[0]
+
+
+UNDER_A_LIMIT = """
+import resource, sys
+from mars_export.runtime import Session, SessionError
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.decode.config import GenerationConfig
+
+backend = Session.open(sys.argv[1], threads=1).backend
+long = [(7 * i) % 250 for i in range(450)]
+config = GenerationConfig(tau=0.5, max_new_tokens=30, eos_ids=(), window=6)
+
+def answers(spare):
+    rows = [Row(i, p, config, ()) for i, p in enumerate(([5, 17, 99], [77], long))]
+    schedule = Schedule(backend, 6, 268, Limits(max_rows=192, prefill_tokens=64))
+    for row in rows[:2]:
+        schedule.add(row)
+    schedule.step()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if spare is not None:
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + spare, hard))
+    schedule.add(rows[2])
+    failures = []
+    try:
+        while not schedule.is_idle:
+            failures += schedule.step()[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    for failure in failures:
+        assert isinstance(failure.error, SessionError) and "memory" in str(failure.error), failure.error
+    ended = {id(failure.row) for failure in failures}
+    return [None if id(row) in ended else row.tokens for row in rows]
+
+alone = answers(None)
+short = 0
+for spare in (0, 1, 3, 8, 15, 25, 40, 60, 200):
+    for one, other in zip(answers(spare << 20), alone, strict=True):
+        assert one is None or one == other, (spare, one, other)
+        short += one is None
+print("short", short)
+"""
+
+
+def test_under_a_memory_limit_answers_are_right_or_errors_clear(graphs: Callable[[str, str], Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_A_LIMIT, graphs("static", "fp32")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    assert int(done.stdout.split()[1]) > 0, "some requests found no memory, else nothing was tried"
+
+
+@pytest.mark.parametrize("layout", ["static", "delta"])
+@pytest.mark.parametrize("failing", ["write", "expect", "run"])
+def test_a_step_that_fails_half_bound_leaves_no_binding(
+    failing: str, layout: str, backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backends(layout)
+    rows, untouched = backend.new_cache(2), backend.new_cache(2)
+    expected = [step(backend, untouched, start) for start in (0, 5)]
+    assert (step(backend, rows) == expected[0]).all()
+    for error, seen in (
+        (RuntimeError("Failed to allocate memory for requested buffer"), SessionError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ):
+
+        def fail(*_: Any, error: BaseException = error) -> None:
+            raise error
+
+        with monkeypatch.context() as broken:
+            broken.setattr(f"mars_export.runtime.device.binding.Binding.{failing}", fail)
+            with pytest.raises(
+                seen, match="not enough memory: run fewer rows" if seen is SessionError else None
+            ):
+                step(backend, rows, 5)
+        assert rows.binding is None
+    assert (step(backend, rows, 5) == expected[1]).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("layout", ["static", "delta"])
+def test_rows_on_a_device_give_the_tokens_of_rows_on_the_host(
+    layout: str, precision: str, backends: Backends, graphs: Callable[[str, str], Path]
+) -> None:
+    bundle = open_bundle(graphs(layout, precision))
+    host, device = (
+        Session(bundle, bundle.manifest.variants[0], backends(layout, precision, memory))
+        for memory in (None, device_memory())
+    )
+    prompts = [*PROMPTS, LONG]
+    sampled = config(0.3, temperature=0.8, seed=3)
+    for settings in (config(1.0), config(0.3), sampled, config(0.3, metric="margin")):
+        for one, other in zip(
+            host.generate_batch(prompts, settings), device.generate_batch(prompts, settings), strict=True
+        ):
+            assert one.token_ids == other.token_ids
+            assert one.confidences == other.confidences
+    for commit in LOOPS.values():
+        one, other = (s.generate_batch(prompts, config(0.3), commit=commit) for s in (host, device))
+        assert [c.token_ids for c in one] == [c.token_ids for c in other]
+
+
+def test_a_device_binds_once_and_crosses_with_little(
+    backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backends(memory=device_memory())
+    rows = backend.new_cache(2)
+    step(backend, rows)
+    binding, crossed = rows.binding, []
+    addresses = [buffer.address for buffer in rows.buffers]
+    write = OrtTensor.write
+    monkeypatch.setattr(OrtTensor, "write", lambda self, v: (crossed.append(v.nbytes), write(self, v)))
+    for start in (5, 10, 15):
+        step(backend, rows, start)
+    assert rows.binding is binding
+    assert [buffer.address for buffer in rows.buffers] == addresses
+    assert crossed == [2 * 5 * 8, 2 * 8, 2 * 5 * 8] * 3, "ids, lengths and indices, and nothing else"
+
+
+def test_rows_on_a_device_grow_move_and_take_new_entries() -> None:
+    host, device = HostMemory(), device_memory()
+    random, pairs = np.random.default_rng(0), []
+    for memory in (host, device):
+        buffers = memory.zeros(2, (3, 2, 4, 8), FLOAT32)
+        assert not any(buffer.read().any() for buffer in buffers)
+        pairs.append(buffers)
+    for one, other in zip(*pairs, strict=True):
+        values = random.normal(size=one.shape).astype(np.float32)
+        one.write(values)
+        other.write(values)
+    wide = [memory.widen(buffers, 6) for memory, buffers in zip((host, device), pairs, strict=True)]
+    for one, other in zip(*wide, strict=True):
+        assert (one.read() == other.read()).all()
+        assert not other.read()[:, :, 4:].any()
+    new = random.normal(size=(2, 2, 3, 8)).astype(np.float32)
+    for memory, buffers in zip((host, device), wide, strict=True):
+        entries = [memory.tensor(new.shape, FLOAT32) for _ in buffers]
+        for i, tensor in enumerate(entries):
+            tensor.write(new + i)
+        memory.place(buffers, 1, np.array([3, 1]), entries)
+        memory.move(buffers, 2, 0, 4)
+    for one, other in zip(*wide, strict=True):
+        assert (one.read()[:, :, :4] == other.read()[:, :, :4]).all()
+        assert (one.read()[1:] == other.read()[1:]).all()
+
+
+@pytest.mark.parametrize("operator", ["Pad", "TensorScatter"])
+def test_the_copying_graphs_are_onnx(operator: str) -> None:
+    onnx.checker.check_model(onnx.load_from_string(copies(operator, 200, 10)), full_check=True)
+
+
+class Placed:
+    """A session of which it is said that the graph reads and writes KV, or some of it, on another device."""
+
+    def __init__(self, session: Any, elsewhere: Callable[[str], bool]) -> None:
+        self._session, self._elsewhere = session, elsewhere
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def _infos(self, tensors: Any) -> list[Any]:
+        return [SimpleNamespace(name="Cuda" if self._elsewhere(t.name) else "Cpu") for t in tensors]
+
+    def get_input_memory_infos(self) -> list[Any]:
+        return self._infos(self._session.get_inputs())
+
+    def get_output_memory_infos(self) -> list[Any]:
+        return self._infos(self._session.get_outputs())
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "binds_anew"),
+    [
+        (lambda name: name == "kv_length", False),
+        (lambda name: name.startswith("past_key_values.1"), True),
+        (lambda name: "key" in name, True),
+    ],
+)
+def test_what_the_graph_reads_elsewhere_stays_elsewhere(
+    elsewhere: Callable[[str], bool], binds_anew: bool, backends: Backends
+) -> None:
+    backend, memory = backends(), device_memory()
+    expected = [step(backend, backend.new_cache(2), 0)]
+    backend._session = Placed(backend._session, elsewhere)
+    backend._find_places(memory)
+    assert backend._binds_anew is binds_anew
+    assert isinstance(backend._memory, HostMemory if binds_anew else OrtMemory)
+    assert isinstance(backend._places["kv_length"], HostMemory) == elsewhere("kv_length")
+    rows = backend.new_cache(2)
+    assert (step(backend, rows) == expected[0]).all()
+
+
+def test_nodes_that_a_gpu_leaves_to_the_cpu_are_counted() -> None:
+    part = lambda ep, *ops: SimpleNamespace(  # noqa: E731
+        ep_name=ep, get_nodes=lambda: [SimpleNamespace(op_type=op) for op in ops]
+    )
+    parts = [
+        part("CUDAExecutionProvider", "MatMul"),
+        part("CPUExecutionProvider", "Shape", "Gather", "Shape"),
+    ]
+    session = SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
+    assert ort.on_cpu(session, "CUDAExecutionProvider") == {"Shape": 2, "Gather": 1}
+
+
+def test_a_provider_that_does_not_start_is_an_error(
+    graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime itself would compute on the CPU and say so in its log only."""
+    monkeypatch.setattr(ort, "_import", lambda device: onnxruntime)
+    monkeypatch.setattr(ort, "PROVIDERS", ort.PROVIDERS | {"cuda": "CPUExecutionProvider"})
+    bundle = open_bundle(graphs("static", "fp32"))
+    opened = OrtBackend.of(bundle, bundle.manifest.variants[0], "cpu", 1)
+    monkeypatch.setattr(type(opened._session), "get_providers", lambda self: ["AnotherProvider"])
+    with pytest.raises(
+        SessionError, match="could not start CPUExecutionProvider and would compute on the CPU"
+    ):
+        OrtBackend.of(bundle, bundle.manifest.variants[0], "cuda", 1)
+
+
+def test_doctor_says_what_is_left_to_the_cpu(
+    graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = graphs("static", "fp32")
+    details = [f.detail for f in examine(bundle).findings if f.subject == "variant model"]
+    assert [detail.startswith("opens on cpu and decodes") for detail in details] == [True]
+    assert "left to the CPU" not in details[0]
+    left = property(lambda self: {"Shape": 2, "Gather": 1}, lambda *_: None)
+    monkeypatch.setattr(OrtBackend, "on_cpu", left, raising=False)
+    (detail,) = (f.detail for f in examine(bundle).findings if f.subject == "variant model")
+    assert detail.endswith("; left to the CPU: 2 Shape, 1 Gather")
