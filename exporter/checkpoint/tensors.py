@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,14 +15,17 @@ from ...runtime.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-HEADER_LIMIT = 100_000_000  # the safetensors format's own limit, bytes
+HEADER_LIMIT = 32_000_000  # bytes: some 200,000 tensors; the format allows three times as much
+HIGHEST_RANK, LARGEST_SIZE = 8, 2**53
+LONGEST_LIST = 12  # problems of one kind in a message
+LONGEST_VALUE = 80  # characters of a foreign value in a message
 DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Integers are the codes of a quantized checkpoint (packed.py) and nothing else; a weight of integers would be a mistake.
+# Integers are the codes of a quantized checkpoint (compressed.py); a weight of integers would be a mistake.
 INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx")
 
@@ -89,7 +92,8 @@ def open_tensors(directory: Path) -> Tensors:
             " save the model again with `model.save_pretrained(path, safe_serialization=True)`"
         )
     raise CheckpointError(
-        f"{directory}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there; was the download complete?"
+        f"{directory}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there;"
+        " was the download complete?"
     )
 
 
@@ -102,12 +106,13 @@ def _open_sharded(directory: Path) -> Tensors:
     unsafe = [name for name in names if Path(name).name != name]
     if unsafe:
         raise CheckpointError(
-            f"{directory / INDEX_FILE}: shard names must be plain file names, not {', '.join(unsafe)}"
+            f"{directory / INDEX_FILE}: shard names must be plain file names, not {listed(unsafe)}"
         )
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{directory}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}; download them again"
+            f"{directory}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)};"
+            " download them again"
         )
     shards = {name: SafetensorsFile(directory / name) for name in names}
     absent = [
@@ -115,7 +120,7 @@ def _open_sharded(directory: Path) -> Tensors:
     ]
     if absent:
         raise CheckpointError(
-            f"{directory}: the index names tensors that their shards lack: {', '.join(absent[:10])}"
+            f"{directory}: the index names tensors that their shards lack: {listed(absent)}"
         )
     return ShardedTensors({tensor: shards[shard] for tensor, shard in weight_map.items()})
 
@@ -128,6 +133,29 @@ def read_json(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: a JSON object is expected, not {type(value).__name__}")
     return value
+
+
+def shown(value: object) -> str:
+    """A value of a foreign file for a message: cut, and never a number too long to print."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+        text = f"a {type(value).__name__} that is too long to print"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def listed(problems: Sequence[str], between: str = ", ") -> str:
+    """The first problems of one kind, and how many more there are."""
+    more = len(problems) - LONGEST_LIST
+    return between.join([*problems[:LONGEST_LIST], *([f"... and {more} more"] if more > 0 else [])])
+
+
+def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two tables hold the same numbers, in whatever type each is stored."""
+    return first.shape == second.shape and all(
+        bool((np.asarray(a, np.float32) == np.asarray(b, np.float32)).all())
+        for a, b in zip(chunks(first, 1 << 20), chunks(second, 1 << 20), strict=True)
+    )
 
 
 def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
@@ -148,6 +176,8 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
         raise CheckpointError(f"{broken}; download it again")
     entries = {}
     for name, entry in header.items():
+        if len(name) > 1000:
+            raise CheckpointError(f"{broken}: a tensor's name has {len(name)} characters")
         if name != "__metadata__":
             entries[name] = _read_entry(path, name, entry, 8 + length, size)
     return entries
@@ -158,8 +188,10 @@ def _read_entry(
 ) -> tuple[np.dtype, tuple[int, ...], int]:
     try:
         kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
-        if not all(type(number) is int for number in (*shape, begin, end)):
+        if not all(type(number) is int and abs(number) <= LARGEST_SIZE for number in (*shape, begin, end)):
             raise TypeError("integers are expected")
+        if len(shape) > HIGHEST_RANK:
+            raise ValueError("too many dimensions")
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the header entry of `{name}` is malformed; download the file again"
@@ -167,16 +199,19 @@ def _read_entry(
     known = {**DTYPES, **INTEGERS} if name.endswith(CODE_PARTS) else DTYPES
     if kind not in known:
         raise CheckpointError(
-            f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(known)} (dequantize a quantized checkpoint first)"
+            f"{path}: tensor `{name}` has dtype {kind[:LONGEST_VALUE]}; known are {', '.join(known)}"
+            " (dequantize a quantized checkpoint first)"
         )
     dtype = known[kind]
     if min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(
-            f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)}; download the file again"
+            f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)};"
+            " download the file again"
         )
     if begin < 0 or start + end > size:
         raise CheckpointError(
-            f"{path}: truncated: tensor `{name}` ends at byte {start + end}, the file has {size}; download it again"
+            f"{path}: truncated: tensor `{name}` ends at byte {start + end}, the file has {size};"
+            " download it again"
         )
     return dtype, shape, start + begin
 
@@ -189,7 +224,10 @@ def chunks(array: np.ndarray, limit: int = 1 << 24) -> Iterator[np.ndarray]:
 
 
 def largest(array: np.ndarray) -> float:
-    """The largest magnitude; NaN or Inf where the array holds one. Read off the bits: without its sign, a float orders as an integer."""
+    """The largest magnitude; NaN or Inf where the array holds one.
+
+    Read off the bits: without its sign, a float orders as an integer.
+    """
     bits = np.dtype(f"u{array.dtype.itemsize}")
     unsigned = bits.type(np.iinfo(bits).max >> 1)
     most = max(
@@ -210,5 +248,6 @@ def check_finite(name: str, array: np.ndarray) -> None:
         if not finite.all():
             bad = int(finite.size - np.count_nonzero(finite))
             raise CheckpointError(
-                f"tensor `{name}` holds {bad} or more NaN or Inf values; the checkpoint is broken, train or download it again"
+                f"tensor `{name}` holds {bad} or more NaN or Inf values; the checkpoint is broken,"
+                " train or download it again"
             )
