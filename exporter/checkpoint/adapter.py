@@ -52,7 +52,9 @@ class AdapterConfig:
     alpha_pattern: Patterns[float]
     token_indices: Patterns[tuple[int, ...]]
     modules_to_save: tuple[str, ...] = ()
-    keeps_tied: bool = False  # `ensure_weight_tying`: what is trained of a tied table goes for both of its uses
+    keeps_tied: bool = (
+        False  # `ensure_weight_tying`: what is trained of a tied table goes for both of its uses
+    )
 
     def scaling(self, module: str, rank: int) -> float:
         alpha = self.alpha_pattern.find(module, self.alpha)
@@ -155,7 +157,10 @@ class MergedTensors:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = {**self.base.shapes, **{name: self.adapter.shapes[key] for name, key in self.replaced.items()}}
+        shapes = {
+            **self.base.shapes,
+            **{name: self.adapter.shapes[key] for name, key in self.replaced.items()},
+        }
         if self._base_tied and not self.tied and HEAD not in self.replaced:
             shapes[HEAD] = self.base.shapes[EMBEDDING]
         return shapes

@@ -39,16 +39,19 @@ def open_checkpoint(
     base: str | None = None,
     mask_token: str | None = None,
     tied: bool | None = None,
+    tokenizer: str | None = None,
 ) -> Checkpoint:
     """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file; None opens the embedded default.
 
     No weight is read yet beyond file headers (and two tables that may be one). `base` overrides the base model that
-    an adapter names; `tied` says whether lm_head is the embedding, where config.json and the weights disagree.
+    an adapter names; `tied` says whether lm_head is the embedding, where config.json and the weights disagree;
+    `tokenizer` is a directory whose tokenizer files come before the checkpoint's own.
     Raises CheckpointError, listing all problems of one kind at once.
     """
     if location is None:
         location = str(default.ADAPTER)
-    directory = model = _directory(location, revision)
+    own_tokenizer = [] if tokenizer is None else [_tokenizer_directory(tokenizer)]
+    directory = model = _directory(location, revision, rebuild_tokenizer=tokenizer is None)
     config_of_adapter = None
     if (directory / adapter.CONFIG_FILE).is_file():
         config_of_adapter = adapter.read_adapter_config(directory)
@@ -65,7 +68,7 @@ def open_checkpoint(
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)
         dims = replace(dims, tied=tensors.tied, vocab_size=_vocab_size(dims, tensors))
     check_shapes(dims, tensors.shapes)
-    directories = list(dict.fromkeys((directory, model)))
+    directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
     vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location)
     is_ours = directory == default.ADAPTER
     return Checkpoint(
@@ -103,14 +106,21 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return dict(read_json(path))
 
 
-def _directory(location: str, revision: str | None) -> Path:
+def _tokenizer_directory(location: str) -> Path:
+    path = Path(location).expanduser()
+    if not (path / "tokenizer.json").is_file():
+        raise CheckpointError(f"{location}: no directory with a tokenizer.json; give one to --tokenizer")
+    return path
+
+
+def _directory(location: str, revision: str | None, rebuild_tokenizer: bool = True) -> Path:
     path = Path(location).expanduser()
     if path.is_dir():
         return path
     if path.suffix == ".gguf":
         if not path.is_file():
             raise CheckpointError(f"{location}: no such file")
-        return default.converted(path)
+        return default.converted(path, rebuild_tokenizer)
     if path.exists() or path.is_absolute() or location.count("/") != 1 or location.startswith("."):
         raise CheckpointError(f"{location}: not a directory, a .gguf file or a hub id (owner/name)")
     return _from_hub(location, revision)

@@ -13,7 +13,9 @@ LONGEST = 200  # characters
 MOST_EXPRESSIONS = 16  # besides plain names
 # A backtracking matcher tries about name ** repeats places, times the alternatives.
 MOST_REPEATS, MOST_ALTERNATIVES = 2, 16
-ATOM = re.compile(r"\\[.dwDW_-]|\[[^]\\[]+\]|[\w.^$-]|(?P<open>\()|(?P<close>\))|(?P<bar>\|)|(?P<repeat>[*+?])")
+ATOM = re.compile(
+    r"\\[.dwDW_-]|\[[^]\\[]+\]|[\w.^$-]|(?P<open>\()|(?P<close>\))|(?P<bar>\|)|(?P<repeat>[*+?])"
+)
 
 
 @dataclass(frozen=True, slots=True)

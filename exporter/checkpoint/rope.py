@@ -52,7 +52,9 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
     if kind not in KNOWN:
         raise CheckpointError(f"config.json: rope type `{kind}` is not supported (known: {', '.join(KNOWN)})")
     if theta == 1:
-        raise CheckpointError("config.json: `rope_theta` must be other than 1: all positions would be the same")
+        raise CheckpointError(
+            "config.json: `rope_theta` must be other than 1: all positions would be the same"
+        )
     if any(source.get("partial_rotary_factor") not in (None, 1) for source in (params, config)):
         raise CheckpointError("config.json: `partial_rotary_factor` other than 1 is not supported")
     powers = _powers(theta, head_dim)
@@ -112,9 +114,7 @@ def _llama3(inv_freq: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     return rotated
 
 
-def _yarn(
-    powers: np.ndarray, params: Mapping[str, Any], theta: float, head_dim: int, context: float
-) -> Rope:
+def _yarn(powers: np.ndarray, params: Mapping[str, Any], theta: float, head_dim: int, context: float) -> Rope:
     old = (
         positive(params, "original_max_position_embeddings")
         if params.get("original_max_position_embeddings")
@@ -136,7 +136,9 @@ def _yarn(
     high = high + 0.001 if low == high else high
     kept = 1 - np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
     blended = 1 / (factor * powers) * (1 - kept) + 1 / powers * kept
-    return Rope(blended.astype(np.float32), _yarn_scale(params, factor), int(min(factor * old, LONGEST_CONTEXT)))
+    return Rope(
+        blended.astype(np.float32), _yarn_scale(params, factor), int(min(factor * old, LONGEST_CONTEXT))
+    )
 
 
 def _yarn_scale(params: Mapping[str, Any], factor: float) -> float:

@@ -76,7 +76,9 @@ def _tokenizer(where: str, text: str) -> Tokenizer:
         return Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # the Rust library raises plain Exception, and where it panics no Exception at all
+    except (
+        BaseException
+    ) as error:  # the Rust library raises plain Exception, and where it panics no Exception at all
         raise CheckpointError(
             f"{where}: tokenizer.json is not readable ({str(error)[:200]}); download it again"
         ) from error

@@ -117,7 +117,7 @@ def test_a_gguf_file_is_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(2):  # the second time from the cache
         checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [
-        p.name for p in (tmp_path / "cache").glob("gguf-*-v1")
+        p.name for p in (tmp_path / "cache").glob("gguf-*-v2")
     ]
     assert checkpoint.vocabulary.mask_token_id == tiny.MASK
     assert checkpoint.vocabulary.eos_token_ids == (tiny.IM_END,)
@@ -151,8 +151,8 @@ def test_an_unknown_architecture(tmp_path: Path) -> None:
 
 
 def test_an_unknown_pre_tokenizer(tmp_path: Path) -> None:
-    write_gguf(LLAMA, tmp_path / "model.gguf", pre="llama-bpe")
-    with pytest.raises(CheckpointError, match="GGUF tokenizer `gpt2`/`llama-bpe` cannot be rebuilt exactly"):
+    write_gguf(LLAMA, tmp_path / "model.gguf", pre="tekken")
+    with pytest.raises(CheckpointError, match="GGUF tokenizer `gpt2`/`tekken` cannot be rebuilt exactly"):
         convert(tmp_path / "model.gguf", tmp_path / "model")
 
 
