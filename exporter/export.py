@@ -19,10 +19,11 @@ from ..runtime.bundle.manifest import (
     TextInfo,
     TokenInfo,
     Variant,
+    open_bundle,
     write_manifest,
 )
 from ..runtime.device.ort import FASTEST_LEVEL, LEVELED
-from ..runtime.errors import ExportError
+from ..runtime.errors import BundleError, ExportError
 from .checkpoint.compressed import require_same_form
 from .checkpoint.family import Dims
 from .checkpoint.open import Checkpoint
@@ -66,6 +67,7 @@ class ExportOptions:
     capacity: int = 1024
     prefill: int = 128
     allow_drift: bool = False
+    oracle: bool = True
     kv_layout: str = "static"
     accuracy_level: int = FASTEST_LEVEL
 
@@ -133,7 +135,22 @@ def export_onnx(
     options.check(checkpoint.dims)
     report = progress or (lambda phase, done, total: None)
     with replacing(target, weight_bytes(checkpoint, options), force) as directory:
-        return write_bundle(directory, checkpoint, options, report)
+        manifest = write_bundle(directory, checkpoint, options, report)
+        _reopen(directory)
+        return manifest
+
+
+def _reopen(directory: Path) -> None:
+    """An export that succeeds has written a bundle that opens."""
+    try:
+        open_bundle(directory)
+    except BundleError as error:
+        problem = str(error).replace(f"{directory}: ", "").replace(f"{directory}/", "")
+        raise ExportError(
+            f"the bundle that was written does not open: {problem}; nothing was kept. Correct the checkpoint's"
+            " config.json or tokenizer_config.json, or report it"
+        ) from error
+    (directory / ".verified.json").unlink(missing_ok=True)  # the reader's note to itself, no part of a bundle
 
 
 def write_bundle(
@@ -147,7 +164,7 @@ def write_bundle(
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-    drift = _self_check(directory, checkpoint, options, placed, model, report)
+    drift = _self_check(directory, checkpoint, options, placed, report)
     manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights)
     write_manifest(directory, manifest)
     return manifest
@@ -248,7 +265,6 @@ def _self_check(
     checkpoint: Checkpoint,
     options: ExportOptions,
     placed: dict[str, Placed],
-    model: ModelInfo,
     report: Progress,
 ) -> Drift:
     from .check import selfcheck
@@ -261,15 +277,17 @@ def _self_check(
         report("self-check", done, layers)
 
     spec = _spec(checkpoint, options, None)
-    with_logits = replace(spec, logits=True)
-    judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
-    outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
-    drift = selfcheck.check(
-        directory, judged, outputs, checkpoint, model, spec, options.accuracy_level, layer_done
+    judged = graph.build(replace(spec, logits=True), placed, WEIGHTS_FILE, _version())
+    return selfcheck.check(
+        directory,
+        judged,
+        checkpoint,
+        spec,
+        options.accuracy_level,
+        bounded=not options.allow_drift,
+        with_oracle=options.oracle,
+        progress=layer_done,
     )
-    if not options.allow_drift:
-        selfcheck.require(drift, spec.weight_precision)
-    return drift
 
 
 def _model_info(checkpoint: Checkpoint) -> ModelInfo:

@@ -151,7 +151,7 @@ class MergedTensors:
         self.pairs: dict[str, tuple[str, str]] = {}  # A and B, by the name of the weight
         self.rows: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.replaced: dict[str, str] = {}
-        self._base_tied = tied
+        self.base_tied = tied
         self._sort_entries(directory)
         self.tied = tied and not self._unties()
 
@@ -161,7 +161,7 @@ class MergedTensors:
             **self.base.shapes,
             **{name: self.adapter.shapes[key] for name, key in self.replaced.items()},
         }
-        if self._base_tied and not self.tied and HEAD not in self.replaced:
+        if self.base_tied and not self.tied and HEAD not in self.replaced:
             shapes[HEAD] = self.base.shapes[EMBEDDING]
         return shapes
 
@@ -178,7 +178,7 @@ class MergedTensors:
     def _unmerged(self, name: str) -> np.ndarray:
         if name in self.replaced:
             return self.adapter.read(self.replaced[name])
-        return self.base.read(EMBEDDING if name == HEAD and self._base_tied else name)
+        return self.base.read(EMBEDDING if name == HEAD and self.base_tied else name)
 
     def _with_low_rank(self, name: str, weight: np.ndarray) -> np.ndarray:
         down, up = (self.adapter.read(key).astype(np.float32) for key in self.pairs[name])

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...runtime.bundle.manifest import MODEL_LIMITS
 from ...runtime.errors import CheckpointError
 from . import names
 from .rope import Rope, positive, rope_from_config
@@ -16,14 +15,14 @@ from .tensors import listed, shown
 ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3"}
 # The largest number of each field that is taken seriously: a reader, and this exporter, allocate from them.
 LIMITS = {
-    "vocab_size": MODEL_LIMITS["vocab_size"],
-    "hidden_size": MODEL_LIMITS["hidden_size"],
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
     "intermediate_size": 2**24,
-    "num_hidden_layers": MODEL_LIMITS["num_layers"],
-    "num_attention_heads": MODEL_LIMITS["num_heads"],
-    "num_key_value_heads": MODEL_LIMITS["num_kv_heads"],
-    "head_dim": MODEL_LIMITS["head_dim"],
-    "max_position_embeddings": MODEL_LIMITS["context_length"],
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "max_position_embeddings": 2**31,
 }
 
 
@@ -214,7 +213,7 @@ def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
 def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError that lists every missing, extra and misshapen tensor at once."""
     expected = dict(expected_shapes(dims))
-    if problem := _other_names(expected, shapes):
+    if problem := _other_names(shapes):
         raise CheckpointError(problem)
     ignored = {names.HEAD} if dims.tied else set()
     problems = [f"missing: {name} {list(shape)}" for name, shape in expected.items() if name not in shapes]
@@ -234,7 +233,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
         )
 
 
-def _other_names(expected: Mapping[str, object], shapes: Mapping[str, object]) -> str | None:
+def _other_names(shapes: Mapping[str, object]) -> str | None:
     """One line where all names are there behind another prefix, as AutoModel and the wrappers of others save them."""
     first = f"{names.layer(0)}{names.INPUT_NORM}.weight"
     inner = first.removeprefix("model.")

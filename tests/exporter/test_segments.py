@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mars_export.exporter.check import reference, segments, selfcheck
+from mars_export.exporter.check import reference, segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.graph.step import StepGraph
@@ -57,7 +57,7 @@ def test_segments_measure_the_same_drift(
 
 def test_every_layer_is_in_one_segment(checkpoints: Named) -> None:
     checkpoint = open_checkpoint(str(checkpoints("qwen2")))
-    assert selfcheck._layers_at_once(checkpoint) is None  # small: run whole
+    assert segments.layers_at_once(checkpoint.tensors.shapes) is None  # small: run whole
     assert segments.count_weights({"a": (2, 3), "b": (), "c": (4,)}) == 11
 
 
