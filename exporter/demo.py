@@ -88,9 +88,9 @@ def summarize(answers: Sequence[Answer]) -> list[Summary]:
     """One line for each tau, in the order of TAUS."""
     lines: list[Summary] = []
     for tau in TAUS:
-        chosen = [a for a in answers if a.tau == tau]
-        tokens, forwards = sum(a.stats.tokens for a in chosen), sum(a.stats.forwards for a in chosen)
-        speed = tokens / sum(a.seconds for a in chosen)
+        same_tau = [a for a in answers if a.tau == tau]
+        tokens, forwards = sum(a.stats.tokens for a in same_tau), sum(a.stats.forwards for a in same_tau)
+        speed = tokens / sum(a.seconds for a in same_tau)
         lines.append(
             Summary(
                 tau,

@@ -46,23 +46,23 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What `mars-export onnx` may be asked for. `static` adds fixed-shape graphs for `batch` rows and `capacity` entries.
+    """What `mars-export onnx` may be asked for. `fixed` adds graphs of fixed shapes for `batch` rows and `capacity` entries.
 
     `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in, and
-    `quant_block`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
+    `group`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
     """
 
     block: int = 8
     precision: str = "fp32"
     activations: str = "fp32"
-    quant_block: int = 32
+    group: int = 32
     asymmetric: bool = False
     search: bool = False
     head: str = "int8"
     embedding: str = "int8"
     metrics: bool = False
     logits: bool = False
-    static: bool = False
+    fixed: bool = False
     batch: int = 1
     capacity: int = 1024
     prefill: int = 128
@@ -81,7 +81,7 @@ class ExportOptions:
         if self.precision not in SCHEMES:
             return None
         return Quantization(
-            self.precision, self.quant_block, not self.asymmetric, self.head, self.embedding, self.search
+            self.precision, self.group, not self.asymmetric, self.head, self.embedding, self.search
         )
 
     def check(self, dims: Dims) -> None:
@@ -106,7 +106,7 @@ class ExportOptions:
             problems.append(
                 f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}"
             )
-        if self.static:
+        if self.fixed:
             if not self.block <= self.capacity <= context_length:
                 problems.append(
                     f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not {self.capacity}"
@@ -220,7 +220,7 @@ def _write_graphs(
             *(["margin", "entropy"] if spec.metrics else []),
             *(["logits"] if spec.logits else []),
         ]
-        fixed = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
+        sizes = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
         variants.append(
             Variant(
                 name,
@@ -231,7 +231,7 @@ def _write_graphs(
                 spec.precision,
                 spec.kv_layout,
                 tuple(outputs),
-                *fixed,
+                *sizes,
             )
         )
     return variants
@@ -239,7 +239,7 @@ def _write_graphs(
 
 def _shapes(options: ExportOptions) -> list[tuple[str, StepShape | None]]:
     shapes: list[tuple[str, StepShape | None]] = [("model", None)]
-    if options.static:
+    if options.fixed:
         for slots in dict.fromkeys((1, options.block, options.prefill)):
             shape = StepShape(options.batch, slots, options.capacity)
             shapes.append((f"model-b{shape.batch}-s{shape.slots}-c{shape.capacity}", shape))
@@ -304,10 +304,10 @@ def _model_info(checkpoint: Checkpoint) -> ModelInfo:
     )
 
 
-def _quantization_info(chosen: Quantization | None) -> QuantizationInfo | None:
-    if chosen is None:
+def _quantization_info(storage: Quantization | None) -> QuantizationInfo | None:
+    if storage is None:
         return None
-    return QuantizationInfo(chosen.linear.block_size, chosen.symmetric, chosen.head, chosen.embedding)
+    return QuantizationInfo(storage.linear.group_size, storage.symmetric, storage.head, storage.embedding)
 
 
 def _manifest(
@@ -324,7 +324,7 @@ def _manifest(
     level = options.accuracy_level if options.precision in LEVELED else None
     storage = _quantization_info(options.quantization)
     judged = [
-        replace(v, drift=None if v.is_static else drift, quantization=storage, accuracy_level=level)
+        replace(v, drift=None if v.slots else drift, quantization=storage, accuracy_level=level)
         for v in variants
     ]
     files = [weights if path.name == weights.path else describe(path) for path in sorted(directory.iterdir())]

@@ -20,11 +20,11 @@ def choose_precision(cpuinfo: Path = CPUINFO) -> tuple[str, str]:
             "int8",
             f"the instructions of this {platform.machine() or 'unknown'} processor are not known; int8 weights run everywhere",
         )
-    found = [name for name in BYTE_PRODUCTS if name in words]
-    if found:
+    products = [name for name in BYTE_PRODUCTS if name in words]
+    if products:
         return (
             "w8a8",
-            f"this processor multiplies bytes ({found[0]}), so wide windows are cheapest with 8-bit activations",
+            f"this processor multiplies bytes ({products[0]}), so wide windows are cheapest with 8-bit activations",
         )
     return (
         "int8",

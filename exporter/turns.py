@@ -158,13 +158,13 @@ def _with_reserved(render: Render, turns: ChatTurns, source: str) -> ChatTurns |
 
 
 def _literals(source: str) -> list[str]:
-    found = []
+    words = []
     for literal in STRING_LITERAL.findall(source):
         try:
-            found.append(str(ast.literal_eval(literal.replace("\n", "\\n"))))
+            words.append(str(ast.literal_eval(literal.replace("\n", "\\n"))))
         except (SyntaxError, ValueError):
-            found.append(literal[1:-1])
-    return sorted({word for word in found if word}, key=lambda word: (len(word), word))
+            words.append(literal[1:-1])
+    return sorted({word for word in words if word}, key=lambda word: (len(word), word))
 
 
 def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:

@@ -134,8 +134,8 @@ def _yarn(powers: np.ndarray, params: Mapping[str, Any], theta: float, head_dim:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     high = high + 0.001 if low == high else high
-    kept = 1 - np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
-    blended = 1 / (factor * powers) * (1 - kept) + 1 / powers * kept
+    rest = 1 - np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+    blended = 1 / (factor * powers) * (1 - rest) + 1 / powers * rest
     return Rope(
         blended.astype(np.float32), _yarn_scale(params, factor), int(min(factor * old, LONGEST_CONTEXT))
     )

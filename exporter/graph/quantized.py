@@ -11,7 +11,7 @@ from .nodes import Nodes
 def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> str:
     """x [..., in] times the decoded weight [in, out]. ONNX Runtime and TensorRT fuse the pair into one kernel."""
     inputs = [weight, f"{weight}_scale"] + ([] if codec.symmetric else [f"{weight}_zero_point"])
-    axis, block_size = (1, 0) if codec.block_size is None else (0, codec.block_size)
+    axis, block_size = (1, 0) if codec.group_size is None else (0, codec.group_size)
     decoded = nodes.add("DequantizeLinear", *inputs, name=f"{name}_weight", axis=axis, block_size=block_size)
     return nodes.add("MatMul", x, decoded, name=name)
 

@@ -144,7 +144,7 @@ def test_the_contract_and_only_old_operators(deltas: Named) -> None:
 
 
 def test_fixed_shapes_give_what_symbols_give(checkpoints: Named, tmp_path: Path) -> None:
-    options = ExportOptions(block=4, static=True, batch=2, capacity=48, prefill=10, kv_layout="delta")
+    options = ExportOptions(block=4, fixed=True, batch=2, capacity=48, prefill=10, kv_layout="delta")
     export_onnx(open_checkpoint(str(checkpoints("qwen3-mixed"))), tmp_path / "b", options)
     random = np.random.default_rng(1)
     model = open_bundle(tmp_path / "b").manifest.model

@@ -122,7 +122,7 @@ def test_fp16_stays_within_its_stated_bounds(
 @pytest.fixture(scope="module")
 def static_bundle(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("static") / "bundle"
-    options = ExportOptions(block=4, metrics=True, logits=True, static=True, batch=2, capacity=48, prefill=10)
+    options = ExportOptions(block=4, metrics=True, logits=True, fixed=True, batch=2, capacity=48, prefill=10)
     export_onnx(open_checkpoint(str(checkpoints("qwen3"))), target, options)
     return target
 

@@ -122,7 +122,7 @@ def test_codes_reach_the_graph_unchanged(form: str, packed: Any, tmp_path: Path)
     exact = ExportOptions(
         block=4,
         precision=f"int{bits}",
-        quant_block=BLOCK,
+        group=BLOCK,
         asymmetric=not symmetric,
         head="float",
         embedding="float",
@@ -147,7 +147,7 @@ def test_a_wider_bundle_may_be_made_of_codes(precision: str, packed: Any, tmp_pa
     options = ExportOptions(
         block=4,
         precision=precision,
-        quant_block=BLOCK,
+        group=BLOCK,
         head="float",
         embedding="float",
         accuracy_level=0,
@@ -164,25 +164,25 @@ def test_a_wider_bundle_may_be_made_of_codes(precision: str, packed: Any, tmp_pa
         (
             "uint4",
             {},
-            "are uint4 codes in blocks of 16 and would be rounded a second time: export with --precision int4 --quant-block 16 --asymmetric",
+            "are uint4 codes in groups of 16 and would be rounded a second time: export with --precision int4 --group 16 --asymmetric",
         ),
         (
             "int4",
             {"asymmetric": True},
-            "are int4 codes in blocks of 16 .*: export with --precision int4 --quant-block 16, or",
+            "are int4 codes in groups of 16 .*: export with --precision int4 --group 16, or",
         ),
         ("int4", {"search": True}, "--search has nothing to choose"),
         (
             "int8",
             {"precision": "int8", "asymmetric": True, "search": True},
-            "export with --precision int8 --quant-block 16, .*; --search",
+            "export with --precision int8 --group 16, .*; --search",
         ),
     ],
 )
 def test_codes_are_not_rounded_a_second_time(
     form: str, options: dict[str, Any], message: str, packed: Any, tmp_path: Path
 ) -> None:
-    asked = {"precision": "int4", "quant_block": BLOCK} | options
+    asked = {"precision": "int4", "group": BLOCK} | options
     with pytest.raises(ExportError, match=message):
         export_onnx(open_checkpoint(str(packed(form)[0])), tmp_path / "b", ExportOptions(block=4, **asked))
     assert not (tmp_path / "b").exists()
@@ -200,7 +200,7 @@ def test_layers_kept_in_full_precision_are_not_rounded_silently(packed: Any, tmp
         export_onnx(
             open_checkpoint(str(tmp_path / "c")),
             tmp_path / "b",
-            ExportOptions(block=4, precision="int4", quant_block=BLOCK),
+            ExportOptions(block=4, precision="int4", group=BLOCK),
         )
 
 
@@ -212,9 +212,9 @@ def test_layers_kept_in_full_precision_are_not_rounded_silently(packed: Any, tmp
         ({"shape": None}, f"{K}_shape: two positive integers are expected"),
         ({"shape": np.array([24, 0])}, "two positive integers"),
         ({"shape": np.array([24, 48, 1])}, "two positive integers"),
-        ({"shape": np.array([24, 40])}, f"{K}: its 40 inputs cannot be in blocks of 16"),
-        ({"shape": np.array([1 << 40, 1 << 20])}, rf"{K}_packed is \[24, 6\], uint4 codes of 1099511627776 x 1048576 in blocks of 16 need"),
-        ({"packed": np.zeros((24, 5), np.int32)}, r"_packed is \[24, 5\], uint4 codes of 24 x 48 in blocks of 16 need \[24, 6\]"),
+        ({"shape": np.array([24, 40])}, f"{K}: its 40 inputs cannot be in groups of 16"),
+        ({"shape": np.array([1 << 40, 1 << 20])}, rf"{K}_packed is \[24, 6\], uint4 codes of 1099511627776 x 1048576 in groups of 16 need"),
+        ({"packed": np.zeros((24, 5), np.int32)}, r"_packed is \[24, 5\], uint4 codes of 24 x 48 in groups of 16 need \[24, 6\]"),
         ({"packed": np.zeros((24, 6), np.float32)}, f"{K}_packed: 32-bit integers are expected"),
         ({"scale": np.ones((24, 1), np.float16)}, r"_scale is \[24, 1\].*need \[24, 3\]"),
         ({"packed": None}, f"{K}_scale: no codes belong to it"),
@@ -239,7 +239,7 @@ def test_scales_must_be_numbers_and_weights_floats(packed: Any, tmp_path: Path) 
         export_onnx(
             open_checkpoint(str(tmp_path / "c")),
             tmp_path / "b",
-            ExportOptions(block=4, precision="int4", quant_block=BLOCK),
+            ExportOptions(block=4, precision="int4", group=BLOCK),
         )
     tensors = load_file(tmp_path / "c" / "model.safetensors") | {"model.norm.weight": np.ones(48, np.int32)}
     save_file(tensors, tmp_path / "c" / "model.safetensors")

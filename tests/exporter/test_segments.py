@@ -31,7 +31,7 @@ def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:
         ("qwen2", ExportOptions()),
         ("qwen3-mixed", ExportOptions(precision="fp16", metrics=True)),
         ("llama-bias", ExportOptions(precision="w8a8", allow_drift=True)),
-        ("qwen2", ExportOptions(precision="int4", quant_block=16, kv_layout="delta", allow_drift=True)),
+        ("qwen2", ExportOptions(precision="int4", group=16, kv_layout="delta", allow_drift=True)),
         ("qwen2", ExportOptions(precision="bf16", kv_layout="delta", allow_drift=True)),
     ],
     ids=lambda value: value if isinstance(value, str) else value.precision,
