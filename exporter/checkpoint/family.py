@@ -147,9 +147,9 @@ def _count(config: Mapping[str, Any], name: str) -> int:
 
 
 def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
-    if config.get("hidden_act", "silu") != "silu":
+    if (activation := config.get("hidden_act", "silu")) != "silu":
         raise CheckpointError(
-            f"config.json: hidden_act `{config['hidden_act']}` is not supported (known: silu)"
+            f"config.json: hidden_act `{str(activation)[:80]}` is not supported (known: silu)"
         )
 
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 LONGEST = 200  # characters
 MOST_EXPRESSIONS = 16  # besides plain names
 # A backtracking matcher tries about name ** repeats places, times the alternatives.
-MOST_REPEATS, MOST_ALTERNATIVES = 2, 16
+MOST_REPEATS, MOST_WAYS = 2, 16
 ATOM = re.compile(
     r"\\[.dwDW_-]|\[[^]\\[]+\]|[\w.^$-]|(?P<open>\()|(?P<close>\))|(?P<bar>\|)|(?P<repeat>[*+?])"
 )
@@ -51,7 +51,8 @@ class Patterns(Generic[T]):
 
 def _problem(pattern: str) -> str | None:
     """Why an expression is not tried; None for names, classes, one level of alternatives and a few repeats."""
-    at = repeats = alternatives = depth = 0
+    at = repeats = depth = 0
+    ways, alternatives = 1, 1  # through all groups, and through the present one
     previous = "open"
     if not pattern or len(pattern) > LONGEST:
         return f"1 to {LONGEST} characters are expected"
@@ -61,7 +62,10 @@ def _problem(pattern: str) -> str | None:
             return f"{pattern[at]!r} is not one of the signs known here"
         kind = atom.lastgroup or "plain"
         depth += (kind == "open") - (kind == "close")
-        repeats, alternatives = repeats + (kind == "repeat"), alternatives + (kind == "bar")
+        repeats += kind == "repeat"
+        alternatives += kind == "bar"
+        if kind in ("open", "close"):
+            ways, alternatives = ways * alternatives, 1
         if not 0 <= depth <= 1:
             return "groups in groups, or one without its other end"
         if kind == "repeat" and previous != "plain":
@@ -69,6 +73,6 @@ def _problem(pattern: str) -> str | None:
         previous, at = kind, atom.end()
     if depth:
         return "a group without its end"
-    if repeats > MOST_REPEATS or alternatives > MOST_ALTERNATIVES:
-        return f"more than {MOST_REPEATS} repeats or {MOST_ALTERNATIVES} alternatives"
+    if repeats > MOST_REPEATS or ways * alternatives > MOST_WAYS:
+        return f"more than {MOST_REPEATS} repeats, or more than {MOST_WAYS} ways through its alternatives"
     return None

@@ -50,7 +50,9 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
     )
     kind = str(params.get("rope_type") or params.get("type") or "default")
     if kind not in KNOWN:
-        raise CheckpointError(f"config.json: rope type `{kind}` is not supported (known: {', '.join(KNOWN)})")
+        raise CheckpointError(
+            f"config.json: rope type `{kind[:80]}` is not supported (known: {', '.join(KNOWN)})"
+        )
     if theta == 1:
         raise CheckpointError(
             "config.json: `rope_theta` must be other than 1: all positions would be the same"

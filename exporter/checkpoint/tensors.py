@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ HEADER_LIMIT = 32_000_000  # bytes: some 200,000 tensors; the format allows thre
 HIGHEST_RANK, LARGEST_SIZE = 8, 2**53
 LONGEST_LIST = 12  # problems of one kind in a message
 LONGEST_VALUE = 80  # characters of a foreign value in a message
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -127,7 +129,10 @@ def _open_sharded(directory: Path) -> Tensors:
 
 def read_json(path: Path) -> dict[str, object]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if HALF_CHARACTER.search(text):  # a lone surrogate is no text: nothing could be done with it later
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
@@ -188,10 +193,10 @@ def _read_entry(
 ) -> tuple[np.dtype, tuple[int, ...], int]:
     try:
         kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
-        if not all(type(number) is int and abs(number) <= LARGEST_SIZE for number in (*shape, begin, end)):
-            raise TypeError("integers are expected")
         if len(shape) > HIGHEST_RANK:
             raise ValueError("too many dimensions")
+        if not all(type(number) is int and abs(number) <= LARGEST_SIZE for number in (*shape, begin, end)):
+            raise TypeError("integers are expected")
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the header entry of `{name}` is malformed; download the file again"
