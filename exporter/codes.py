@@ -1,4 +1,7 @@
-"""Integer codes for weights: int4 or int8, with a scale for each group or channel. Knows arrays; nothing of graphs or files."""
+"""Integer codes for weights: int4 or int8, with a scale for each group or channel.
+
+Knows arrays; nothing of graphs or files.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ HIGHEST = {("int4", True): 7, ("int8", True): 127, ("int4", False): 15, ("int8",
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How the numbers of one weight become codes. `group_size` inputs share a scale; None: all inputs of a channel do.
+    """How the numbers of one weight become codes. `group_size` inputs share a scale.
 
-    Symmetric codes are signed and have no zero point. `search` tries narrower ranges for each group and keeps the one
-    with the least squared error: outliers are clipped where that serves the others.
+    None: all inputs of a channel do.
+
+    Symmetric codes are signed and have no zero point. `search` tries narrower ranges for each group and keeps
+    the one with the least squared error: outliers are clipped where that serves the others.
     """
 
     kind: str  # "int4" or "int8"
@@ -45,7 +50,7 @@ class Codec:
         return inputs // (self.group_size or inputs)
 
     def encode(self, weight: np.ndarray, scale_dtype: np.dtype[Any]) -> Encoded:
-        """Encode a Linear weight [outputs, inputs]; codes are made for the scales as `scale_dtype` rounds them."""
+        """Encode a Linear weight [outputs, inputs]; codes fit the scales as `scale_dtype` rounds them."""
         outputs, inputs = weight.shape
         groups = np.asarray(weight, np.float32).reshape(outputs, self.num_groups(inputs), -1)
         low, high = (
@@ -69,7 +74,7 @@ class Codec:
         steps = self.highest - self.lowest if not self.symmetric else 2 * self.highest
         with np.errstate(over="ignore"):
             scales = ((high - low) / np.float32(steps)).astype(scale_dtype)
-        # A group of zeros, or of numbers too small for the scale's dtype, has codes of zero whatever its scale.
+        # A group of zeros, or of numbers too small for the scale's dtype, has codes of zero.
         wide = np.where(scales > 0, scales, 1).astype(np.float32)
         zeros = (
             None
@@ -87,7 +92,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """codes [outputs, groups, group] int8 or uint8; scales [outputs, groups]; zeros [outputs, groups] uint8 or None."""
+    """codes [outputs, groups, group] int8 or uint8; scales, zeros (uint8, or None) [outputs, groups]."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -123,7 +128,7 @@ def _mirrored(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack(codes: np.ndarray, dtype: str) -> bytes:
-    """The bytes of an ONNX tensor of `codes`: 4-bit codes lie two in a byte, the first one in the low half."""
+    """The bytes of an ONNX tensor of `codes`: 4-bit codes lie two in a byte, the first in the low half."""
     if not dtype.endswith("int4"):
         return codes.tobytes()
     flat = codes.reshape(-1).view(np.uint8) & 0xF
@@ -136,9 +141,10 @@ def pack(codes: np.ndarray, dtype: str) -> bytes:
 class Quantization:
     """How a bundle's weights are stored.
 
-    `scheme`: "int4" and "int8" are weights only, in groups of `group_size` inputs; "w8a8" has one scale for each output
-    channel and quantizes activations to 8 bits as it runs, each token on its own. `head` and `embedding`: how lm_head and
-    the embedding table are stored ("float" is the graph's own precision). Tied tables in the same form are stored once.
+    `scheme`: "int4" and "int8" are weights only, in groups of `group_size` inputs; "w8a8" has one scale for
+    each output channel and quantizes activations to 8 bits as it runs, each token on its own. `head` and
+    `embedding`: how lm_head and the embedding table are stored ("float" is the graph's own precision). Tied
+    tables in the same form are stored once.
     """
 
     scheme: str
@@ -184,7 +190,7 @@ class Quantization:
         return Codec(self.scheme, self.group_size, self.symmetric, self.search)
 
     def table(self, kind: str) -> Codec | None:
-        """The codec of a vocabulary table; int8 ones have one scale a row, so that a row can be read on its own."""
+        """The codec of a vocabulary table; int8 ones have one scale a row: each row can be read alone."""
         if kind == "float":
             return None
         return (

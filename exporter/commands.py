@@ -55,7 +55,7 @@ def onnx(
         str | None,
         typer.Argument(
             metavar="[CHECKPOINT]",
-            help="Hugging Face directory, hub id, PEFT adapter directory or .gguf; without it, the default checkpoint.",
+            help="Hugging Face or adapter directory, hub id or .gguf; without it, the default checkpoint.",
         ),
     ] = None,
     output: Annotated[
@@ -70,7 +70,7 @@ def onnx(
     precision: Annotated[
         str,
         typer.Option(
-            help="Of the weights: fp32, fp16, bf16 (TensorRT only), int8, int4, w8a8 (8-bit activations too), or auto."
+            help="Of weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto."
         ),
     ] = "fp32",
     activations: Annotated[
@@ -119,8 +119,9 @@ def onnx(
         err.print(f"precision {precision}: {reason}")
     options = ExportOptions(
         block=block, precision=precision, activations=activations, group=group, asymmetric=asymmetric,
-        search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, fixed=fixed, batch=batch,
-        capacity=capacity, prefill=prefill, allow_drift=allow_drift, oracle=not no_oracle, kv_layout=kv_layout,
+        search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, fixed=fixed,
+        batch=batch, capacity=capacity, prefill=prefill, allow_drift=allow_drift, oracle=not no_oracle,
+        kv_layout=kv_layout,
     )  # fmt: skip
     with progress_bars() as bars:
         opened = open_checkpoint(
@@ -132,7 +133,8 @@ def onnx(
         return
     drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
     out.print(
-        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)} graph(s)"
+        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)}"
+        " graph(s)"
     )
     if drift is not None:
         out.print(_drift_line(drift))
@@ -145,7 +147,7 @@ def trt(
         str | None,
         typer.Argument(
             metavar="[CHECKPOINT|BUNDLE]",
-            help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default checkpoint.",
+            help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default one.",
         ),
     ] = None,
     output: Annotated[
@@ -217,7 +219,7 @@ def trt(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own into the bundle."""
+    """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own there."""
     from ..runtime.bundle.manifest import open_bundle
     from .checkpoint.open import open_checkpoint
     from .export import ExportOptions
@@ -306,7 +308,8 @@ def demo(
 def _print_engine(bundle: Path, outcome: Any) -> None:
     plan, variant = outcome.plan, outcome.variant
     out.print(
-        f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)}, {plan.backend}, KV layout {plan.kv_layout}"
+        f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)},"
+        f" {plan.backend}, KV layout {plan.kv_layout}"
     )
     for r in plan.ranges:
         out.print(
@@ -337,7 +340,8 @@ def _print_engine(bundle: Path, outcome: Any) -> None:
 
 def _drift_line(drift: Any) -> str:
     line = (
-        f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error {drift.max_logit_error:.1e},"
+        f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error"
+        f" {drift.max_logit_error:.1e},"
         f" confidence error {drift.max_confidence_error:.1e}"
     )
     flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
@@ -350,7 +354,8 @@ def _print_answer(answer: Any) -> None:
     if answer.tau >= 1:
         out.print(f"\n> {answer.request}", style="bold", markup=False)
     out.print(
-        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward  {stats.tokens / answer.seconds:5.1f} tokens/s  ",
+        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward "
+        f" {stats.tokens / answer.seconds:5.1f} tokens/s  ",
         end="",
         style="cyan",
     )

@@ -1,4 +1,6 @@
-"""checkpoint -> bundle: weights, graphs, tokenizer, self-check and manifest, written beside the target and renamed at the end."""
+"""checkpoint -> bundle: weights, graphs, tokenizer, self-check and manifest, written beside the target and
+renamed at the end.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What `mars-export onnx` may be asked for. `fixed` adds graphs of fixed shapes for `batch` rows and `capacity` entries.
+    """What `mars-export onnx` may be asked for.
 
-    `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in, and
-    `group`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
+    `fixed` adds graphs of fixed shapes for `batch` rows and `capacity` entries.
+
+    `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in,
+    and `group`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
     """
 
     block: int = 8
@@ -104,12 +108,14 @@ class ExportOptions:
                 problems.append("--precision w8a8 is computed with --activations fp32 only")
         if not 1 <= self.block <= min(MAX_BLOCK, context_length // 2):
             problems.append(
-                f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}"
+                f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
+                f" {self.block}"
             )
         if self.fixed:
             if not self.block <= self.capacity <= context_length:
                 problems.append(
-                    f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not {self.capacity}"
+                    f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not"
+                    f" {self.capacity}"
                 )
             if not 1 <= self.prefill <= self.capacity:
                 problems.append(f"--prefill must be 1 to the capacity, not {self.prefill}")
@@ -129,8 +135,9 @@ def export_onnx(
 ) -> Manifest:
     """Write a bundle for ONNX Runtime to `target` and return its manifest.
 
-    Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that does not agree
-    with the checkpoint. Whatever happens, an existing target stays as it was until the new bundle is complete.
+    Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that
+    does not agree with the checkpoint. Whatever happens, an existing target stays as it was until the new
+    bundle is complete.
     """
     options.check(checkpoint.dims)
     report = progress or (lambda phase, done, total: None)
@@ -147,7 +154,8 @@ def _reopen(directory: Path) -> None:
     except BundleError as error:
         problem = str(error).replace(f"{directory}: ", "").replace(f"{directory}/", "")
         raise ExportError(
-            f"the bundle that was written does not open: {problem}; nothing was kept. Correct the checkpoint's"
+            f"the bundle that was written does not open: {problem}; nothing was kept. Correct the"
+            " checkpoint's"
             " config.json or tokenizer_config.json, or report it"
         ) from error
     (directory / ".verified.json").unlink(missing_ok=True)  # the reader's note to itself, no part of a bundle
@@ -156,7 +164,7 @@ def _reopen(directory: Path) -> None:
 def write_bundle(
     directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress
 ) -> Manifest:
-    """Fill an empty directory with a bundle whose options were checked; nothing is put right when it fails."""
+    """Fill an empty directory with a bundle whose options were checked; a failure leaves it as it is."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     placed, weights = _write_weights(
         directory, checkpoint, options, weight_bytes(checkpoint, options), report

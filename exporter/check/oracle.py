@@ -1,6 +1,8 @@
-"""The checkpoint as transformers (and peft) read it, on one prompt: a second opinion on our own reading of the files.
+"""The checkpoint as transformers (and peft) read it, on one prompt: a second opinion on our own reading of
+the files.
 
-Stock classes only: code that lies in a checkpoint is never run, and `a2d-*` is loaded as what its weights are.
+Stock classes only: code that lies in a checkpoint is never run, and `a2d-*` is loaded as what its weights
+are.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ FOREIGN = (
 
 
 def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -> str | None:
-    """Who agreed with `ours`, fp32 logits [tokens, vocab] of `sequence`: "transformers 5.1" and maybe "peft 0.2".
+    """Who agreed with `ours`, fp32 logits [tokens, vocab] of `sequence`: "transformers 5.1" and maybe "peft
+    0.2".
 
-    None where they are not installed, where they cannot read the form, or where the model in fp32 does not fit in
-    memory. Raises ExportError where they read the checkpoint in another way.
+    None where they are not installed, where they cannot read the form, or where the model in fp32 does not
+    fit in memory. Raises ExportError where they read the checkpoint in another way.
     """
     if not _can_read(checkpoint) or not _fits(checkpoint):
         return None
@@ -55,17 +58,20 @@ def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -
     except Exception as error:  # whatever their many readers raise
         raise ExportError(
             f"{checkpoint.source}: transformers cannot read this checkpoint ({type(error).__name__}:"
-            f" {str(error)[:300]}); update transformers and peft, or export without this comparison by --no-oracle"
+            f" {str(error)[:300]}); update transformers and peft, or export without this comparison by"
+            " --no-oracle"
         ) from error
     width = min(theirs.shape[-1], ours.shape[-1])
-    error = float(np.abs(theirs[:, :width] - ours[:, :width]).max())
+    gap = float(np.abs(theirs[:, :width] - ours[:, :width]).max())
     size = max(1.0, float(np.abs(ours).max()))
-    if not error <= BOUND * size:  # NaN too
+    if not gap <= BOUND * size:  # NaN too
         same = int((theirs.argmax(-1) == ours.argmax(-1)).sum())
         raise ExportError(
-            f"{checkpoint.source}: {who} reads this checkpoint in another way: logits differ by {error:.3g} of"
-            f" {size:.3g}, {same} of {len(sequence)} predictions are the same; nothing was written. Something in its"
-            " config.json or adapter_config.json is read as if it were not there: report it. A checkpoint that was"
+            f"{checkpoint.source}: {who} reads this checkpoint in another way: logits differ by {gap:.3g} of"
+            f" {size:.3g}, {same} of {len(sequence)} predictions are the same; nothing was written. Something"
+            " in its"
+            " config.json or adapter_config.json is read as if it were not there: report it. A checkpoint"
+            " that was"
             " saved again by transformers (for an adapter after merge_and_unload) has less to misread;"
             " --no-oracle exports without this comparison"
         )

@@ -44,15 +44,16 @@ def run(
     level: int,
     sequences: Sequence[Sequence[int]],
 ) -> list[dict[str, np.ndarray]]:
-    """The graph's `outputs` for each token sequence, which goes in as one row of two steps; axis 0 counts its tokens.
+    """The graph's `outputs` for each token sequence, which goes in as one row of two steps; axis 0 counts its
+    tokens.
 
-    `scratch` is where each segment, at most `layers` layers (None: all there is), is saved for ONNX Runtime to read;
-    the weights must lie beside it.
+    `scratch` is where each segment, at most `layers` layers (None: all there is), is saved for ONNX Runtime
+    to read; the weights must lie beside it.
     """
     kind = graph.graph.input[-1].type.tensor_type.elem_type
     rows = _Rows(sequences, spec.dims, kind, spec.kv_layout == "delta")
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
-    # Float weights of a segment are used for a few products only; int4 and int8 codes have no fast product unpacked.
+    # Float weights of a segment are used for few products only; codes have no fast product unpacked.
     pack = layers is None or spec.quantization is not None
     try:
         for model in parts:
@@ -68,7 +69,7 @@ def run(
 def segments(
     graph: onnx.ModelProto, dims: Dims, layers: int, outputs: Sequence[str]
 ) -> Iterator[onnx.ModelProto]:
-    """The graph in parts: layers by the `layers`, then everything after them, passing on the hidden states."""
+    """The graph in parts: layers by the `layers`, then everything after them, handing on hidden states."""
     before: list[str] = []
     for first in range(0, dims.num_layers, layers):
         last = min(first + layers, dims.num_layers)
@@ -82,7 +83,10 @@ def segments(
 def _tail(
     graph: onnx.ModelProto, dims: Dims, before: Sequence[str], outputs: Sequence[str]
 ) -> Iterator[onnx.ModelProto]:
-    """What follows the layers. ONNX Runtime widens a float table to fp32, so it comes by blocks of rows; codes come whole."""
+    """What follows the layers.
+
+    ONNX Runtime widens a float table to fp32, so it comes by blocks of rows; codes come whole.
+    """
     product = _cut(graph, [HEAD_INPUT], [HEAD_PRODUCT])
     tables = [
         tensor
@@ -106,7 +110,10 @@ def _tail(
 
 
 def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-    """The nodes that `outputs` need, with the values `inputs` as additional inputs. Weights stay where they lie."""
+    """The nodes that `outputs` need, with the values `inputs` as additional inputs.
+
+    Weights stay where they lie.
+    """
     graph = model.graph
     needed, nodes = set(outputs), []
     for node in reversed(graph.node):
@@ -125,9 +132,11 @@ def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) 
 
 
 class _Rows:
-    """Token sequences on their way through the segments, as rows of two steps: the steps' values, and the KV memory.
+    """Token sequences on their way through the segments, as rows of two steps: the steps' values, and the KV
+    memory.
 
-    Rows are filled up to the longest of a step; what the filling writes lies behind all that a known token may see.
+    Rows are filled up to the longest of a step; what the filling writes lies behind all that a known token
+    may see.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]], dims: Dims, kv_kind: int, delta: bool) -> None:

@@ -1,4 +1,4 @@
-"""The check that every export ends with: the written graph against a plain torch forward of the checkpoint."""
+"""The check that every export ends with: the graph against a plain torch forward of the checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ PROMPTS = (
 PROMPT_TOKENS = 24  # at most, of each prompt
 OUTPUTS = ("token_ids", "confidence", "logits")
 FLIP_TAUS = (0.9, 0.95, 0.99)
-# Largest error that passes, by the graph's precision: (logits, confidence, share of argmax matches). An error of
+# Largest error that passes, by the graph's precision: (logits, confidence, share of argmax matches). An error
+# of
 # logits is relative to the largest logit there is, or to 1 where all are smaller.
 BOUNDS = {
     "float32": (5e-4, 1e-3, 0.99),
@@ -53,8 +54,8 @@ def check(
 ) -> Drift:
     """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks.
 
-    Raises ExportError for logits that are no numbers, for a checkpoint that means something else to transformers, and
-    with `bounded` for a drift beyond what its precision explains.
+    Raises ExportError for logits that are no numbers, for a checkpoint that means something else to
+    transformers, and with `bounded` for a drift beyond what its precision explains.
     """
     mask = checkpoint.vocabulary.mask_token_id
     sequences = [ids + [mask] * (spec.block - 1) for ids in _prompts(checkpoint, spec.block)]
@@ -120,10 +121,12 @@ def require(drift: Drift, precision: str, size: float) -> None:
     )
     if not is_good:
         raise ExportError(
-            f"the {precision} graph does not agree with the checkpoint: logit error {drift.max_logit_error:.3g}"
+            f"the {precision} graph does not agree with the checkpoint: logit error"
+            f" {drift.max_logit_error:.3g}"
             f" (bound {logit:.2g}), confidence error {drift.max_confidence_error:.3g} (bound {confidence}),"
             f" argmax {drift.argmax_matches}/{drift.positions} (bound {share:.0%}); nothing was written."
-            f" {REMEDIES.get(precision, 'Use a wider --precision')}, or --allow-drift to keep the bundle all the same"
+            f" {REMEDIES.get(precision, 'Use a wider --precision')}, or --allow-drift to keep the bundle all"
+            " the same"
             " and measure it on your own task (docs/quantization.md)"
         )
 

@@ -1,4 +1,7 @@
-"""A PEFT LoRA adapter over a base checkpoint, merged one tensor at a time. Knows PEFT's files; never holds the model."""
+"""A PEFT LoRA adapter over a base checkpoint, merged one tensor at a time.
+
+Knows PEFT's files; never holds the model.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ UNSUPPORTED = {
     "monteclora_config": "MonteCLoRA",
     "lora_bias": "lora_bias",
 }
-# These only draw A and B; all others (pissa, olora, corda, loftq, lora_ga, mica) also change the base weights.
+# These only draw A and B; others (pissa, olora, corda, loftq, lora_ga) also change the base weights.
 PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
 # What PEFT may put between a module's name and its parameter; `original_module` is the base's and not used.
 WRAPPERS = ("modules_to_save", "base_layer", "original_module")
@@ -43,7 +46,10 @@ WRAPPERS = ("modules_to_save", "base_layer", "original_module")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The fields of `adapter_config.json` that decide how weights are merged. A module's rank is its tensors'."""
+    """The fields of `adapter_config.json` that decide how weights are merged.
+
+    A module's rank is its tensors'.
+    """
 
     base: str
     revision: str | None
@@ -136,9 +142,11 @@ def _names(path: Path, values: object) -> tuple[str, ...]:
 
 
 class MergedTensors:
-    """Base tensors with an adapter merged into each as it is read: W + scaling * B @ A, new rows, whole new modules.
+    """Base tensors with an adapter merged into each as it is read: W + scaling * B @ A, new rows, whole new
+    modules.
 
-    `tied` says whether the merged model's lm_head is its embedding: a module that was trained on its own unties them.
+    `tied` says whether the merged model's lm_head is its embedding: a module that was trained on its own
+    unties them.
     """
 
     def __init__(self, base: Tensors, directory: Path, config: AdapterConfig, tied: bool = False) -> None:

@@ -1,8 +1,10 @@
-"""Checkpoints that another tool has quantized already: compressed-tensors `pack-quantized`. Knows their config and bits.
+"""Checkpoints that another tool has quantized already: compressed-tensors `pack-quantized`.
 
-Data-aware methods (GPTQ, AWQ, AutoRound) choose codes with a calibration text and much memory. llm-compressor runs
-them and saves their codes in this format; here the codes are read, and a bundle of the same kind stores them as they
-are.
+Knows their config and bits.
+
+Data-aware methods (GPTQ, AWQ, AutoRound) choose codes with a calibration text and much memory. llm-compressor
+runs them and saves their codes in this format; here the codes are read, and a bundle of the same kind stores
+them as they are.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ DECODED_AT_ONCE = 1 << 21  # numbers of a weight, so that temporaries stay small
 
 
 def read_scheme(raw: object) -> Codec | None:
-    """The codec that `quantization_config` of a config.json describes; None for a checkpoint that is not quantized.
+    """The codec that `quantization_config` of a config.json describes.
 
-    Raises CheckpointError, listing all its problems, for anything but int4 or int8 weights in groups, one form for all.
+    None for a checkpoint that is not quantized.
+
+    Raises CheckpointError, listing all its problems, for anything but int4 or int8 weights in groups, one
+    form for all.
     """
     if not raw:
         return None
@@ -49,7 +54,8 @@ def read_scheme(raw: object) -> Codec | None:
         or not isinstance(group := next(iter(groups.values())), dict)
     ):
         raise CheckpointError(
-            "config.json: `quantization_config` must have one group in `config_groups`: a bundle has one form;"
+            "config.json: `quantization_config` must have one group in `config_groups`: a bundle has one"
+            " form;"
             f" {INSTEAD}"
         )
     weights = group.get("weights")
@@ -59,7 +65,8 @@ def read_scheme(raw: object) -> Codec | None:
     problems = []
     if type(bits) is not int or bits not in KINDS or weights.get("type", "int") != "int":
         problems.append(
-            f"weights of {shown(bits)} bits of type {shown(weights.get('type', 'int'))} (known: int of 4 or 8)"
+            f"weights of {shown(bits)} bits of type {shown(weights.get('type', 'int'))} (known: int of 4 or"
+            " 8)"
         )
     if weights.get("strategy", "group") != "group" or type(size) is not int or size not in GROUP_SIZES:
         problems.append(
@@ -76,7 +83,8 @@ def read_scheme(raw: object) -> Codec | None:
     ]
     if problems:
         raise CheckpointError(
-            f"config.json: the checkpoint is quantized in a form that is not read: {'; '.join(problems)}; {INSTEAD}"
+            f"config.json: the checkpoint is quantized in a form that is not read: {'; '.join(problems)};"
+            f" {INSTEAD}"
         )
     assert isinstance(bits, int)
     assert isinstance(size, int)
@@ -85,7 +93,8 @@ def read_scheme(raw: object) -> Codec | None:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensors:
-    """Tensors of which some are stored as codes: `X.weight_packed` and its scales are seen, and read, as `X.weight`.
+    """Tensors of which some are stored as codes: `X.weight_packed` and its scales are seen, and read, as
+    `X.weight`.
 
     Build it with `unpacked`, which checks that the parts fit each other.
     """
@@ -123,7 +132,10 @@ class PackedTensors:
         return name in self.packed and ours == (codec.kind, codec.group_size, codec.symmetric)
 
     def encoded(self, name: str, scale_dtype: np.dtype) -> Encoded:
-        """The codes of a packed weight. Raises CheckpointError for scales that are NaN or Inf, OverflowError beyond `scale_dtype`."""
+        """The codes of a packed weight.
+
+        Raises CheckpointError for scales that are NaN or Inf, OverflowError beyond `scale_dtype`.
+        """
         outputs, inputs = self.packed[name]
         bits = 4 if self.codec.kind == "int4" else 8
         scales = self.stored.read(f"{name}_scale")
@@ -145,7 +157,7 @@ class PackedTensors:
 
 
 def _fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, the lowest first: uint8 [rows, count]."""
+    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, lowest first: uint8 [rows, count]."""
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8).reshape(len(words), -1)
     if bits == 4:
         octets = np.stack([octets & 0xF, octets >> 4], -1).reshape(len(words), -1)
@@ -153,7 +165,10 @@ def _fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def unpacked(stored: Tensors, codec: Codec) -> PackedTensors:
-    """See a quantized checkpoint's tensors as weights. Raises CheckpointError that lists every part that is missing or does not fit."""
+    """See a quantized checkpoint's tensors as weights.
+
+    Raises CheckpointError that lists every part that is missing or does not fit.
+    """
     shapes = stored.shapes
     packed: dict[str, tuple[int, int]] = {}
     problems: list[str] = []
@@ -204,7 +219,8 @@ def _misfits(name: str, outputs: int, inputs: int, codec: Codec, stored: Tensors
             yield f"{name}_{part}: missing"
         elif present != shape:
             yield (
-                f"{name}_{part} is {list(present)}, {codec.dtype} codes of {outputs} x {inputs} in groups of {size}"
+                f"{name}_{part} is {list(present)}, {codec.dtype} codes of {outputs} x {inputs} in groups of"
+                f" {size}"
                 f" need {list(shape)}"
             )
         elif part != "scale" and stored.read(f"{name}_{part}").dtype != np.int32:
@@ -214,7 +230,8 @@ def _misfits(name: str, outputs: int, inputs: int, codec: Codec, stored: Tensors
 
 
 def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None) -> None:
-    """Raise ExportError where a checkpoint's int4 or int8 codes would be coded again in another form of the same width.
+    """Raise ExportError where a checkpoint's int4 or int8 codes would be coded again in another form of the
+    same width.
 
     Wider forms (fp32, int8 for int4 codes, w8a8) lose next to nothing and are let through.
     """
@@ -235,7 +252,8 @@ def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None
     plain = [name for name, _ in expected_shapes(dims) if is_linear(name) and name not in tensors.packed]
     if plain:
         problems.append(
-            f"the checkpoint keeps {len(plain)} Linear weights unquantized, and an {codec.kind} bundle would round"
+            f"the checkpoint keeps {len(plain)} Linear weights unquantized, and an {codec.kind} bundle would"
+            " round"
             f" them: {listed(plain)}"
         )
     if problems:

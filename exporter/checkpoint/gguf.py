@@ -1,4 +1,7 @@
-"""GGUF file -> Hugging Face directory. Knows llama.cpp's names and its permuted rotary rows; knows nothing about MARS or ONNX."""
+"""GGUF file -> Hugging Face directory.
+
+Knows llama.cpp's names and its permuted rotary rows; knows nothing about MARS or ONNX.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# Fields of an architecture that are read here or change nothing. Any other could change what the model computes.
+# Fields of an architecture that are read here or change nothing. Any other could change the result.
 KNOWN_FIELDS = {
     "embedding_length",
     "feed_forward_length",
@@ -61,7 +64,8 @@ ORIGINAL = "export the original Hugging Face checkpoint"
 
 
 def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
-    """Write `config.json`, `model.safetensors` (dequantized to fp32) and the tokenizer of a GGUF file to `directory`.
+    """Write `config.json`, `model.safetensors` (dequantized to fp32) and the tokenizer of a GGUF file to
+    `directory`.
 
     Raises CheckpointError when the architecture or the tokenizer is not one we rebuild exactly.
     """
@@ -91,7 +95,10 @@ def _write_json(path: Path, value: object) -> None:
 
 
 class _Fields:
-    """GGUF metadata by name and type; CheckpointError, naming the field, for what is absent or of another type."""
+    """GGUF metadata by name and type.
+
+    CheckpointError, naming the field, for what is absent or of another type.
+    """
 
     def __init__(self, path: Path, reader: GGUFReader) -> None:
         self.path, self.reader = path, reader
@@ -106,7 +113,8 @@ class _Fields:
             return None if field is None else field.contents()
         except (ValueError, IndexError, UnicodeDecodeError) as error:
             raise CheckpointError(
-                f"{self.path}: the GGUF field `{name[:80]}` is not readable ({error}); download the file again"
+                f"{self.path}: the GGUF field `{name[:80]}` is not readable ({error}); download the file"
+                " again"
             ) from error
 
     def integer(self, name: str, default: int | None = None, low: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, walked once before anything else reads it: every count must fit into the file."""
+"""The header of a GGUF file, walked before anything else reads it: every count must fit into the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tokenizer of a GGUF file, rebuilt for the pre-tokenizers whose rules are published. Knows llama.cpp's names."""
+"""The tokenizer of a GGUF file, rebuilt for the pre-tokenizers whose rules are published.
+
+Knows llama.cpp's names.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,16 @@ class Fields(Protocol):
 
 
 def write_tokenizer(fields: Fields, directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`; CheckpointError for one that cannot be rebuilt exactly."""
+    """Write `tokenizer.json` and `tokenizer_config.json`.
+
+    CheckpointError for one that cannot be rebuilt exactly.
+    """
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "?")
     if kind != "gpt2" or pre not in SPLITS:
         known = ", ".join(f"gpt2/{name}" for name in sorted(SPLITS))
         raise CheckpointError(
-            f"{fields.path}: the GGUF tokenizer `{kind[:40]}`/`{pre[:40]}` cannot be rebuilt exactly (known: {known});"
+            f"{fields.path}: the GGUF tokenizer `{kind[:40]}`/`{pre[:40]}` cannot be rebuilt exactly (known:"
+            f" {known});"
             " name a directory with the original tokenizer.json by --tokenizer"
         )
     tokens, types = (
@@ -45,7 +52,8 @@ def write_tokenizer(fields: Fields, directory: Path) -> None:
     bos = fields.integer("tokenizer.ggml.bos_token_id", eos, low=0)
     if max(eos, bos) >= len(tokens) or len(types) != len(tokens):
         raise CheckpointError(
-            f"{fields.path}: {len(tokens)} tokens, {len(types)} types of tokens, begin {bos} and end {eos} do not fit;"
+            f"{fields.path}: {len(tokens)} tokens, {len(types)} types of tokens, begin {bos} and end {eos} do"
+            " not fit;"
             " export the original Hugging Face checkpoint"
         )
     merges = fields.items("tokenizer.ggml.merges", str)

@@ -1,4 +1,4 @@
-"""What the tensors of a stock decoder are called in a Hugging Face checkpoint: the one place that spells them."""
+"""What the tensors of a stock decoder are called in a checkpoint: the one place that spells them."""
 
 from __future__ import annotations
 

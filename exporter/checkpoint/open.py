@@ -1,4 +1,4 @@
-"""A MARS checkpoint, opened: normalised to a stock causal decoder, proven to be MARS, its tensors ready to stream."""
+"""A MARS checkpoint, opened: normalised to a stock decoder, proven to be MARS, its tensors ready to stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.tx
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the exporter needs to know. `source` and `revision` say where it came from, for the bundle's manifest.
+    """What the exporter needs to know.
+
+    `source` and `revision` say where it came from, for the bundle's manifest.
 
     `model` and `adapter` are the directories that were read, for whoever reads them by other means.
     """
@@ -41,11 +43,13 @@ def open_checkpoint(
     tied: bool | None = None,
     tokenizer: str | None = None,
 ) -> Checkpoint:
-    """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file; None opens the embedded default.
+    """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file.
 
-    No weight is read yet beyond file headers (and two tables that may be one). `base` overrides the base model that
-    an adapter names; `tied` says whether lm_head is the embedding, where config.json and the weights disagree;
-    `tokenizer` is a directory whose tokenizer files come before the checkpoint's own.
+    None opens the embedded default.
+
+    No weight is read yet beyond file headers (and two tables that may be one). `base` overrides the base
+    model that an adapter names; `tied` says whether lm_head is the embedding, where config.json and the
+    weights disagree; `tokenizer` is a directory whose tokenizer files come before the checkpoint's own.
     Raises CheckpointError, listing all problems of one kind at once.
     """
     if location is None:
@@ -83,13 +87,18 @@ def open_checkpoint(
 
 
 def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | None) -> bool:
-    """Whether lm_head is the embedding. Raises CheckpointError where config.json says so and another one is stored."""
+    """Whether lm_head is the embedding.
+
+    Raises CheckpointError where config.json says so and another one is stored.
+    """
     if choice is not None or not declared or not {HEAD, EMBEDDING} <= tensors.shapes.keys():
         return declared if choice is None else choice
     if not same_numbers(tensors.read(EMBEDDING), tensors.read(HEAD)):
         raise CheckpointError(
-            f"{directory}: config.json says `tie_word_embeddings`, but another lm_head.weight is stored: transformers"
-            " 4 takes the embedding for it, transformers 5 the stored one. Say which was trained: --tied or --untied"
+            f"{directory}: config.json says `tie_word_embeddings`, but another lm_head.weight is stored:"
+            " transformers"
+            " 4 takes the embedding for it, transformers 5 the stored one. Say which was trained: --tied or"
+            " --untied"
         )
     return True
 
@@ -138,7 +147,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except Exception as error:  # network, authentication, unknown name: the hub has dozens of exception types
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{name}: no such directory here, and the hub could not be asked ({type(error).__name__}: {detail})"
+            f"{name}: no such directory here, and the hub could not be asked ({type(error).__name__}:"
+            f" {detail})"
         ) from error
 
 

@@ -1,4 +1,7 @@
-"""Values by module name or by a regular expression for one, as PEFT reads them. Knows which expressions are cheap."""
+"""Values by module name or by a regular expression for one, as PEFT reads them.
+
+Knows which expressions are cheap.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ ATOM = re.compile(
 class Patterns(Generic[T]):
     """`values` by pattern; the first that matches a module's whole name, or its end behind a dot, counts.
 
-    Raises ValueError for an expression that could take more than a moment to try (a repeated group, many repeats).
+    Raises ValueError for an expression that could take more than a moment to try (a repeated group, many
+    repeats).
     """
 
     values: Mapping[str, T]
@@ -50,7 +54,7 @@ class Patterns(Generic[T]):
 
 
 def _problem(pattern: str) -> str | None:
-    """Why an expression is not tried; None for names, classes, one level of alternatives and a few repeats."""
+    """Why an expression is not tried; None for names, classes, few alternatives and few repeats."""
     at = repeats = depth = 0
     ways, alternatives = 1, 1  # through all groups, and through the present one
     previous = "open"

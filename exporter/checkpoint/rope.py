@@ -1,4 +1,7 @@
-"""Rotary frequencies of a model's config. Knows the `rope_parameters` / `rope_scaling` dialects; the graph only sees numbers."""
+"""Rotary frequencies of a model's config.
+
+Knows the `rope_parameters` / `rope_scaling` dialects; the graph only sees numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ LONGEST_CONTEXT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """`inv_freq`: float32 [rotary_dim / 2]; cos and sin are multiplied by `scale` (yarn's attention factor, else 1).
+    """`inv_freq`: float32 [rotary_dim / 2]; cos and sin are multiplied by `scale` (yarn's attention factor,
+    else 1).
 
-    `context`: positions that the scaling was made for, 0 where it says nothing beyond max_position_embeddings.
+    `context`: positions that the scaling was made for, 0 where it says nothing beyond
+    max_position_embeddings.
     """
 
     inv_freq: np.ndarray
@@ -31,14 +36,16 @@ class Rope:
 
 
 def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
-    """Read the rotary embedding of a Hugging Face config (version 4 `rope_scaling` or version 5 `rope_parameters`).
+    """Read the rotary embedding of a Hugging Face config (version 4 `rope_scaling` or version 5
+    `rope_parameters`).
 
     Raises CheckpointError, naming the type, for one that we do not compute (longrope, ...).
     """
     params = _object(config, "rope_scaling") | _object(config, "rope_parameters")
     if nested := [name for name, value in params.items() if isinstance(value, Mapping)]:
         raise CheckpointError(
-            f"config.json: rope parameters of their own for {', '.join(map(str, nested[:3]))} are not supported"
+            f"config.json: rope parameters of their own for {', '.join(map(str, nested[:3]))} are not"
+            " supported"
         )
     theta = next(
         (
@@ -74,7 +81,7 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
 
 
 def _powers(theta: float, head_dim: int) -> np.ndarray:
-    """theta ** (2 i / head_dim) in float32, rounded as torch does: models were trained with these very numbers."""
+    """theta ** (2 i / head_dim) in float32, rounded as torch does: models were trained with just these."""
     import torch
 
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
@@ -83,7 +90,10 @@ def _powers(theta: float, head_dim: int) -> np.ndarray:
 
 
 def positive(values: Mapping[str, Any], name: str) -> float:
-    """A positive, finite number of a config. Raises KeyError when it is absent, CheckpointError when it is something else."""
+    """A positive, finite number of a config.
+
+    Raises KeyError when it is absent, CheckpointError when it is something else.
+    """
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST < value < LARGEST:
         raise CheckpointError(f"config.json: `{name}` must be a positive number, not {shown(value)}")

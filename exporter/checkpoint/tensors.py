@@ -1,4 +1,7 @@
-"""Safetensors files of a checkpoint, read one tensor at a time. Knows files and dtypes; knows nothing about architectures."""
+"""Safetensors files of a checkpoint, read one tensor at a time.
+
+Knows files and dtypes; knows nothing about architectures.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx")
 
 
 class Tensors(Protocol):
-    """Named weights of a model. `shapes` costs no weight data; `read` returns one array, in the dtype it is stored in."""
+    """Named weights of a model. `shapes` costs no weight data.
+
+    `read` returns one array, in the dtype it is stored in.
+    """
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -42,7 +48,7 @@ class Tensors(Protocol):
 
 
 class SafetensorsFile:
-    """One safetensors file: header parsed and checked against the file's length, data mapped, never copied whole."""
+    """One safetensors file: header checked against the file's length, data mapped, never copied whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,8 +85,8 @@ class ShardedTensors:
 def open_tensors(directory: Path) -> Tensors:
     """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
 
-    Raises CheckpointError for a directory without safetensors, a pickle-only one, a missing shard, an index that names
-    tensors its shards lack, and a truncated file.
+    Raises CheckpointError for a directory without safetensors, a pickle-only one, a missing shard, an index
+    that names tensors its shards lack, and a truncated file.
     """
     if (directory / INDEX_FILE).is_file():
         return _open_sharded(directory)
@@ -90,7 +96,8 @@ def open_tensors(directory: Path) -> Tensors:
     pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
     if pickles:
         raise CheckpointError(
-            f"{directory}: only pickle weights ({', '.join(pickles[:3])}), which can run code when they are opened;"
+            f"{directory}: only pickle weights ({', '.join(pickles[:3])}), which can run code when they are"
+            " opened;"
             " save the model again with `model.save_pretrained(path, safe_serialization=True)`"
         )
     raise CheckpointError(
@@ -192,7 +199,8 @@ def _read_entry(
     path: Path, name: str, entry: object, start: int, size: int
 ) -> tuple[np.dtype, tuple[int, ...], int]:
     try:
-        kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
+        # type: ignore[index]
+        kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         if len(shape) > HIGHEST_RANK:
             raise ValueError("too many dimensions")
         if not all(type(number) is int and abs(number) <= LARGEST_SIZE for number in (*shape, begin, end)):
@@ -222,7 +230,7 @@ def _read_entry(
 
 
 def chunks(array: np.ndarray, limit: int = 1 << 24) -> Iterator[np.ndarray]:
-    """Split `array` along its first axis into views of about `limit` elements, so that temporaries stay small."""
+    """Split `array` along its first axis into views of about `limit` elements: temporaries stay small."""
     rows = max(1, limit // max(1, int(np.prod(array.shape[1:], dtype=np.int64))))
     for start in range(0, array.shape[0], rows):
         yield array[start : start + rows]

@@ -1,4 +1,4 @@
-"""Tokenizer files of a checkpoint: tokenizer.json, chat template, and the ids of the mask, end and padding tokens."""
+"""Tokenizer files of a checkpoint: tokenizer.json, chat template, ids of the mask, end and padding."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ def read_vocabulary(
     mask_token: str | None,
     where: str | None = None,
 ) -> Vocabulary:
-    """Read the tokenizer from the first of `directories` that has each file (an adapter's wins over its base's).
+    """Read the tokenizer from the first of `directories` that has each file (an adapter's wins over its
+    base's).
 
-    `mask_token` is a token's text or its id as a decimal number; None looks for the tokenizer's own mask token, then for
-    the authors' `<|mask|>`. `where` is what messages call the checkpoint. Raises CheckpointError when there is no mask token or its id lies outside the embedding.
+    `mask_token` is a token's text or its id as a decimal number; None looks for the tokenizer's own mask
+    token, then for the authors' `<|mask|>`. `where` is what messages call the checkpoint. Raises
+    CheckpointError when there is no mask token or its id lies outside the embedding.
     """
     where = where or str(directories[0])
     text = _tokenizer_json(directories)
@@ -101,7 +103,8 @@ def _tokenizer_json(directories: Sequence[Path]) -> str:
         return _read_text(path)
     if _first(directories, "vocab.json") is None and _first(directories, "tokenizer.model") is None:
         raise CheckpointError(
-            f"{directories[-1]}: no tokenizer.json; save the tokenizer beside the weights: `tokenizer.save_pretrained(path)`"
+            f"{directories[-1]}: no tokenizer.json; save the tokenizer beside the weights:"
+            " `tokenizer.save_pretrained(path)`"
         )
     from transformers import AutoTokenizer
 
@@ -113,7 +116,8 @@ def _tokenizer_json(directories: Sequence[Path]) -> str:
         return str(tokenizer.backend_tokenizer.to_str())
     except Exception as error:  # whatever its converters do with a file that is no tokenizer
         raise CheckpointError(
-            f"{directory}: its tokenizer files are not readable ({str(error)[:200]}); save a tokenizer.json beside"
+            f"{directory}: its tokenizer files are not readable ({str(error)[:200]}); save a tokenizer.json"
+            " beside"
             " the weights: `tokenizer.save_pretrained(path)`"
         ) from error
 
@@ -185,7 +189,8 @@ def _eos_ids(
         ids += [v for v in values if type(v) is int and v not in (*ids, mask_id)]
     if not ids:
         raise CheckpointError(
-            f"{where}: no end-of-sequence token in generation_config.json, tokenizer_config.json or config.json; set eos_token"
+            f"{where}: no end-of-sequence token in generation_config.json, tokenizer_config.json or"
+            " config.json; set eos_token"
         )
     return ids
 

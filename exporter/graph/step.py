@@ -1,4 +1,4 @@
-"""The step graph (design: one forward over pending tokens and masks, explicit KV in and out), written node by node."""
+"""The step graph, written node by node: one forward over pending tokens and masks, explicit KV in and out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from . import delta, quantized
 from .nodes import Nodes
 from .weights import ONNX_DTYPES, Placed, shares_table
 
-# (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8 came with 21.
+# (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8
+# came with 21.
 STATIC, DELTA, DELTA_QUANTIZED = (24, 11), (18, 8), (21, 10)
 # Added to the mask token's logit. Finite: in the entropy, exp(-inf) * -inf would be NaN.
 NEVER = -1e9
@@ -37,7 +38,9 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """What to write. `precision` is that of activations and KV; `shape` None keeps batch, slots, outputs and capacity symbolic.
+    """What to write. `precision` is that of activations and KV.
+
+    `shape` None keeps batch, slots, outputs and capacity symbolic.
 
     `kv_layout`: see docs/format.md.
     """
@@ -64,7 +67,10 @@ class StepGraph:
 
 
 def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
-    """Build the model; its weights refer to the external file `location` beside it. The bytes depend on the arguments only."""
+    """Build the model; its weights refer to the external file `location` beside it.
+
+    The bytes depend on the arguments only.
+    """
     writer = _Writer(spec)
     writer.write()
     graph = helper.make_graph(
@@ -93,17 +99,21 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
     return model
 
 
-# The product with the vocabulary table, and the rows [batch * outputs, hidden] that go into it: other places for a cut.
+# The product with the vocabulary table, and the rows [batch * outputs, hidden] that go into it: other places
+# for a cut.
 HEAD_INPUT, HEAD_PRODUCT = "head_rows_flat", "lm_head_product"
 
 
 def hidden_after(layer: int) -> str:
-    """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut in two."""
+    """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut."""
     return f"layers.{layer}.mlp_residual"
 
 
 class _Writer:
-    """Writes the decoder from input_ids to confidences. Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim."""
+    """Writes the decoder from input_ids to confidences.
+
+    Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim.
+    """
 
     def __init__(self, spec: StepGraph) -> None:
         self.spec, self.dims, self.nodes = spec, spec.dims, Nodes()
@@ -215,7 +225,7 @@ class _Writer:
         """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
         nodes = self.nodes
         for kind, update in (("key", k), ("value", v)):
-            # Entries from kv_length on are overwritten in place: a rejected mask's entry never outlives the next step.
+            # Entries from kv_length on are overwritten: a rejected mask's entry never outlives a step.
             nodes.add(
                 "TensorScatter",
                 f"past_key_values.{i}.{kind}",
@@ -229,7 +239,7 @@ class _Writer:
         return nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")
 
     def heads(self, i: int, packed: str) -> tuple[str, str, str]:
-        """Packed [b, s, (heads + 2 kv_heads) d] -> rotated q [b, heads, s, d] and k, plain v [b, kv_heads, s, d]."""
+        """Packed [b, s, (heads + 2 kv_heads) d] -> rotated q [b, heads, s, d]; k, v [b, kv_heads, s, d]."""
         nodes, dims = self.nodes, self.dims
         total = dims.num_heads + 2 * dims.num_kv_heads
         split = nodes.add(
@@ -340,7 +350,8 @@ class _Writer:
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")
         never = np.zeros(dims.vocab_size, np.float32)
         never[spec.mask_token_id] = NEVER
-        # Added behind the Reshape: ONNX Runtime would make a Gemm of MatMul and Add, and then decode the whole table in every step.
+        # Added behind the Reshape: ONNX Runtime would make a Gemm of MatMul and Add, and then decode the
+        # whole table in every step.
         bias = nodes.constant("mask_token_bias", never, np.float32)
         logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
         last = nodes.constant("last_axis", [-1])

@@ -1,4 +1,4 @@
-"""The weights file of a bundle: every tensor laid out for the graph, streamed from the checkpoint into one external data file."""
+"""The weights file of a bundle: every tensor laid out for the graph, streamed from the checkpoint."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the last axis.
+    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the
+    last axis.
 
-    With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and `{name}_zero_point`).
+    With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and
+    `{name}_zero_point`).
     """
 
     name: str
@@ -118,7 +120,8 @@ def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
     """Whether lm_head and the embedding are the same bytes of the weights file.
 
     Codes have two names there, `embed_tokens.weight` and `lm_head.weight`: ONNX Runtime 1.31 does not fuse
-    DequantizeLinear and MatMul of an initializer that another node reads too, and would decode the whole table in every step.
+    DequantizeLinear and MatMul of an initializer that another node reads too, and would decode the whole
+    table in every step.
     """
     return dims.tied and (quantization is None or quantization.head == quantization.embedding)
 
@@ -133,8 +136,8 @@ def write_weights(
 ) -> dict[str, Placed]:
     """Stream every weight to `file`; `progress` is called with the bytes just written.
 
-    Memory stays at about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and
-    ExportError, naming every such tensor, for weights beyond the range of `precision`.
+    Memory stays at about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the
+    checkpoint and ExportError, naming every such tensor, for weights beyond the range of `precision`.
     """
     placed = {}
     for recipe in recipes(dims, precision, quantization):
@@ -222,8 +225,12 @@ def _write(file: HashedFile, recipe: Recipe, tensors: Tensors) -> list[Placed]:
 
 
 def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The parts' columns side by side. By torch, which converts bfloat16 several times faster than numpy does."""
-    import torch  # not at the top: who adds an engine to a bundle reads names from here, and may have no torch
+    """The parts' columns side by side.
+
+    By torch, which converts bfloat16 several times faster than numpy does.
+    """
+    # not at the top: who adds an engine to a bundle reads names from here, and may have no torch
+    import torch
 
     packed = np.empty(shape, dtype)
     target, start = _as_torch(torch, packed), 0
@@ -247,7 +254,7 @@ def _as_torch(torch: Any, array: np.ndarray) -> Any:
 
 
 def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
-    """Codes [in, out], then scales [groups, out] (or [out], for one scale a channel), then zero points like the scales."""
+    """Codes [in, out], then scales [groups, out] (or [out], one a channel), then zero points alike."""
     sizes = [tensors.shapes[source] for source in recipe.sources]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
     groups, dtype, width = (
@@ -297,7 +304,9 @@ def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensor
 
 
 def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], None]) -> None:
-    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter go while it computes."""
+    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter
+    go while it computes.
+    """
     blocks = list(chunks(part, limit))
     with ThreadPoolExecutor(WORKERS) as pool:
         # list() waits for all and raises what one of them raised.

@@ -156,7 +156,8 @@ def drifting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_graph_that_drifts_is_not_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(
         ExportError,
-        match=r"does not agree with the checkpoint: logit error 0.\d+ \(bound 0.0\d+\).*nothing was written.*--allow-drift",
+        match=r"does not agree with the checkpoint: logit error 0.\d+ \(bound 0.0\d+\).*nothing was written.*"
+        r"--allow-drift",
     ):
         export_onnx(checkpoint, tmp_path / "bundle", replace(OPTIONS, oracle=False))
     assert not list(tmp_path.iterdir())

@@ -50,9 +50,16 @@ def loaded(name: str, base: Path, rows: int | None = None) -> Any:
 
 
 def train(
-    base: Path, name: str, directory: Path, rows: int | None = None, save: bool | str = "auto", **settings: Any
+    base: Path,
+    name: str,
+    directory: Path,
+    rows: int | None = None,
+    save: bool | str = "auto",
+    **settings: Any,
 ) -> np.ndarray:
-    """Write an adapter with random weights, read it again by peft, and return the logits that peft then gives."""
+    """Write an adapter with random weights, read it again by peft, and return the logits that peft then
+    gives.
+    """
     adapted = peft.get_peft_model(loaded(name, base, rows), peft.LoraConfig(**(PEFT_WRITES | settings)))
     torch.manual_seed(5)
     with torch.no_grad():
@@ -119,7 +126,9 @@ def test_inits_that_change_the_base_weights(
     monkeypatch.setattr(adapter, "PLAIN_INITS", (init,))
     opened = open_checkpoint(str(tmp_path / "adapter"))
     assert np.abs(ours(opened) - theirs).max() > 1
-    with pytest.raises(ExportError, match=r"peft \d.* reads this checkpoint in another way: logits differ by"):
+    with pytest.raises(
+        ExportError, match=r"peft \d.* reads this checkpoint in another way: logits differ by"
+    ):
         export_onnx(opened, tmp_path / "b", ExportOptions(block=4, allow_drift=True))
     assert not (tmp_path / "b").exists()
 
@@ -212,16 +221,16 @@ def test_yarn_lengthens_the_context(tmp_path: Path) -> None:
     tokens = [7 + 11 * i % 240 for i in range(250)]
     with torch.inference_mode():
         theirs = model(torch.tensor([tokens])).logits[0].numpy()
-    np.testing.assert_allclose(
-        reference.logits(opened.dims, opened.tensors, [tokens])[0], theirs, atol=5e-4
-    )
+    np.testing.assert_allclose(reference.logits(opened.dims, opened.tensors, [tokens])[0], theirs, atol=5e-4)
 
 
 def test_names_without_their_prefix_are_one_line(checkpoints: Named, tmp_path: Path) -> None:
     model = tiny.load(tiny.TINIES["llama"], checkpoints("llama"))
     model.model.save_pretrained(tmp_path / "c")  # as AutoModel saves it
     tiny.write_tokenizer(tmp_path / "c")
-    with pytest.raises(CheckpointError, match="names begin with `layers.` where `model.layers.` is exp") as told:
+    with pytest.raises(
+        CheckpointError, match="names begin with `layers.` where `model.layers.` is exp"
+    ) as told:
         open_checkpoint(str(tmp_path / "c"))
     assert "\n" not in str(told.value)
 
@@ -238,7 +247,10 @@ def test_the_manifest_names_the_yardstick(checkpoints: Named, tmp_path: Path) ->
         drift = open_bundle(tmp_path / "b").manifest.variants[0].drift
         assert drift is not None
         assert drift.yardstick == told
-        assert json.loads((tmp_path / "b" / "manifest.json").read_text())["variants"][0]["drift"]["yardstick"] == told
+        assert (
+            json.loads((tmp_path / "b" / "manifest.json").read_text())["variants"][0]["drift"]["yardstick"]
+            == told
+        )
 
 
 def test_a_model_that_does_not_fit_is_not_loaded_again(
@@ -251,11 +263,13 @@ def test_a_model_that_does_not_fit_is_not_loaded_again(
     assert oracle.compare(opened, TOKENS, np.zeros((len(TOKENS), 288), np.float32)) is None
 
 
-def test_a_reading_that_transformers_does_not_share(checkpoints: Named, tmp_path: Path, copied: Named) -> None:
+def test_a_reading_that_transformers_does_not_share(tmp_path: Path, copied: Named) -> None:
     directory = copied("llama")
     opened = open_checkpoint(str(directory))
     tiny.change_config(directory, rms_norm_eps=0.5)  # behind the exporter's back
-    with pytest.raises(ExportError, match=r"transformers \d.* in another way.*nothing was written.*--no-oracle"):
+    with pytest.raises(
+        ExportError, match=r"transformers \d.* in another way.*nothing was written.*--no-oracle"
+    ):
         export_onnx(opened, tmp_path / "b", ExportOptions(block=4))
     export_onnx(opened, tmp_path / "b", ExportOptions(block=4, oracle=False))
 
@@ -273,7 +287,9 @@ def test_large_logits_may_err_more(copied: Named, tmp_path: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     tensors["lm_head.weight"] *= 3000
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    drift = export_onnx(open_checkpoint(str(directory)), tmp_path / "b", ExportOptions(block=4)).variants[0].drift
+    drift = (
+        export_onnx(open_checkpoint(str(directory)), tmp_path / "b", ExportOptions(block=4)).variants[0].drift
+    )
     assert drift is not None
     assert drift.max_logit_error > 1e-2  # refused by a bound that does not know the size
     assert drift.argmax_matches == drift.positions
@@ -296,7 +312,9 @@ def test_logits_that_are_no_numbers_are_seen(
     opened = open_checkpoint(str(checkpoints("llama")))
     for precision in ("fp16", "int8"):
         options = ExportOptions(block=4, precision=precision, group=16, allow_drift=True)
-        with pytest.raises(ExportError, match=r"gives \d+ of \d+ logits that are NaN or Inf; nothing was written"):
+        with pytest.raises(
+            ExportError, match=r"gives \d+ of \d+ logits that are NaN or Inf; nothing was written"
+        ):
             export_onnx(opened, tmp_path / "b", options)
     assert not list(tmp_path.iterdir())
 

@@ -28,7 +28,8 @@ def refused(directory: Path, message: str, **changes: Any) -> None:
 
 
 def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Path]) -> None:
-    message = r"architecture `gemma3` is not supported \(known: llama, mistral, qwen2, qwen3, a2d-qwen2, a2d-qwen3, a2d-qwen3-it\)"
+    known = "llama, mistral, qwen2, qwen3, a2d-qwen2, a2d-qwen3, a2d-qwen3-it"
+    message = rf"architecture `gemma3` is not supported \(known: {known}\)"
     refused(copied("llama"), message, model_type="gemma3")
 
 

@@ -42,7 +42,8 @@ def test_logits_far_from_the_beginning(
     tokens = [(31 * i) % 250 for i in range(500)]
     found = forward(sessions(name), tokens, (256,))[-1]
     model = tiny.load(tiny.TINIES[name], checkpoints(name))
-    # torch's own frequencies are some units of the last place from the exact ones (test_rope.py holds them to that), which
+    # torch's own frequencies are some units of the last place from the exact ones (test_rope.py holds them to
+    # that), which
     # grows with the position; with equal frequencies the rest must agree as closely as near the beginning.
     exact = open_checkpoint(str(checkpoints(name))).dims.rope.inv_freq
     model.model.rotary_emb.inv_freq.copy_(torch.from_numpy(exact))

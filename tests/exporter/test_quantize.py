@@ -1,4 +1,6 @@
-"""Quantized bundles: the codes against plain arithmetic, and whole bundles against torch with the decoded weights."""
+"""Quantized bundles: the codes against plain arithmetic, and whole bundles against torch with the decoded
+weights.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_packed_codes_are_what_onnx_reads(dtype: str, kind: int) -> None:
 
 
 def decode_into(model: Any, quantization: Quantization) -> Any:
-    """`model` with each weight replaced by what its codes stand for; w8a8 also rounds the activations as it runs."""
+    """`model` with each weight replaced by what its codes stand for; w8a8 also rounds the activations as it
+    runs.
+    """
     with torch.inference_mode():
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear):
@@ -243,7 +247,8 @@ def place(weight: onnx.TensorProto) -> tuple[int, int]:
 def test_onnx_runtime_has_a_kernel_for_every_quantized_product(
     name: str, choice: str, quantized: Any, tmp_path: Path
 ) -> None:
-    # A DequantizeLinear that is left over decodes a whole matrix in every step: the tokens are right and the step takes ten times as long.
+    # A DequantizeLinear that is left over decodes a whole matrix in every step: the tokens are right and the
+    # step takes ten times as long.
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")

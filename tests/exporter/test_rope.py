@@ -58,7 +58,9 @@ def test_frequencies_and_scale_are_those_of_transformers(
         rope = rope_from_config(dialect, head_dim)
         assert rope.inv_freq.dtype == np.float32
         np.testing.assert_array_equal(rope.inv_freq, expected.inv_freq.numpy())
-        assert rope.context == (YARN["original_max_position_embeddings"] * 4 if "yarn" in kind.values() else 0)
+        assert rope.context == (
+            YARN["original_max_position_embeddings"] * 4 if "yarn" in kind.values() else 0
+        )
         assert rope.scale == pytest.approx(expected.attention_scaling, rel=1e-12)
 
 
