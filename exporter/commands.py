@@ -20,7 +20,7 @@ Group = Annotated[
 ]
 Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
 Search = Annotated[
-    bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")
+    bool, typer.Option("--search", help="Try narrower ranges for each group of int4 and int8; slower.")
 ]
 Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
 Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]

@@ -332,7 +332,7 @@ def _manifest(
     level = options.accuracy_level if options.precision in LEVELED else None
     storage = _quantization_info(options.quantization)
     judged = [
-        replace(v, drift=None if v.slots else drift, quantization=storage, accuracy_level=level)
+        replace(v, drift=None if v.is_static else drift, quantization=storage, accuracy_level=level)
         for v in variants
     ]
     files = [weights if path.name == weights.path else describe(path) for path in sorted(directory.iterdir())]

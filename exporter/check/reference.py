@@ -32,7 +32,7 @@ def logits(
         # All sequences behind each other, so that each weight is read once; the mask keeps them apart.
         owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         positions = torch.cat([torch.arange(length) for length in lengths])
-        # Of the vocabulary tables only rows, or a part at a time: whole and in fp32 they may be more than all else.
+        # Of the vocabulary tables only rows, or a part at a time: in fp32 they may be more than all else.
         table = tensors.read(names.EMBEDDING)
         x = torch.from_numpy(
             np.array(table[[token for sequence in sequences for token in sequence]], np.float32)

@@ -25,8 +25,7 @@ PROMPT_TOKENS = 24  # at most, of each prompt
 OUTPUTS = ("token_ids", "confidence", "logits")
 FLIP_TAUS = (0.9, 0.95, 0.99)
 # Largest error that passes, by the graph's precision: (logits, confidence, share of argmax matches). An error
-# of
-# logits is relative to the largest logit there is, or to 1 where all are smaller.
+# of logits is relative to the largest logit there is, or to 1 where all are smaller.
 BOUNDS = {
     "float32": (5e-4, 1e-3, 0.99),
     "float16": (0.025, 0.05, 0.9),

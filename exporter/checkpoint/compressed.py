@@ -157,7 +157,7 @@ class PackedTensors:
 
 
 def _fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, lowest first: uint8 [rows, count]."""
+    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, lowest first: uint8."""
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8).reshape(len(words), -1)
     if bits == 4:
         octets = np.stack([octets & 0xF, octets >> 4], -1).reshape(len(words), -1)

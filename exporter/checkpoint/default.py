@@ -22,8 +22,9 @@ CONVERTER_VERSION = 2  # part of a cached conversion's name: raise it when gguf.
 
 def cache_directory() -> Path:
     """`$MARS_EXPORT_CACHE`, else `mars-export` in the user's cache directory."""
-    if directory := os.environ.get("MARS_EXPORT_CACHE"):
-        return Path(directory).expanduser()
+    chosen = os.environ.get("MARS_EXPORT_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mars-export"
 
 

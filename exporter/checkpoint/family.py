@@ -243,7 +243,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _other_names(shapes: Mapping[str, object]) -> str | None:
-    """One line where all names are there behind another prefix, as AutoModel and others' wrappers save them."""
+    """One line where all names are there behind another prefix, as AutoModel or a wrapper saves them."""
     first = f"{names.layer(0)}{names.INPUT_NORM}.weight"
     inner = first.removeprefix("model.")
     theirs = next((name for name in shapes if name.endswith(inner)), None)

@@ -1,4 +1,4 @@
-"""A MARS checkpoint, opened: normalised to a stock decoder, proven to be MARS, its tensors ready to stream."""
+"""A MARS checkpoint, opened: made a stock decoder, proven to be MARS, its tensors ready to stream."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ def test_segments_measure_the_same_drift(
     )  # some blocks of the vocabulary table, the last one shorter
     parts = drift_of(checkpoints(name), tmp_path / "bundle", options)
     assert parts.positions == whole.positions
-    # Between segments hidden states are rounded to the graph's precision, where one session may keep them
-    # wider.
+    # Between segments hidden states are rounded to the graph's precision; one session may not.
     slack = 0 if options.precision == "fp32" else 2
     assert abs(parts.argmax_matches - whole.argmax_matches) <= slack
     assert parts.max_logit_error == pytest.approx(whole.max_logit_error, rel=0.25 * slack, abs=1e-4)
