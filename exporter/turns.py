@@ -1,7 +1,4 @@
-"""jinja2 chat template -> table of turns, for runtimes without jinja2.
-
-A table is proven against the template, or there is none.
-"""
+"""jinja2 chat template -> table of turns, for runtimes without jinja2. A table is proven against the template, or there is none."""
 
 from __future__ import annotations
 
@@ -53,11 +50,10 @@ Render = Callable[[Sequence[Mapping[str, str]]], str | None]
 
 
 def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
-    """The table that renders every conversation exactly as the chat template does, as far as it renders it at
-    all.
+    """The table that renders every conversation exactly as the chat template does, as far as it renders it at all.
 
-    None when there is no template, when it asks for the date, or when its text depends on more than
-    neighbouring roles. Raises CheckpointError when the template is not valid jinja2.
+    None when there is no template, when it asks for the date, or when its text depends on more than neighbouring roles.
+    Raises CheckpointError when the template is not valid jinja2.
     """
     source = vocabulary.chat_template
     if source is None:
@@ -95,10 +91,7 @@ def _rendering(text: Text) -> Render:
 
 
 def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> ChatTurns | None:
-    """What stands between contents that cannot be taken for anything else.
-
-    None when it depends on more than the neighbours.
-    """
+    """What stands between contents that cannot be taken for anything else; None when it depends on more than the neighbours."""
     between: dict[str, dict[str, str]] = {}
     after: dict[str, str] = {}
     patterns = [
@@ -107,8 +100,7 @@ def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> Chat
     for pattern in patterns:
         contents = [f"q{i}mars{i}z" for i in range(len(pattern))]
         text = render(_conversation(pattern, contents))
-        # A conversation that is refused, or whose contents do not all come out, is one that the table shall
-        # not tell.
+        # A conversation that is refused, or whose contents do not all come out, is one that the table shall not tell.
         if text is None or re.findall("|".join(contents), text) != contents:
             continue
         parts = re.split("|".join(contents), text)
@@ -166,13 +158,13 @@ def _with_reserved(render: Render, turns: ChatTurns, source: str) -> ChatTurns |
 
 
 def _literals(source: str) -> list[str]:
-    words = []
+    found = []
     for literal in STRING_LITERAL.findall(source):
         try:
-            words.append(str(ast.literal_eval(literal.replace("\n", "\\n"))))
+            found.append(str(ast.literal_eval(literal.replace("\n", "\\n"))))
         except (SyntaxError, ValueError):
-            words.append(literal[1:-1])
-    return sorted({word for word in words if word}, key=lambda word: (len(word), word))
+            found.append(literal[1:-1])
+    return sorted({word for word in found if word}, key=lambda word: (len(word), word))
 
 
 def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:

@@ -198,8 +198,9 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
 def _read_entry(
     path: Path, name: str, entry: object, start: int, size: int
 ) -> tuple[np.dtype, tuple[int, ...], int]:
+    if not isinstance(entry, dict):
+        entry = {}
     try:
-        # type: ignore[index]
         kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         if len(shape) > HIGHEST_RANK:
             raise ValueError("too many dimensions")
