@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +271,11 @@ def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
     variant = open_bundle(quantized("llama", "int4-asymmetric")).manifest.variants[0]
     assert (variant.precision, variant.kv_dtype, variant.accuracy_level) == ("int4", "float32", 4)
     assert variant.quantization is not None
-    assert astuple(variant.quantization)[:3] == (16, False, "int8")
+    assert (variant.quantization.block_size, variant.quantization.symmetric, variant.quantization.head) == (
+        16,
+        False,
+        "int8",
+    )
     assert variant.drift is not None
     assert variant.drift.acceptance_flips is not None
     assert set(variant.drift.acceptance_flips) == {"0.9", "0.95", "0.99"}
