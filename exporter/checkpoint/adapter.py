@@ -58,9 +58,8 @@ class AdapterConfig:
     alpha_pattern: Patterns[float]
     token_indices: Patterns[tuple[int, ...]]
     modules_to_save: tuple[str, ...] = ()
-    keeps_tied: bool = (
-        False  # `ensure_weight_tying`: what is trained of a tied table goes for both of its uses
-    )
+    # `ensure_weight_tying`: what is trained of a tied table goes for both of its uses
+    keeps_tied: bool = False
 
     def scaling(self, module: str, rank: int) -> float:
         alpha = self.alpha_pattern.find(module, self.alpha)
@@ -206,7 +205,7 @@ class MergedTensors:
 
     def _unties(self) -> bool:
         """Whether a tied base's lm_head and embedding are two tables with this adapter, as PEFT runs it."""
-        if self.config.keeps_tied:
+        if self.config.keeps_tied or EMBEDDING not in self.base.shapes:
             return False
         if HEAD in self.pairs or EMBEDDING in self.pairs:
             return True

@@ -105,7 +105,8 @@ def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | N
 
 def _vocab_size(dims: Dims, merged: adapter.MergedTensors) -> int:
     """Rows of the embedding: an adapter trained with tokens of its own brings a longer one."""
-    return merged.shapes[EMBEDDING][0] if EMBEDDING in merged.replaced else dims.vocab_size
+    shape = merged.shapes[EMBEDDING] if EMBEDDING in merged.replaced else ()
+    return shape[0] if shape else dims.vocab_size
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

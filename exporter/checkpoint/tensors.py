@@ -164,6 +164,7 @@ def listed(problems: Sequence[str], between: str = ", ") -> str:
 
 def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
     """Whether two tables hold the same numbers, in whatever type each is stored."""
+    first, second = np.atleast_1d(first), np.atleast_1d(second)
     return first.shape == second.shape and all(
         bool((np.asarray(a, np.float32) == np.asarray(b, np.float32)).all())
         for a, b in zip(chunks(first, 1 << 20), chunks(second, 1 << 20), strict=True)

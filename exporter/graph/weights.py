@@ -32,9 +32,8 @@ ONNX_DTYPES = {
     "int4": onnx.TensorProto.INT4,
     "uint4": onnx.TensorProto.UINT4,
 }
-ENCODED_AT_ONCE = (
-    1 << 18
-)  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
+# Numbers of a weight that are encoded together; their temporaries take some 40 bytes each.
+ENCODED_AT_ONCE = 1 << 18
 TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: few enough for a processor's cache
 WORKERS = min(4, os.cpu_count() or 1)
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {

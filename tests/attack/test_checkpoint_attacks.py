@@ -26,6 +26,7 @@ from support import tiny
 from support.tiny import Named
 
 from mars_export.exporter.checkpoint.gguf import convert
+from mars_export.exporter.checkpoint.names import EMBEDDING
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.patterns import Patterns
 from mars_export.exporter.export import ExportOptions, export_onnx
@@ -492,6 +493,35 @@ def test_adapters_at_random(adapted: Callable[..., Path]) -> None:
         source.write_text(json.dumps(mutated(json.loads(original), draw)), encoding="utf-8")
         with bounded():
             attempt(directory)
+
+
+def test_tensors_of_an_adapter_at_random(adapted: Callable[..., Path]) -> None:
+    part = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{part}.lora_A.weight": np.ones((4, 48)), f"{part}.lora_B.weight": np.ones((48, 4))}
+    tensors |= {f"base_model.model.{name}": np.ones((288, 48)) for name in ("lm_head.weight", EMBEDDING)}
+    directory, draw = adapted(tensors, modules_to_save=["lm_head"]), random.Random(5)
+    source = directory / "adapter_model.safetensors"
+    original = source.read_bytes()
+    length = int.from_bytes(original[:8], "little")
+    entries = json.loads(original[8 : 8 + length])
+    for _ in range(ATTACKS):
+        text = json.dumps(mutated(copy.deepcopy(entries), draw)).encode("utf-8")
+        source.write_bytes(len(text).to_bytes(8, "little") + text + original[8 + length :])
+        with bounded():
+            attempt(directory)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (288,), (0, 48), (288, 48, 1), (1, 48)], ids=str)
+def test_tables_of_another_shape(shape: tuple[int, ...], copied: Named, adapted: Callable[..., Path]) -> None:
+    table = np.ones(shape, np.float32)
+    names = ("lm_head.weight", EMBEDDING)
+    refused(
+        adapted({f"base_model.model.{name}": table for name in names}, modules_to_save=["lm_head"]),
+        "adapter|config.json",
+    )
+    directory = copied("llama")
+    save_file(dict.fromkeys(names, table), directory / "model.safetensors")
+    refused(directory, "do not fit config.json")
 
 
 def attempt(directory: Path) -> None:
