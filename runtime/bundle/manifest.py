@@ -80,7 +80,8 @@ class TextInfo:
 class Drift:
     """What the export self-check found between a variant and its checkpoint, over `positions` predictions.
 
-    `acceptance_flips`: for some taus, how many predictions pass in one and not in the other.
+    `acceptance_flips`: for some taus, how many predictions pass in one and not in the other. `yardstick`: what the
+    checkpoint's own logits were proven against, such as "transformers 5.23.0"; None for the exporter's reading alone.
     """
 
     positions: int
@@ -88,6 +89,7 @@ class Drift:
     max_logit_error: float
     max_confidence_error: float
     acceptance_flips: Mapping[str, int] | None = None
+    yardstick: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
         tmp_path / "out",
         "--block",
         "4",
-        "--static",
+        "--fixed",
         "--capacity",
         "64",
         "--prefill",
