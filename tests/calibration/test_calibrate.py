@@ -1,7 +1,9 @@
-"""A whole calibration on a tiny bundle, from the shell's side too: choice, report, profile, interruption and bad input."""
+"""A whole calibration on a tiny bundle, from the shell's side too: choice, report, profile, interruption and
+bad input."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -15,8 +17,8 @@ from support.missing import need
 from support.tiny import Named
 from typer.testing import CliRunner
 
-from mars_export.calibration.rows import CalibrationOptions
 from mars_export.calibration.tau import bounds
+from mars_export.calibration.tau.options import CalibrationOptions
 from mars_export.calibration.tau.run import Request, estimate, run
 from mars_export.cli import app
 from mars_export.runtime import CalibrationError, MarsError, Session
@@ -59,7 +61,6 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(
             "mars_export.calibration.tau.figure.save_png", lambda calibration, path: path.write_bytes(b"")
         )
-        monkeypatch.setattr("mars_export.calibration.tau.figure.svg", lambda calibration: "<svg></svg>")
 
 
 @pytest.fixture
@@ -108,18 +109,35 @@ def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
 
 
 def test_the_report_folder(request_for: Callable[..., Request], tmp_path: Path) -> None:
-    (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> & more"))
-    made = run(request_for())
+    (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> | & more"))
+    made = run(request_for(html=True))
     assert json.loads((tmp_path / "out" / "report.json").read_text())["task"] == "words.jsonl"
-    assert (tmp_path / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "out" / "pareto.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "<svg" in page
+    assert base64.b64encode(picture).decode() in page
     assert "<script" not in page
-    assert "currentColor" in page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace(
-        "http://creativecommons.org", ""
-    ).replace("http://purl.org", "")
-    assert made.headline.partition(": ")[2][1:] in page
+    assert "http" not in page
+    result = made.headline.partition(": ")[2]
+    assert result[1:] in page
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "](pareto.png)" in text
+    assert result[1:] in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(made.table)
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, "every line has all the columns"
+    assert "<script" not in re.sub(r"(?s)```text.*?```", "", text)
+
+
+def test_a_page_is_written_as_html_only_if_asked_for(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    run(request_for())
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if "state" not in p.name) == [
+        "pareto.png",
+        "report.json",
+        "report.md",
+    ]
 
 
 def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_path: Path) -> None:
@@ -129,7 +147,8 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         run(request_for(), stop_later)
-    kept = len((tmp_path / "out" / "state.jsonl").read_text().splitlines())
+    (state,) = (tmp_path / "out").glob("state-*.jsonl")
+    kept = len(state.read_text().splitlines())
     assert not (tmp_path / "out" / "report.json").exists()
     with pytest.raises(CalibrationError, match="--resume uses them"):
         run(request_for())
@@ -137,7 +156,7 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_pat
     run(request_for(resume=True), lambda phase, done, total: work.setdefault(phase, []).append(done))
     assert work["record"] == [len(WORDS)]
     assert work["probability 0.9"][0] == 8
-    assert len((tmp_path / "out" / "state.jsonl").read_text().splitlines()) > kept
+    assert len(state.read_text().splitlines()) > kept
     again: dict[str, list[int]] = {}
     bolder = replace(OPTIONS, max_drop=0.5)
     run(
@@ -268,7 +287,7 @@ def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_pat
     done = shell(*common)
     assert done.exit_code == 0, done.output
     assert "words.jsonl: tau" in done.output
-    assert "report.html" in done.output
+    assert "report.md" in done.output
     assert json.loads(shell("profiles", "list", bundle, "--json").stdout)[0]["name"] == "words"
     assert "good" in shell("profiles", "list", bundle).stdout
     assert json.loads(shell("profiles", "show", bundle, "words", "--json").stdout)["stale"] == []
@@ -290,10 +309,10 @@ def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_pat
         ("", "no rows"),
         ('{"messages": [], "answer"', "line 1: not JSON"),
         ('{"answer": "x"}', "missing field 'messages'"),
-        ('{"prompt": "x", "metric": "luck"}', "unknown metric 'luck' .known: exact_match"),
+        ('{"prompt": "x", "metric": "luck"}', "unknown score 'luck' .known: exact_match"),
         (
             '{"prompt": "x", "metric": "exact_match"}',
-            "missing field 'answer', which metric exact_match needs",
+            "missing field 'answer', which score exact_match needs",
         ),
     ],
 )

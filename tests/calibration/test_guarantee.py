@@ -13,7 +13,8 @@ from mars_export.calibration.tau import bounds
 
 TRIALS, LEVEL = 1000, 0.05
 ERROR = 3 * (LEVEL * (1 - LEVEL) / TRIALS) ** 0.5  # three standard deviations of the simulation itself
-# (share of rows that lose, share that win) at each candidate, from safe to fast. The true drop is their difference.
+# (share of rows that lose, share that win) at each candidate, from safe to fast. The true drop is their
+# difference.
 CREEPING = [
     (0.002, 0.001),
     (0.008, 0.004),
@@ -32,7 +33,8 @@ Procedure = Callable[[np.ndarray], list[int]]
 
 
 def simulate(model: list[tuple[float, float]], rows: int, graded: bool = False, seed: int = 0) -> np.ndarray:
-    """Paired drops [candidates, TRIALS, rows]. A row's luck is the same at all taus: what breaks early mostly stays broken."""
+    """Paired drops [candidates, TRIALS, rows]. A row's luck is the same at all taus: what breaks early mostly
+    stays broken."""
     random = np.random.default_rng(seed)
     luck = random.random((TRIALS, rows))
     size = random.beta(2, 2, (TRIALS, rows)) if graded else np.ones((TRIALS, rows))
@@ -49,7 +51,8 @@ def fixed_sequence(drops: np.ndarray) -> list[int]:
 
 
 def best_looking(drops: np.ndarray) -> list[int]:
-    """The invalid habit: the fastest tau whose mean drop on the data is below the bound, with no correction."""
+    """The invalid habit: the fastest tau whose mean drop on the data is below the bound, with no
+    correction."""
     good = drops.mean(axis=2) < BOUND
     return [int(np.flatnonzero(column).max()) if column.any() else -1 for column in good.T]
 

@@ -1,4 +1,5 @@
-"""lm-evaluation-harness: its generation settings and requests, and a local task end to end where it is installed."""
+"""lm-evaluation-harness: its generation settings and requests, and a local task end to end where it is
+installed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ CHOOSE = "doc_to_choice: ['a', 'b']\nmetric_list: [{metric: acc}]"
 
 @pytest.fixture(scope="module")
 def answers(bundles: Named) -> Answers:
-    return Answers.open(str(bundles("qwen2")), 0.5, None, None, 12, "cpu", 1, 2)
+    return Answers.open(str(bundles("qwen2")), 0.5, max_gen_toks=12, threads=1, batch=2)
 
 
 def test_answers_are_those_of_the_session(answers: Answers) -> None:
@@ -68,11 +69,11 @@ def test_what_is_not_known_or_does_not_fit_is_refused(answers: Answers, bundles:
     with pytest.raises(CalibrationError, match="gen_prefix"):
         answers.render([{"role": "user", "content": "x"}], add_generation_prompt=False)
     with pytest.raises(CalibrationError, match="not both"):
-        Answers.open(str(bundles("qwen2")), 0.5, None, "sums", 12, "cpu", 1, 1)
+        Answers.open(str(bundles("qwen2")), 0.5, profile="sums")
 
 
 def test_the_chat_template_brings_its_own_special_tokens(bundles: Named) -> None:
-    answers = Answers.open(str(bundles("qwen2")), None, None, None, 12, "cpu", 1, 1)
+    answers = Answers.open(str(bundles("qwen2")), max_gen_toks=12, threads=1)
     messages = [{"role": "user", "content": "hello"}]
     assert answers.encode(answers.render(messages, add_generation_prompt=True)) == answers.session.encode(
         messages
@@ -129,7 +130,7 @@ def test_a_local_task(bundles: Named, tmp_path: Path) -> None:
     done = evaluate(bundles("qwen2"), tmp_path, "generate_until", GENERATE)
     assert done.returncode == 0, done.stderr[-3000:]
     (samples,) = (tmp_path / "out").rglob("samples_echo*.jsonl")
-    answers = Answers.open(str(bundles("qwen2")), 0.5, None, None, 6, "cpu", 1, 1)
+    answers = Answers.open(str(bundles("qwen2")), 0.5, max_gen_toks=6, threads=1)
     for sample in map(json.loads, samples.read_text().splitlines()):
         assert sample["resps"][0] == answers.answer([(sample["doc"]["text"], {"until": ["\n"]})])
 

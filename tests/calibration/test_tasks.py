@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mars_export.calibration.tasks.execution import is_supported, passes_tests
-from mars_export.calibration.tasks.scores import METRICS, Output, own
+from mars_export.calibration.tasks.scores import SCORES, Output, own
 from mars_export.calibration.tasks.tasks import builtin_names, data_hash, find, load
 from mars_export.runtime import CalibrationError
 
@@ -62,7 +62,7 @@ def test_a_text_is_continued_as_it_stands(tmp_path: Path) -> None:
         (GOOD | {"metric": "regex", "answer": "("}, "no regular expression"),
         (GOOD | {"metric": "code_tests"}, "--allow-exec"),
         (GOOD | {"metric": "os:system"}, "must be named with --score"),
-        (GOOD | {"metric": ["exact_match"]}, "unknown metric"),
+        (GOOD | {"metric": ["exact_match"]}, "unknown score"),
         (GOOD | {"answer": "\ud800"}, "half a surrogate pair"),
         (GOOD | {"note": 1}, "unknown field 'note'"),
         ("[" * 100_000, "line 2"),
@@ -123,7 +123,7 @@ def test_many_bad_lines_are_not_all_printed(tmp_path: Path) -> None:
     ],
 )
 def test_metrics(metric: str, output: str, answer: str, score: float) -> None:
-    assert METRICS[metric].score(Output(output), Output(answer)) == score
+    assert SCORES[metric].judge(Output(output), Output(answer)) == score
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_metrics(metric: str, output: str, answer: str, score: float) -> None:
     ],
 )
 def test_edit_similarity_counts_tokens(one: tuple[int, ...], other: tuple[int, ...], score: float) -> None:
-    assert METRICS["edit_similarity"].score(Output("", one), Output("", other)) == score
+    assert SCORES["edit_similarity"].judge(Output("", one), Output("", other)) == score
 
 
 @pytest.mark.skipif(not is_supported(), reason="this system cannot limit a process")
@@ -165,7 +165,7 @@ def test_code_that_never_ends_is_ended() -> None:
 
 def test_code_runs_only_where_that_is_allowed(tmp_path: Path) -> None:
     file = written(tmp_path, GOOD | {"metric": "code_tests", "answer": "assert True"})
-    assert load(file, allow_exec=True)[0].metric == "code_tests"
+    assert load(file, allow_exec=True)[0].score_name == "code_tests"
     with pytest.raises(CalibrationError, match=r"line 1: .*not in a sandbox: allow it with --allow-exec"):
         load(file)
 
@@ -178,8 +178,8 @@ def test_a_users_own_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     row = {name: value for name, value in GOOD.items() if name != "metric"}
     (task,) = load(written(tmp_path, row), score="my_scores:half")
     assert task.score(Output("4")) == 0.5
-    with pytest.raises(CalibrationError, match="gave 5; a score of 0 to 1"):
-        own("my_scores:much").score(Output(""), Output(""))
+    with pytest.raises(CalibrationError, match="gave 5; a number from 0 to 1"):
+        own("my_scores:much").judge(Output(""), Output(""))
     for name, message in (
         ("my_scores:none", "no attribute"),
         ("no_such_module_here:f", "No module named"),

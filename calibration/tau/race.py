@@ -1,0 +1,101 @@
+"""Which of several settings is the fastest here: the same rows through all of them, in interleaved rounds.
+Judges no answer; what may be chosen was tested before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from ...runtime import GenerationConfig, Session
+from ..journal import Journal
+from ..rounds import Progress, Rounds, rotated, slices
+from ..tasks.tasks import Task
+from .decoding import decode_rows
+
+ROUNDS = 3
+ROWS = 32  # or four times the batch
+WARM_TOKENS = 8
+TIE = 1.03  # a lead below it is no lead
+PHASE = "speed"
+
+Speeds = Mapping[str, Sequence[float]]
+"""Tokens per second of each setting, by round; the safest setting first, which is one-token mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Some rows decoded once, prompts included."""
+
+    tokens: int
+    seconds: float
+
+
+def race(
+    session: Session,
+    journal: Journal,
+    tasks: Sequence[Task],
+    settings: Mapping[str, GenerationConfig],
+    batch: int,
+    report: Progress,
+) -> dict[str, list[float]]:
+    """Decode the first rows at all `settings`, slice by slice, in rounds that each begin with another
+    setting."""
+    rows = tasks[: max(ROWS, 4 * batch)]
+    field = ", ".join(settings)  # laps of another field were not run beside these
+    total, done, is_warm = ROUNDS * len(rows) * len(settings), 0, False
+    laps: dict[str, list[list[Lap]]] = {name: [[] for _ in range(ROUNDS)] for name in settings}
+    report(PHASE, 0, total)
+    parts = slices(rows, max(8, 4 * batch))
+    for turn, (number, at) in enumerate((n, i) for n in range(ROUNDS) for i in range(len(parts))):
+        for name in rotated(list(settings), turn):
+            key = f"{PHASE} of {field}: round {number + 1}, slice {at + 1}/{len(parts)}, {name}"
+            if key not in journal:
+                for config in () if is_warm else settings.values():
+                    few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
+                    list(decode_rows(session, few, config, batch))
+                is_warm = True
+                journal[key] = _lap(session, parts[at], settings[name], batch)
+            laps[name][number].append(journal.read(key, Lap))
+            done += len(parts[at])
+            report(PHASE, done, total)
+    return {name: [_speed(lap) for lap in rounds] for name, rounds in laps.items()}
+
+
+def speed_ups(speeds: Speeds) -> Iterator[tuple[str, Rounds]]:
+    """Of each setting the ratio to the first one, taken within each round."""
+    first = next(iter(speeds.values()))
+    for name, values in speeds.items():
+        yield name, Rounds.of([one / other for one, other in zip(values, first, strict=True)])
+
+
+def choose(speeds: Speeds) -> tuple[str, str]:
+    """The safest setting that is as fast as the fastest, and why: a lead counts if it is TIE at the median of
+    rounds and there in every round."""
+    fastest = max(speeds, key=lambda name: median(speeds[name]))
+
+    def lead(name: str) -> list[float]:
+        return [one / other for one, other in zip(speeds[fastest], speeds[name], strict=True)]
+
+    ratios = dict(speed_ups(speeds))
+    one_token = next(iter(speeds))
+    choice = next(name for name in speeds if median(lead(name)) < TIE or min(lead(name)) <= 1)
+    rounds = f"in {len(speeds[fastest])} interleaved rounds over the same rows"
+    best = f"{fastest}, {ratios[fastest]} the speed of one-token mode"
+    if fastest == one_token:
+        return choice, f"no setting that passed was faster than one-token mode {rounds}"
+    if choice == fastest:
+        return choice, f"the fastest that passed was {best}, {rounds}"
+    safer = "one-token mode" if choice == one_token else f"{choice} ({ratios[choice]})"
+    return choice, f"the fastest that passed was {best}, {rounds}, but {safer} ties with it and is safer"
+
+
+def _lap(session: Session, rows: Sequence[Task], config: GenerationConfig, batch: int) -> Lap:
+    began = time.perf_counter()
+    tokens = sum(len(outcome.token_ids) for outcome in decode_rows(session, rows, config, batch))
+    return Lap(tokens, time.perf_counter() - began)
+
+
+def _speed(laps: Sequence[Lap]) -> float:
+    return sum(lap.tokens for lap in laps) / max(sum(lap.seconds for lap in laps), 1e-9)
