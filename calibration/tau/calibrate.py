@@ -191,7 +191,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     changes: list[Change] = []
     if choice is not None:
         config = setting(choice.measured.tau, choice.measured.metric)
-        changes = _changes(plan.tasks, references, calibrator.outcomes(plan.tasks, config))
+        changes = changes_of(plan.tasks, references, calibrator.outcomes(plan.tasks, config))
     if plan.too_long:
         rows = ", ".join(map(str, plan.too_long[:10])) + (", ..." if len(plan.too_long) > 10 else "")
         notes.append(
@@ -331,7 +331,7 @@ def _agreement(outcomes: Sequence[Outcome], references: Sequence[Outcome]) -> fl
     return same / len(references)
 
 
-def _changes(
+def changes_of(
     tasks: Sequence[Task], references: Sequence[Outcome], outcomes: Sequence[Outcome]
 ) -> list[Change]:
     """All changed answers: those that lost most first, and among them those that changed most."""

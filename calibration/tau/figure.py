@@ -25,20 +25,21 @@ def _measured(axes: Any, calibration: Calibration) -> None:
     axes.set_title("Measured")
     axes.set_xlabel("tokens per forward")
     axes.set_ylabel("quality (% of full score)")
-    floor = 100 * (one.quality - options.max_drop)
-    axes.axhline(floor, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
-    _bars(axes, [one], INK)
-    axes.plot(1, 100 * one.quality, "o", **_ring(7), zorder=4)
-    name_point(axes, "one token", 1, 100 * one.quality, 9)
+    # One-token mode is a line: as a point at 1 it would push all the others together.
+    _level(axes, 100 * one.quality, "one-token mode", INK)
+    drop = 100 * options.max_drop
+    _level(axes, 100 * one.quality - drop, f"one-token quality less {drop:g} points", QUIET)
     for metric in options.metrics:
         _line_of(axes, calibration, [t for t in calibration.tested if t.measured.metric == metric])
     axes.margins(x=0.14, y=0.16)
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    axes.set_xlim(max(0, left), right)
+    bottom, top = axes.get_ylim()
     axes.set_ylim(max(0, bottom), min(top, 104))
-    text, place = f"one-token quality less {100 * options.max_drop:g} points", {"ha": "right", "va": "top"}
-    where = {"xycoords": ("axes fraction", "data"), "xytext": (0, -4), "textcoords": "offset points"}
-    axes.annotate(text, (1, floor), **where, **place, fontsize=8, color=QUIET)
+
+
+def _level(axes: Any, height: float, text: str, color: str) -> None:
+    axes.axhline(height, color=color, linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.7)
+    where = {"xycoords": ("axes fraction", "data"), "xytext": (4, -4), "textcoords": "offset points"}
+    axes.annotate(text, (0, height), **where, va="top", fontsize=8, color=color)
 
 
 def _line_of(axes: Any, calibration: Calibration, trials: Sequence[Trial]) -> None:

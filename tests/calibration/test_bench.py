@@ -221,6 +221,32 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., BenchRequest], tm
     )
 
 
+def test_a_second_bundle_just_works(
+    request_for: Callable[..., BenchRequest], bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1, limit=2)
+    first = request_for(options=few)
+    second = replace(first, bundle=bundles("llama"))
+    for request in (first, second):
+        bench(request)
+    assert len(states(tmp_path / "out")) == 2
+    with pytest.raises(CalibrationError, match="--resume uses them"):
+        bench(first)
+    monkeypatch.chdir(tmp_path)
+    folders = [replace(request, output=None).folder for request in (first, second)]
+    assert len(set(folders)) == 2
+    assert all(str(folder).startswith("bench-words-") for folder in folders)
+
+
+def test_few_rows_have_a_wide_interval(request_for: Callable[..., BenchRequest]) -> None:
+    few = replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1)
+    report = bench(request_for(options=few))
+    low, high = report.compared[0].score_interval
+    assert (low, high) == (pytest.approx(0.6097, abs=1e-3), 1.0)
+    assert "100 (61-100)" in report.speed_table[1]
+    assert "100 (61-100) against 100 (61-100) %" in report.headline or "no setting" in report.headline
+
+
 def test_ctrl_c_from_the_shell(
     request_for: Callable[..., BenchRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
