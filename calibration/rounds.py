@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -55,14 +56,16 @@ class Percentiles:
         return cls(float(p50), float(p99), len(values))
 
 
-def rotated(settings: Sequence[T], turn: int) -> Iterator[T]:
-    """All settings, another one first each turn: none always runs after the same one, or always last."""
-    turn %= len(settings)
-    yield from (*settings[turn:], *settings[:turn])
-
-
 def slices(rows: Sequence[T], size: int) -> list[Sequence[T]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def interleaved(settings: Sequence[T], num_slices: int, num_rounds: int) -> Iterator[tuple[int, int, T]]:
+    """(round, slice, setting): every slice goes through all settings before the next one, each time another
+    setting first, so that none always runs after the same one, or always last."""
+    for turn, (number, at) in enumerate(product(range(num_rounds), range(num_slices))):
+        first = turn % len(settings)
+        yield from ((number, at, setting) for setting in (*settings[first:], *settings[:first]))
 
 
 def machine_load() -> float | None:

@@ -14,7 +14,7 @@ from ...runtime import Session
 from ...runtime.errors import CalibrationError
 from ..drawing import require_matplotlib
 from ..journal import Journal
-from ..rounds import Progress, machine_load, rotated, slices
+from ..rounds import Progress, interleaved, machine_load, slices
 from ..rows import Plan, TaskRequest, make_plan
 from ..tasks.tasks import Task, data_hash
 from . import figure
@@ -127,17 +127,16 @@ class Measurement:
         laps: dict[Setting, list[list[Lap]]] = {s: [[] for _ in range(rounds)] for s in settings}
         total, done, is_warm = rounds * len(tasks) * len(settings), 0, False
         self.report(ANSWERS, 0, total)
-        for turn, (number, at) in enumerate((n, i) for n in range(rounds) for i in range(len(parts))):
-            for setting in rotated(settings, turn):
-                key = f"round {number + 1}, rows {at * size + 1}, {setting.name}"
-                if key not in self.journal:
-                    if not is_warm:
-                        self._warm_up(tasks)
-                        is_warm = True
-                    self.journal[key] = serve(self.session, parts[at], setting)
-                laps[setting][number].append(self.journal.read(key, Lap))
-                done += len(parts[at])
-                self.report(ANSWERS, done, total)
+        for number, at, setting in interleaved(settings, len(parts), rounds):
+            key = f"round {number + 1}, rows {at * size + 1}, {setting.name}"
+            if key not in self.journal:
+                if not is_warm:
+                    self._warm_up(tasks)
+                    is_warm = True
+                self.journal[key] = serve(self.session, parts[at], setting)
+            laps[setting][number].append(self.journal.read(key, Lap))
+            done += len(parts[at])
+            self.report(ANSWERS, done, total)
         return laps
 
     def _warm_up(self, tasks: Sequence[Task]) -> None:

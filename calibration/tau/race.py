@@ -10,7 +10,7 @@ from statistics import median
 
 from ...runtime import GenerationConfig, Session
 from ..journal import Journal
-from ..rounds import Progress, Rounds, rotated, slices
+from ..rounds import Progress, Rounds, interleaved, slices
 from ..tasks.tasks import Task
 from .decoding import decode_rows
 
@@ -48,18 +48,17 @@ def race(
     laps: dict[str, list[list[Lap]]] = {name: [[] for _ in range(ROUNDS)] for name in settings}
     report(PHASE, 0, total)
     parts = slices(rows, max(8, 4 * batch))
-    for turn, (number, at) in enumerate((n, i) for n in range(ROUNDS) for i in range(len(parts))):
-        for name in rotated(list(settings), turn):
-            key = f"{PHASE} of {field}: round {number + 1}, slice {at + 1}/{len(parts)}, {name}"
-            if key not in journal:
-                for config in () if is_warm else settings.values():
-                    few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
-                    list(decode_rows(session, few, config, batch))
-                is_warm = True
-                journal[key] = _lap(session, parts[at], settings[name], batch)
-            laps[name][number].append(journal.read(key, Lap))
-            done += len(parts[at])
-            report(PHASE, done, total)
+    for number, at, name in interleaved(list(settings), len(parts), ROUNDS):
+        key = f"{PHASE} of {field}: round {number + 1}, slice {at + 1}/{len(parts)}, {name}"
+        if key not in journal:
+            for config in () if is_warm else settings.values():
+                few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
+                list(decode_rows(session, few, config, batch))
+            is_warm = True
+            journal[key] = _lap(session, parts[at], settings[name], batch)
+        laps[name][number].append(journal.read(key, Lap))
+        done += len(parts[at])
+        report(PHASE, done, total)
     return {name: [_speed(lap) for lap in rounds] for name, rounds in laps.items()}
 
 

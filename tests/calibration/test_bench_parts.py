@@ -22,7 +22,7 @@ from mars_export.calibration.bench.laps import Lap, Timeline, serve
 from mars_export.calibration.bench.settings import BenchOptions, Setting
 from mars_export.calibration.bench.steps import SWEEPS, CostCurve, StepTimer, curves, shape_key
 from mars_export.calibration.journal import Journal, restore
-from mars_export.calibration.rounds import Percentiles, Rounds, rotated
+from mars_export.calibration.rounds import Percentiles, Rounds, interleaved
 from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.runtime import CalibrationError, Commit, MarsError, SessionError
 from mars_export.runtime.decode.backend import Cache, StepOutput
@@ -357,7 +357,8 @@ def test_every_slice_goes_through_all_settings_each_time_from_another_one(
         assert [a.token_ids[0] for one in rounds[1] for a in one.answers] == list(range(40)), (
             "rows in their order"
         )
-    assert list(rotated(options.settings, 4)) == [options.settings[i] for i in (1, 2, 0)]
+    fifth = list(interleaved(options.settings, 3, 2))[12:15]
+    assert fifth == [(1, 1, options.settings[i]) for i in (1, 2, 0)]
 
 
 def test_an_interrupted_run_measures_only_what_is_missing(

@@ -459,10 +459,7 @@ def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_pat
         ('{"messages": [], "answer"', "line 1: not JSON"),
         ('{"answer": "x"}', "missing field 'messages'"),
         ('{"prompt": "x", "metric": "luck"}', "unknown score 'luck' .known: exact_match"),
-        (
-            '{"prompt": "x", "metric": "exact_match"}',
-            "missing field 'answer', which score exact_match needs",
-        ),
+        ('{"prompt": "x", "metric": "exact_match"}', "missing field 'answer', which score exact_match needs"),
     ],
 )
 def test_bad_task_files_are_refused_before_anything_is_decoded(
