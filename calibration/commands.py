@@ -134,7 +134,7 @@ def calibrate(
         if text is not None:
             out.print(text, markup=False)
     if report.num_changed:
-        out.print(f"{report.num_changed} answers changed: the report has them, worst first", markup=False)
+        out.print(f"answers changed: {report.num_changed}; the report has them, worst first", markup=False)
     out.print(f"report    {request.folder / PAGE_FILE}", markup=False)
     if store:
         out.print(f"try: mars-export generate {bundle} --profile {request.profile_name} -p ...", markup=False)

@@ -1,5 +1,4 @@
-"""The style of our pictures, and what two of them have in common. With the two figures it is matplotlib's
-home."""
+"""The style of our pictures, and what two of them have in common. Matplotlib's only home."""
 
 from __future__ import annotations
 

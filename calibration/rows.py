@@ -48,7 +48,7 @@ class Plan:
 
 
 def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None) -> Plan:
-    """The rows to use, at most `limit`, in a seeded random order. Raises CalibrationError that names bad
+    """The rows to decode, at most `limit`, in a seeded random order. Raises CalibrationError that names bad
     rows."""
     if session.text is None:
         raise CalibrationError(
@@ -57,7 +57,7 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
         )
     order = list(range(len(tasks)))
     random.Random(SEED).shuffle(order)
-    used: list[Task] = []
+    rows: list[Task] = []
     too_long: list[int] = []
     refusals: list[str] = []
     most = session.backend.max_capacity
@@ -72,14 +72,14 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
         elif len(ids) > most:
             too_long.append(i + 1)
         else:
-            used.append(replace(tasks[i], prompt_ids=ids))
+            rows.append(replace(tasks[i], prompt_ids=ids))
     if refusals:
         raise CalibrationError("prompts that cannot be decoded:\n  " + "\n  ".join(refusals[:20]))
-    if not used:
+    if not rows:
         raise CalibrationError(
             f"every prompt is longer than the context of {most} tokens; nothing is left to decode"
         )
-    return Plan(tuple(used), tuple(sorted(too_long)))
+    return Plan(tuple(rows), tuple(sorted(too_long)))
 
 
 def identity(session: Session) -> dict[str, Any]:
@@ -168,20 +168,17 @@ class TaskRequest:
         return Journal.open(self.folder / name, whole, resume=self.resume, force=self.force)
 
     def _make_folder(self) -> None:
-        folder, elsewhere = self.folder, "give another with --output"
+        folder, problem = self.folder, None
         if folder.exists() and not folder.is_dir():
-            raise CalibrationError(f"{folder}: a file is where the report's folder should be; {elsewhere}")
-        is_ours = self.force or not folder.is_dir() or any(folder.glob(STATE_FILES))
-        if not is_ours and any(folder.iterdir()):
-            raise CalibrationError(
-                f"{folder}: the folder holds other files and no {self.kind}; {elsewhere}, or --force to write"
-                " into it"
-            )
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CalibrationError(
-                f"{folder}: the report's folder cannot be made: {error.strerror}; {elsewhere}"
-            ) from error
-        if not os.access(folder, os.W_OK):
-            raise CalibrationError(f"{folder}: the report's folder is read-only; {elsewhere}")
+            problem = "a file is where the report's folder should be"
+        elif folder.is_dir() and not (self.force or any(folder.glob(STATE_FILES))) and any(folder.iterdir()):
+            problem = f"the folder holds other files and no {self.kind} (--force writes into it)"
+        else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                problem = f"the report's folder cannot be made: {error.strerror}"
+            if problem is None and not os.access(folder, os.W_OK):
+                problem = "the report's folder is read-only"
+        if problem is not None:
+            raise CalibrationError(f"{folder}: {problem}; give another with --output")

@@ -121,15 +121,15 @@ def _ask(service: Engine, task: Task, setting: Setting) -> Timeline:
 def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Iterator[Timeline]:
     """What `generate_batch` does with block commit, with a look at the clock after every step."""
     manifest, began = session.bundle.manifest, perf_counter()
-    made = [session.new_row(i, t.source, setting.config(t.max_new_tokens)) for i, t in enumerate(tasks)]
-    rows, size = [row for row, _ in made], setting.commit.cache_block
-    events: list[list[float]] = [[] for _ in made]
+    streams = [session.new_row(i, t.source, setting.config(t.max_new_tokens)) for i, t in enumerate(tasks)]
+    rows, size = [row for row, _ in streams], setting.commit.cache_block
+    events: list[list[float]] = [[] for _ in streams]
     for step in decode_blocks(session.backend, rows, manifest.block, manifest.tokens.mask, size):
         now = perf_counter()
         for event in step:
             if event.token_ids:
                 events[event.row].append(now)
-    for (row, text), times in zip(made, events, strict=True):
+    for (row, text), times in zip(streams, events, strict=True):
         if text is not None:
             text.finish()
         shown, ids = text.text if text is not None else "", row.tokens[row.stats.prompt_tokens :]

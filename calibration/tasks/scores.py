@@ -58,8 +58,8 @@ def normalized_match(output: Output, expected: Output) -> float:
 
 def final_number(output: Output, expected: Output) -> float:
     """The same number after the last `####`, or else the same last number."""
-    wanted = _last_number(expected.text)
-    return float(wanted is not None and _last_number(output.text) == wanted)
+    number = _last_number(expected.text)
+    return float(number is not None and _last_number(output.text) == number)
 
 
 def json_equal(output: Output, expected: Output) -> float:
@@ -166,18 +166,18 @@ def _short(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    kept = (
+    characters = (
         " " if unicodedata.category(c)[0] in "PSZC" else c
         for c in unicodedata.normalize("NFKC", text).casefold()
     )
-    return "".join(kept).split()
+    return "".join(characters).split()
 
 
 def _last_number(text: str) -> float | None:
-    found = _FINAL.findall(text) or _NUMBER.findall(text)
-    if not found or len(found[-1]) > _MOST_DIGITS:
+    numbers = _FINAL.findall(text) or _NUMBER.findall(text)
+    if not numbers or len(numbers[-1]) > _MOST_DIGITS:
         return None
-    return float(found[-1].replace(",", ""))
+    return float(numbers[-1].replace(",", ""))
 
 
 def _canonical(value: Any) -> str:

@@ -234,7 +234,7 @@ def _messages(value: Any, problems: list[str]) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         problems.append("'messages' must be a non-empty list")
         return ()
-    made: list[Message] = []
+    turns: list[Message] = []
     for index, message in enumerate(value):
         if (
             not isinstance(message, dict)
@@ -245,5 +245,5 @@ def _messages(value: Any, problems: list[str]) -> tuple[Message, ...]:
         elif message["role"] not in ROLES:
             problems.append(f"message {index} has role {message['role']!r} (known: {', '.join(ROLES)})")
         else:
-            made.append(Message(message["role"], message["content"]))
-    return tuple(made)
+            turns.append(Message(message["role"], message["content"]))
+    return tuple(turns)

@@ -298,14 +298,14 @@ def _fastest(
     def timed(point: Figures, name: str) -> Figures:
         return replace(point, tokens_per_second=median(speeds[name]))
 
-    made = [
+    raced = [
         replace(t, measured=timed(t.measured, t.measured.name), speed_up=ratios[t.measured.name])
         if t.passed
         else t
         for t in trials
     ]
-    choice = next((t for t in made if t.passed and t.measured.name == name), None)
-    return choice, reason, timed(one_token, "one token"), made
+    choice = next((t for t in raced if t.passed and t.measured.name == name), None)
+    return choice, reason, timed(one_token, "one token"), raced
 
 
 def _scores(

@@ -72,12 +72,12 @@ def speed_ups(speeds: Speeds) -> Iterator[tuple[str, Rounds]]:
 def choose(speeds: Speeds) -> tuple[str, str]:
     """The safest setting that is as fast as the fastest, and why: a lead counts if it is TIE at the median of
     rounds and there in every round."""
-    fastest = max(speeds, key=lambda name: median(speeds[name]))
+    ratios = dict(speed_ups(speeds))
+    fastest = max(speeds, key=lambda name: ratios[name].median)
 
     def lead(name: str) -> list[float]:
         return [one / other for one, other in zip(speeds[fastest], speeds[name], strict=True)]
 
-    ratios = dict(speed_ups(speeds))
     one_token = next(iter(speeds))
     choice = next(name for name in speeds if median(lead(name)) < TIE or min(lead(name)) <= 1)
     rounds = f"in {len(speeds[fastest])} interleaved rounds over the same rows"

@@ -61,25 +61,25 @@ class Report:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """What the result rests on, as name and value."""
-        made, profile = self.calibration, self.profile
-        options = made.options
-        left_out = f"; {len(made.too_long)} left out, too long" if made.too_long else ""
-        others = "" if len(made.recorded) > 1 else " (the others need a bundle exported with --metrics)"
-        graph, same = profile.variant_sha256[:12], f"{made.speed_rows_same} of {made.speed_rows}"
+        result, profile = self.calibration, self.profile
+        options = result.options
+        left_out = f"; {len(result.too_long)} left out, too long" if result.too_long else ""
+        others = "" if len(result.recorded) > 1 else " (the others need a bundle exported with --metrics)"
+        graph, same = profile.variant_sha256[:12], f"{result.speed_rows_same} of {result.speed_rows}"
         bound = f"mean drop below {points(options.max_drop)} with {percent(options.confidence)} confidence"
         facts = [
-            ("choice", made.choice),
-            ("rows", f"{made.num_rows}, judged by {made.judges}{left_out}"),
-            ("prompts, answers", f"{_span(made.prompt_range)} and {_span(made.answer_range)} tokens"),
+            ("choice", result.choice),
+            ("rows", f"{result.num_rows}, judged by {result.judges}{left_out}"),
+            ("prompts, answers", f"{_span(result.prompt_range)} and {_span(result.answer_range)} tokens"),
             ("bound", bound),
             ("bundle", f"{self.bundle}, variant {profile.variant}, {profile.precision}, graph {graph}"),
             ("machine", f"{self.machine}, batch {options.batch}"),
             ("one-token check", f"{same} rows decoded without masks gave the recorded answer"),
-            ("recorded metrics", ", ".join(made.recorded) + others),
+            ("recorded metrics", ", ".join(result.recorded) + others),
         ]
-        if made.cut_short:
-            facts.append(("cut short", f"{made.cut_short} answers ended at the end of the context"))
-        facts += [("note", note) for note in (*made.notes, busy_note(self.load))]
+        if result.cut_short:
+            facts.append(("cut short", f"{result.cut_short} answers ended at the end of the context"))
+        facts += [("note", note) for note in (*result.notes, busy_note(self.load))]
         return [(name, value) for name, value in facts if value]
 
     @property
@@ -110,18 +110,18 @@ class Report:
     @property
     def confirmed(self) -> str | None:
         """The check on other rows in one sentence."""
-        if (made := self.confirmation) is None:
+        if (check := self.confirmation) is None:
             return None
-        before, after = made.one_token, made.chosen
+        before, after = check.one_token, check.chosen
         below = (
-            f"below {points(made.drop_bound)} with {percent(self.calibration.options.confidence)} confidence"
+            f"below {points(check.drop_bound)} with {percent(self.calibration.options.confidence)} confidence"
         )
         return (
             f"On {before.num_rows} rows that the choice never saw: {percent(before.quality)} at tau 1,"
-            f" {percent(after.quality)} at tau {after.tau:g}, a drop of {points(made.drop)} ({below}),"
+            f" {percent(after.quality)} at tau {after.tau:g}, a drop of {points(check.drop)} ({below}),"
             f" {after.tokens_per_forward:.2f} tokens per forward, {before.tokens_per_second:.0f} and"
             f" {after.tokens_per_second:.0f} tokens/s."
-            + ("" if made.held else " The bound did not hold there.")
+            + ("" if check.held else " The bound did not hold there.")
         )
 
     @property

@@ -74,15 +74,15 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     journal = request.journal(session, {"batch": options.batch})
     calibrator = Calibrator(session, journal, options, progress)
     try:
-        made = calibrate(calibrator, plan)
+        result = calibrate(calibrator, plan)
         report = Report(
             task=request.task_name,
             bundle=request.bundle.name,
             machine=request.machine,
-            calibration=made,
-            profile=_profile(request, session, made, plan),
-            confirmation=confirm(calibrator, unseen, made.config) if unseen else None,
-            examples=tuple(decode_example(session, task, made.config) for task in plan.tasks[:EXAMPLES]),
+            calibration=result,
+            profile=_profile(request, session, result, plan),
+            confirmation=confirm(calibrator, unseen, result.config) if unseen else None,
+            examples=tuple(decode_example(session, task, result.config) for task in plan.tasks[:EXAMPLES]),
             load=busy,
         )
     finally:
@@ -172,35 +172,35 @@ def _other_rows(request: Request, tasks: Sequence[Task]) -> list[Task]:
     return others
 
 
-def _profile(request: Request, session: Session, made: Calibration, plan: Plan) -> Profile:
+def _profile(request: Request, session: Session, result: Calibration, plan: Plan) -> Profile:
     """The choice as a profile of the bundle, tau 1 where nothing else could be shown."""
     manifest, variant = session.bundle.manifest, session.variant
     graph = profiles.sha256_of(manifest, variant.file)
     assert graph is not None, "an opened bundle lists its graph"
-    choice, options = made.chosen, made.options
-    point = choice.measured if choice else made.one_token
+    choice, options = result.chosen, result.options
+    point = choice.measured if choice else result.one_token
     evidence = {
         "task": request.task_name,
         "data_sha256": data_hash(plan.tasks),
-        "num_rows": made.num_rows,
-        "judged_by": made.judges,
+        "num_rows": result.num_rows,
+        "judged_by": result.judges,
         "max_drop": options.max_drop,
         "confidence": options.confidence,
         "drop": choice.drop if choice else 0.0,
         "drop_bound": choice.drop_bound if choice else 0.0,
         "quality": point.quality,
-        "quality_one_token": made.one_token.quality,
+        "quality_one_token": result.one_token.quality,
         "tokens_per_forward": point.tokens_per_forward,
         "tokens_per_second": point.tokens_per_second,
         "batch": options.batch,
-        "prompt_tokens": list(made.prompt_range),
-        "answer_tokens": list(made.answer_range),
+        "prompt_tokens": list(result.prompt_range),
+        "answer_tokens": list(result.answer_range),
         "backend": variant.backend,
         "device": request.device,
         "block": manifest.block,
         "window": "full",
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "notes": list(made.notes),
+        "notes": list(result.notes),
     }
     return Profile(
         name=request.profile_name,
