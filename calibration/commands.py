@@ -1,5 +1,4 @@
-"""The commands over the rows of a task: calibrate picks a tau, bench measures speeds. Parse, one call,
-print."""
+"""The commands over the rows of a task: calibrate picks a tau, bench measures. Parse, one call, print."""
 
 from __future__ import annotations
 

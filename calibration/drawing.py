@@ -54,8 +54,7 @@ def name_point(axes: Any, text: str, x: float, y: float, above: float, weight: s
 
 
 def part_names(figure: Any, axes: Any) -> None:
-    """Move names that lie on each other or on another named point, upwards or below, until each can be
-    read."""
+    """Move names that lie on each other or on another named point, until each can be read."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.transforms import Bbox
 

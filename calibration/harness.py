@@ -1,5 +1,4 @@
-"""What lm-evaluation-harness asks of a model, answered by a session. Does not import the harness: lm_eval.py
-does."""
+"""What lm-evaluation-harness asks of a model, answered by a session. Only lm_eval.py imports the harness."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ NO_LIKELIHOOD = (
 
 @dataclass(slots=True)
 class Answers:
-    """A session and the settings of a whole evaluation. `templated`: prompts come from the chat template,
-    with its special tokens."""
+    """A session and an evaluation's settings. `templated`: prompts have the template's special tokens."""
 
     session: Session
     config: GenerationConfig
@@ -73,8 +71,7 @@ class Answers:
         return list(self.session.text.tokenizer.encode(context, add_special_tokens=not self.templated).ids)
 
     def settings(self, kwargs: Mapping[str, Any]) -> GenerationConfig:
-        """The harness's generation settings as a config. Raises CalibrationError for one that is not known
-        here."""
+        """The harness's generation settings as a config. Raises CalibrationError for an unknown one."""
         if unknown := sorted(set(kwargs) - KNOWN):
             raise CalibrationError(
                 f"generation settings that mars_export does not know: {', '.join(unknown)}"

@@ -1,5 +1,4 @@
-"""The state of a run: one JSON line per finished piece of work, so that an interrupted run goes on. Knows no
-statistics."""
+"""The state of a run, a JSON line per finished piece, so that an interrupted run goes on. No statistics."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ T = TypeVar("T")
 
 
 class Journal:
-    """Values by key in a file that only ever grows. A last line cut short by a crash is dropped on
-    opening."""
+    """Values by key in a file that only grows. A last line cut short by a crash is dropped on opening."""
 
     def __init__(self, path: Path, values: dict[str, Any], end: int) -> None:
         self.path, self._values = path, values
@@ -83,8 +81,7 @@ class Journal:
 
 
 def restore(kind: Any, value: Any) -> Any:
-    """A JSON value as what an annotation names: dataclasses, tuples, dicts of them, or None; all else as it
-    is."""
+    """A JSON value as what an annotation names: dataclasses, tuples, dicts of them, None; else as it is."""
     if value is None:
         return None
     if isinstance(kind, type) and is_dataclass(kind):

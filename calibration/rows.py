@@ -48,8 +48,7 @@ class Plan:
 
 
 def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None) -> Plan:
-    """The rows to decode, at most `limit`, in a seeded random order. Raises CalibrationError that names bad
-    rows."""
+    """The rows to decode, at most `limit`, in a seeded order. Raises CalibrationError that names bad rows."""
     if session.text is None:
         raise CalibrationError(
             f"{session.bundle.path}: this bundle has no tokenizer, and tasks are text; export a checkpoint"

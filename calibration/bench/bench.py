@@ -1,5 +1,4 @@
-"""A benchmark from a command's request to its report: opens, times steps, decodes in interleaved rounds,
-writes."""
+"""A benchmark from a command's request to its report: times steps, decodes in interleaved rounds, writes."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ class Measurement:
         return [self.journal[key] for key in keys]
 
     def laps(self, tasks: Sequence[Task]) -> dict[Setting, list[list[Lap]]]:
-        """Every setting's laps by round. The rows go in slices, each through all settings before the next
-        slice."""
+        """Every setting's laps by round. Each slice of the rows goes through all settings before the next."""
         settings, rounds, size = self.options.settings, self.options.rounds, self.options.slice_rows
         parts = slices(tasks, size)
         laps: dict[Setting, list[list[Lap]]] = {s: [[] for _ in range(rounds)] for s in settings}
@@ -152,8 +150,7 @@ def _plan(session: Session, tasks: Sequence[Task], options: BenchOptions) -> Pla
 
 
 def _work(request: BenchRequest, plan: Plan) -> dict[str, Any]:
-    """What a state file's work belongs to, beside the bundle. More rounds may be added later, other settings
-    may not: they would not be interleaved."""
+    """What a state's work belongs to. Rounds may be added later, settings not: they were not interleaved."""
     return {
         "kind": "bench",
         "device": request.device,

@@ -83,8 +83,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
 
 
 def wilson(right: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's interval of a share of `count` rows, `right` of which are right; wider than needed for partial
-    scores."""
+    """Wilson's interval of a share of `count` rows, `right` of them right; wide for partial scores."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share, weight = right / count, 1 + z * z / count
     middle = (share + z * z / (2 * count)) / weight

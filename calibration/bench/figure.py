@@ -1,5 +1,4 @@
-"""The two plots of a benchmark: speed against score, and what a step costs against what it yields. Reads a
-report, nothing else."""
+"""The plots of a benchmark: speed against score, what a step costs against what it yields. Reads a report."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def _color(setting: Setting, colors: Colors) -> str:
 
 
 def _fastest(some: Sequence[Comparison]) -> list[Comparison]:
-    """The series with the fastest setting, from slow to fast: the one that is labelled; to label all would
-    cover them."""
+    """The series with the fastest setting, from slow to fast: the one that is labelled."""
     if not some:
         return []
     best = _series(max(some, key=lambda one: one.tokens_per_second.median))
@@ -82,8 +80,7 @@ def _place(one: Comparison) -> tuple[float, float]:
 
 
 def _point(axes: Any, one: Comparison, color: str) -> None:
-    """The median speed, with a bar from the slowest to the fastest round, and one for the score's
-    interval."""
+    """The median speed, a bar from the slowest to the fastest round, and one for the score's interval."""
     speed, score = one.tokens_per_second, 100 * one.score
     axes.plot(
         [speed.low, speed.high], [score] * 2, color=color, alpha=0.3, linewidth=3, solid_capstyle="butt"
@@ -103,8 +100,7 @@ def _note(
 
 
 def _scores(axes: Any, scores: list[float]) -> None:
-    """Several points of score from bottom to top, so that a difference of next to nothing does not look like
-    one."""
+    """Several points from bottom to top, so that a difference of next to nothing does not look like one."""
     low, high = min(scores), max(scores)
     margin = max(3.0, 0.3 * (high - low))
     axes.set_ylim(low - margin, min(high + margin, 101.5))

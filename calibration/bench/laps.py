@@ -55,15 +55,13 @@ class Timeline:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: from the first to the last event, divided over all tokens but one. None for
-        a single token."""
+        """Time per output token: from first to last event, over all tokens but one. None for a single one."""
         return sum(self.gaps) / (len(self.token_ids) - 1) if len(self.token_ids) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """Rows decoded once at one setting: wall-clock `seconds` of them all, and the process's peak memory in
-    bytes (None: unknown)."""
+    """Rows decoded once at one setting, in wall-clock seconds, with the process's peak memory in bytes."""
 
     seconds: float
     peak_memory: int | None
@@ -75,8 +73,7 @@ class Lap:
 
 
 def serve(session: Session, tasks: Sequence[Task], setting: Setting) -> Lap:
-    """Decode all tasks, at most `setting.batch` at once: with cursor commit through the batching service,
-    with block commit batch by batch."""
+    """Decode all tasks, at most `setting.batch` at once: by the service, or with block commit in batches."""
     is_known = forget_peak()
     began = perf_counter()
     if setting.commit.kind == "cursor":
@@ -89,8 +86,7 @@ def serve(session: Session, tasks: Sequence[Task], setting: Setting) -> Lap:
 
 
 def _by_service(session: Session, tasks: Sequence[Task], setting: Setting) -> list[Timeline]:
-    """As many clients as the batch has rows, each with one request at a time: the batch is as full as it can
-    be."""
+    """As many clients as the batch has rows, each with one request at a time: the batch is full."""
     # The service is left first: it ends what still runs, and no client is waited for after an error or
     # Ctrl-C.
     limits = Limits(max_rows=setting.batch)

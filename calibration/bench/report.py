@@ -17,8 +17,7 @@ COMPUTED = ("curves", "compared", "options", "no_picture")  # of a report, not w
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Everything that a report shows. `machine` and `load` say where it was measured, and beside how many
-    other programs."""
+    """Everything that a report shows. `machine` and `load` say where and beside what it was measured."""
 
     task: str
     bundle: str
@@ -68,8 +67,7 @@ class BenchReport:
 
     @property
     def break_evens(self) -> list[tuple[int, int, float | None]]:
-        """(batch, window, tokens per forward below which nothing is gained) of each curve, for the full
-        window and those asked for."""
+        """(batch, window, tokens per forward below which nothing is gained) of each curve."""
         sizes = [self.window_size(line.setting) for line in self.compared]
         windows = dict.fromkeys([self.block, *(size for size in sizes if size is not None)])
         return [
@@ -161,8 +159,7 @@ def _names(setting: Setting) -> Iterator[str]:
 
 
 def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """A head and lines that begin with batch, tau, window and commit; the last two are left out where all
-    have the usual one."""
+    """A head and lines that begin with batch, tau, window and commit; the last two if any is unusual."""
     usual: list[set[str]] = [set(), set(), {"-", "auto"}, {"cursor"}]
     columns = [i for i in range(4) if not {line[i] for line in lines} <= usual[i]]
     columns += range(4, 4 + len(head))

@@ -17,8 +17,7 @@ WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a b
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to decode: `batch` rows at once, a tau, a window, and the cache loop. Raises MarsError for
-    values out of range."""
+    """Rows at once, a tau, a window and the cache loop. Raises MarsError for values out of range."""
 
     batch: int
     tau: float = 1.0

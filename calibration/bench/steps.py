@@ -1,5 +1,4 @@
-"""What a step costs on this device by its slots, and how many tokens it must yield to pay. Knows no rows and
-no text."""
+"""What a step costs on this device by its slots, and how many tokens it must yield. Knows no rows."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ Sweep = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Milliseconds of a step of `batch` rows by its slots; `relative` is the cost in steps of one slot, each
-    taken within a sweep."""
+    """Milliseconds of a step of `batch` rows by its slots; `relative` in steps of one slot, by sweep."""
 
     batch: int
     slots: tuple[int, ...]
@@ -57,8 +55,7 @@ class CostCurve:
 
 
 class StepTimer:
-    """Steps of all shapes on one device, timed in turn. Holds KV memory for the largest batch, all of one
-    capacity."""
+    """Steps of all shapes, timed in turn. Holds KV memory for the largest batch, all of one capacity."""
 
     def __init__(self, session: Session, batches: Sequence[int], cursor: int) -> None:
         self.session, self.batches = session, tuple(dict.fromkeys(batches))

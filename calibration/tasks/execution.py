@@ -1,5 +1,4 @@
-"""Runs code that a model wrote, in another process with limits of time, memory and file size. It is no
-sandbox: opt in."""
+"""Runs code that a model wrote in another process, with limits. It is no sandbox: opt in."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def passes_tests(code: str, tests: str, seconds: float = SECONDS) -> bool:
 
 
 def _last_line(directory: str, seconds: float) -> str:
-    """The last line that the program prints if it ends well and in time, else "". Whatever it started is
-    ended with it."""
+    """The last line of a program that ends well and in time, else "". What it started ends with it."""
     output = Path(directory, "output")
     with output.open("wb") as sink:
         process = subprocess.Popen(

@@ -219,8 +219,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
 
 
 def confirm(calibrator: Calibrator, plan: Plan, config: GenerationConfig) -> Confirmation:
-    """Decode other rows in one-token mode and with `config`. `held`: the mean drop on them is at most the
-    bound."""
+    """Decode other rows both ways. `held`: their mean drop is at most the bound."""
     options = calibrator.options
     plain = calibrator.outcomes(plan.tasks, ONE_TOKEN)
     fast = plain if config.one_token else calibrator.outcomes(plan.tasks, config)
@@ -242,8 +241,7 @@ def figures(
     agreement: float,
     options: CalibrationOptions,
 ) -> Figures:
-    """What rows decoded at one setting gave and cost. `scores` may be those of more rows than were
-    decoded."""
+    """What rows gave and cost at one setting. `scores` may be those of more rows than were decoded."""
     tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
     timed, seconds = sum(o.tokens_timed for o in outcomes), sum(o.seconds for o in outcomes)
     return Figures(

@@ -43,8 +43,7 @@ def _level(axes: Any, height: float, text: str, color: str) -> None:
 
 
 def _line_of(axes: Any, calibration: Calibration, trials: Sequence[Trial]) -> None:
-    """A metric's settings, by their tokens per forward: the line never goes back, however speeds were
-    measured."""
+    """A metric's settings by their tokens per forward, so that the line never goes back."""
     trials = sorted(trials, key=lambda trial: trial.measured.tokens_per_forward)
     if not trials:
         return

@@ -22,8 +22,7 @@ GRID: Mapping[str, tuple[float, ...]] = {
 
 
 def setting(tau: float, metric: str = "probability") -> GenerationConfig:
-    """A setting as calibration decodes it, with full windows: what is judged must not depend on how fast this
-    machine is."""
+    """A setting with full windows: what is judged must not depend on how fast this machine is."""
     return GenerationConfig(tau=tau, metric=metric, window=window_value("full"))
 
 

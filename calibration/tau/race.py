@@ -40,8 +40,7 @@ def race(
     batch: int,
     report: Progress,
 ) -> dict[str, list[float]]:
-    """Decode the first rows at all `settings`, slice by slice, in rounds that each begin with another
-    setting."""
+    """Decode the first rows at all `settings`, slice by slice, in interleaved rounds."""
     rows = tasks[: max(ROWS, 4 * batch)]
     field = ", ".join(settings)  # laps of another field were not run beside these
     total, done, is_warm = ROUNDS * len(rows) * len(settings), 0, False
@@ -70,8 +69,7 @@ def speed_ups(speeds: Speeds) -> Iterator[tuple[str, Rounds]]:
 
 
 def choose(speeds: Speeds) -> tuple[str, str]:
-    """The safest setting that is as fast as the fastest, and why: a lead counts if it is TIE at the median of
-    rounds and there in every round."""
+    """The safest of the fastest, and why. A lead counts if its median is TIE and it is in every round."""
     ratios = dict(speed_ups(speeds))
     fastest = max(speeds, key=lambda name: ratios[name].median)
 

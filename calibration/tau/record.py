@@ -1,5 +1,4 @@
-"""The record pass: one-token decoding that feeds the masks all the same and keeps what each of them
-predicted. Judges nothing."""
+"""The record pass: one-token decoding that keeps what every mask predicted all the same. Judges nothing."""
 
 from __future__ import annotations
 

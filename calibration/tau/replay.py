@@ -11,8 +11,7 @@ from .record import Trace
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One row walked at a tau. `agrees`: nothing but one-token tokens was accepted, so a real decode gives
-    the same answer."""
+    """One row walked at a tau. `agrees`: it never left the one-token answer, nor would a real decode."""
 
     tokens: int
     forwards: int

@@ -1,5 +1,4 @@
-"""One calibration from a command's request to its report: opens, decodes, writes the report, stores the
-profile."""
+"""One calibration from request to report: opens, decodes, writes the report, stores the profile."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
 
 
 def write(report: Report, folder: Path, *, with_html: bool = False) -> None:
-    """Write report.json, pareto.png, report.md and, if asked for, report.html. Raises CalibrationError
-    without matplotlib."""
+    """Write report.json, pareto.png, report.md and, if asked for, report.html. Needs matplotlib."""
     require_matplotlib()
     text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
     (folder / DATA_FILE).write_text(text + "\n", encoding="utf-8")
@@ -108,8 +106,7 @@ def write(report: Report, folder: Path, *, with_html: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a calibration would cost at most: seconds for the record pass and for each candidate, if all are
-    tested."""
+    """What a calibration would cost at most: seconds of the record pass, and of each candidate."""
 
     num_rows: int
     too_long: int

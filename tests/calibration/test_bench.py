@@ -110,6 +110,8 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
     ]
     for line in found["compared"]:
         assert set(line) == COMPARED
+        assert line["setting"]["window"] == "auto"
+        assert line["score_interval"][0] <= line["score"] <= line["score_interval"][1]
         assert line["score"] == 1.0
         assert line["answers"] == len(WORDS)
         assert line["speed_up"]["low"] <= line["speed_up"]["median"] <= line["speed_up"]["high"]
