@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .tau.run import Estimate
 
 app = typer.Typer()
+T = TypeVar("T")
 
 TaskName = Annotated[
     str, typer.Option("--task", "-t", help="A JSONL file of rows, or a built-in task: assistant, arithmetic.")
@@ -100,25 +101,10 @@ def calibrate(
     from .tau.report import COLUMNS
     from .tau.run import PAGE_FILE, Request, estimate, run
 
-    candidates = _numbers("--taus", taus)
+    candidates = _numbers("--taus", taus, float)
     options = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
-    request = Request(
-        bundle,
-        task,
-        output,
-        score,
-        allow_exec,
-        device,
-        threads,
-        accuracy_level=accuracy_level,
-        resume=resume,
-        force=force,
-        name=name,
-        confirm=confirm,
-        store=store,
-        html=html,
-        options=options,
-    )
+    where = (bundle, task, output, score, allow_exec, device, threads, None, accuracy_level, resume, force)
+    request = Request(*where, name=name, confirm=confirm, store=store, html=html, options=options)
     if dry_run:
         _show(estimate(request), as_json, _show_estimate)
         return
@@ -183,8 +169,8 @@ def bench(
     from .bench.settings import BenchOptions
 
     options = BenchOptions(
-        taus=_numbers("--tau", tau),
-        batches=_whole_numbers("--batch", batch),
+        taus=_numbers("--tau", tau, float),
+        batches=_numbers("--batch", batch, int),
         windows=_windows(window),
         commits=listed(commit),
         cache_block=cache_block,
@@ -192,20 +178,8 @@ def bench(
         limit=limit,
         cursor=cursor,
     )
-    request = BenchRequest(
-        bundle,
-        task,
-        output,
-        score,
-        allow_exec,
-        device,
-        threads,
-        variant,
-        accuracy_level,
-        resume,
-        force,
-        options,
-    )
+    where = (bundle, task, output, score, allow_exec, device, threads, variant, accuracy_level, resume, force)
+    request = BenchRequest(*where, options=options)
     if dry_run:
         _show(estimate(request), as_json, _show_bench_estimate)
         return
@@ -269,18 +243,12 @@ def _show_estimate(cost: Estimate) -> None:
     print_table(("bound", "rows needed"), [(f"{drop:g}", str(rows)) for drop, rows in cost.needed])
 
 
-def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+def _numbers(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
     try:
-        return tuple(float(word) for word in listed(text or ""))
+        return tuple(kind(word) for word in listed(text or ""))
     except ValueError as error:
-        raise MarsError(f"{option} must be numbers with commas between, not {text!r}") from error
-
-
-def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in listed(text))
-    except ValueError as error:
-        raise MarsError(f"{option} must be whole numbers with commas between, not {text!r}") from error
+        what = "whole numbers" if kind is int else "numbers"
+        raise MarsError(f"{option} must be {what} with commas between, not {text!r}") from error
 
 
 def _windows(text: str) -> tuple[WindowSize, ...]:

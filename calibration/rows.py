@@ -145,13 +145,8 @@ class TaskRequest:
         return load(self.file, score=self.score, allow_exec=self.allow_exec)
 
     def open(self) -> Session:
-        return Session.open(
-            self.bundle,
-            self.device,
-            threads=self.threads,
-            variant=self.variant,
-            accuracy_level=self.accuracy_level,
-        )
+        threads, variant, level = self.threads, self.variant, self.accuracy_level
+        return Session.open(self.bundle, self.device, threads=threads, variant=variant, accuracy_level=level)
 
     def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
         """The state of this bundle and task in the folder, which is made; other bundles' states lie beside

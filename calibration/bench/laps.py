@@ -36,18 +36,12 @@ class Timeline:
 
     @classmethod
     def of(
-        cls,
-        text: str,
-        token_ids: Sequence[int],
-        forwards: int,
-        finish_reason: str,
-        began: float,
-        events: Sequence[float],
+        cls, text: str, ids: Sequence[int], forwards: int, reason: str, began: float, events: Sequence[float]
     ) -> Timeline:
         """From clock times: of the request, and of its `events` with tokens."""
         first = round(events[0] - began, DIGITS) if events else None
         gaps = tuple(round(after - before, DIGITS) for before, after in pairwise(events))
-        return cls(text, tuple(token_ids), forwards, finish_reason, first, gaps)
+        return cls(text, tuple(ids), forwards, reason, first, gaps)
 
     @property
     def output(self) -> Output:

@@ -26,6 +26,7 @@ CHECK_ROWS = 32  # rows decoded in plain one-token mode, to compare with the rec
 SHORT_ANSWER = 4  # tokens: of so few, hardly any can be accepted together
 MOST_CHANGES = 50
 T = TypeVar("T")
+Outcomes = Sequence[Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     grid = [(metric, tau) for metric in recorded for tau in {*GRID[metric], *options.taus}]
     curve = [calibrator.predict(plan, traces, metric, tau) for metric, tau in grid]
     plain = calibrator.outcomes(plan.tasks[:CHECK_ROWS], ONE_TOKEN)
-    one_token = figures(ONE_TOKEN, plain, qualities, 1.0, options)
+    one_token = figures(ONE_TOKEN, plain, qualities, 1.0, options.confidence)
     notes = _reasons_not_to_test(plan, answers, options)
     trials: list[Trial] = []
     for metric in () if notes else options.metrics:
@@ -226,8 +227,8 @@ def confirm(calibrator: Calibrator, plan: Plan, config: GenerationConfig) -> Con
     before, after = _scores(plan.tasks, plain, plain), _scores(plan.tasks, fast, plain)
     drops = before - after
     return Confirmation(
-        figures(ONE_TOKEN, plain, before, 1.0, options),
-        figures(config, fast, after, _agreement(fast, plain), options),
+        figures(ONE_TOKEN, plain, before, 1.0, options.confidence),
+        figures(config, fast, after, _agreement(fast, plain), options.confidence),
         float(drops.mean()),
         bounds.upper_bound(drops, 1 - options.confidence),
         bool(drops.mean() <= options.max_drop),
@@ -235,11 +236,7 @@ def confirm(calibrator: Calibrator, plan: Plan, config: GenerationConfig) -> Con
 
 
 def figures(
-    config: GenerationConfig,
-    outcomes: Sequence[Outcome],
-    scores: np.ndarray,
-    agreement: float,
-    options: CalibrationOptions,
+    config: GenerationConfig, outcomes: Outcomes, scores: np.ndarray, agreement: float, confidence: float
 ) -> Figures:
     """What rows gave and cost at one setting. `scores` may be those of more rows than were decoded."""
     tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
@@ -249,7 +246,7 @@ def figures(
         config.tau,
         len(scores),
         float(scores.mean()),
-        bounds.interval(scores, 1 - options.confidence),
+        bounds.interval(scores, 1 - confidence),
         agreement,
         tokens / forwards if forwards else 0.0,
         timed / seconds if seconds > 0 else 0.0,
@@ -267,8 +264,9 @@ def _sequence(
         drops = qualities - scores
         p_value = float(bounds.p_value(drops, options.max_drop, options.level))
         passed = p_value <= options.level
+        same = _agreement(outcomes, references)
         yield Trial(
-            figures(setting(tau, metric), outcomes, scores, _agreement(outcomes, references), options),
+            figures(setting(tau, metric), outcomes, scores, same, options.confidence),
             float(drops.mean()),
             bounds.upper_bound(drops, options.level),
             p_value,
@@ -291,7 +289,7 @@ def _fastest(
     settings |= {t.measured.name: setting(t.measured.tau, t.measured.metric) for t in passed}
     speeds = calibrator.speeds(plan.tasks, settings)
     name, reason = race.choose(speeds)
-    ratios = dict(race.speed_ups(speeds))
+    ratios = race.speed_ups(speeds)
 
     def timed(point: Figures, name: str) -> Figures:
         return replace(point, tokens_per_second=median(speeds[name]))
@@ -307,49 +305,32 @@ def _fastest(
 
 
 def _scores(
-    tasks: Sequence[Task],
-    outcomes: Sequence[Outcome],
-    references: Sequence[Outcome],
-    qualities: np.ndarray | None = None,
+    tasks: Sequence[Task], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
 ) -> np.ndarray:
     """Score each outcome. With the references' `qualities` the same answer is not judged again."""
-    return np.array(
-        [
-            float(qualities[i])
-            if qualities is not None and outcome.output == reference.output
-            else task.score(outcome.output, reference.output)
-            for i, (task, outcome, reference) in enumerate(zip(tasks, outcomes, references, strict=True))
-        ]
-    )
+    scores = np.zeros(len(tasks)) if qualities is None else qualities.copy()
+    for i, (task, outcome, reference) in enumerate(zip(tasks, outcomes, references, strict=True)):
+        if qualities is None or outcome.output != reference.output:
+            scores[i] = task.score(outcome.output, reference.output)
+    return scores
 
 
-def _agreement(outcomes: Sequence[Outcome], references: Sequence[Outcome]) -> float:
+def _agreement(outcomes: Outcomes, references: Outcomes) -> float:
     """Share of answers with the same tokens."""
     same = sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=True))
     return same / len(references)
 
 
-def changes_of(
-    tasks: Sequence[Task], references: Sequence[Outcome], outcomes: Sequence[Outcome]
-) -> list[Change]:
+def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:
     """All changed answers: those that lost most first, and among them those that changed most."""
-    changes = [
-        (
-            edit_similarity(after.output, before.output),
-            Change(
-                task.number,
-                task.shown,
-                before.text,
-                after.text,
-                task.score(before.output, before.output),
-                task.score(after.output, before.output),
-            ),
-        )
-        for task, before, after in zip(tasks, references, outcomes, strict=True)
-        if before.token_ids != after.token_ids
-    ]
-    changes.sort(key=lambda pair: (pair[1].score_after - pair[1].score_before, pair[0], pair[1].row))
-    return [change for _, change in changes]
+    changes = []
+    for task, before, after in zip(tasks, references, outcomes, strict=True):
+        if before.token_ids != after.token_ids:
+            scores = (task.score(o.output, before.output) for o in (before, after))
+            change = Change(task.number, task.shown, before.text, after.text, *scores)
+            changes.append((change, edit_similarity(after.output, before.output)))
+    changes.sort(key=lambda pair: (pair[0].score_after - pair[0].score_before, pair[1], pair[0].row))
+    return [change for change, _ in changes]
 
 
 def _reasons_not_to_test(plan: Plan, answers: Sequence[int], options: CalibrationOptions) -> list[str]:

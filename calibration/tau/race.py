@@ -4,7 +4,7 @@ Judges no answer; what may be chosen was tested before."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -20,6 +20,7 @@ WARM_TOKENS = 8
 TIE = 1.03  # a lead below it is no lead
 PHASE = "speed"
 
+Settings = Mapping[str, GenerationConfig]
 Speeds = Mapping[str, Sequence[float]]
 """Tokens per second of each setting, by round; the safest setting first, which is one-token mode."""
 
@@ -36,7 +37,7 @@ def race(
     session: Session,
     journal: Journal,
     tasks: Sequence[Task],
-    settings: Mapping[str, GenerationConfig],
+    settings: Settings,
     batch: int,
     report: Progress,
 ) -> dict[str, list[float]]:
@@ -61,23 +62,20 @@ def race(
     return {name: [_speed(lap) for lap in rounds] for name, rounds in laps.items()}
 
 
-def speed_ups(speeds: Speeds) -> Iterator[tuple[str, Rounds]]:
+def speed_ups(speeds: Speeds) -> dict[str, Rounds]:
     """Of each setting the ratio to the first one, taken within each round."""
     first = next(iter(speeds.values()))
-    for name, values in speeds.items():
-        yield name, Rounds.of([one / other for one, other in zip(values, first, strict=True)])
+    return {name: Rounds.of(_ratios(values, first)) for name, values in speeds.items()}
 
 
 def choose(speeds: Speeds) -> tuple[str, str]:
     """The safest of the fastest, and why. A lead counts if its median is TIE and it is in every round."""
-    ratios = dict(speed_ups(speeds))
+    ratios = speed_ups(speeds)
     fastest = max(speeds, key=lambda name: ratios[name].median)
 
-    def lead(name: str) -> list[float]:
-        return [one / other for one, other in zip(speeds[fastest], speeds[name], strict=True)]
-
+    leads = {name: _ratios(speeds[fastest], values) for name, values in speeds.items()}
+    choice = next(name for name, lead in leads.items() if median(lead) < TIE or min(lead) <= 1)
     one_token = next(iter(speeds))
-    choice = next(name for name in speeds if median(lead(name)) < TIE or min(lead(name)) <= 1)
     rounds = f"in {len(speeds[fastest])} interleaved rounds over the same rows"
     best = f"{fastest}, {ratios[fastest]} the speed of one-token mode"
     if fastest == one_token:
@@ -86,6 +84,10 @@ def choose(speeds: Speeds) -> tuple[str, str]:
         return choice, f"the fastest that passed was {best}, {rounds}"
     safer = "one-token mode" if choice == one_token else f"{choice} ({ratios[choice]})"
     return choice, f"the fastest that passed was {best}, {rounds}, but {safer} ties with it and is safer"
+
+
+def _ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [speed / other for speed, other in zip(speeds, others, strict=True)]
 
 
 def _lap(session: Session, rows: Sequence[Task], config: GenerationConfig, batch: int) -> Lap:
