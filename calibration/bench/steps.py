@@ -1,4 +1,4 @@
-"""What a step costs on this device by its slots, and how many tokens it must yield to pay. Knows no rows and no text."""
+"""What a step costs on this device by its slots, and how many tokens it must yield. Knows no rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...runtime import Session
 from ...runtime.errors import CalibrationError
-from .spread import Rounds
+from ..rounds import Rounds
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12)
 REPEATS = 3  # timed steps of one shape in a sweep; their median counts
@@ -24,7 +24,7 @@ Sweep = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Milliseconds of a step of `batch` rows by its slots; `relative` is the cost in steps of one slot, each taken within a sweep."""
+    """Milliseconds of a step of `batch` rows by its slots; `relative` in steps of one slot, by sweep."""
 
     batch: int
     slots: tuple[int, ...]
@@ -32,23 +32,20 @@ class CostCurve:
     relative: tuple[Rounds, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        points = zip(self.slots, self.milliseconds, self.relative, strict=True)
-        return {
-            "batch": self.batch,
-            "points": [
-                {"slots": s, "milliseconds": asdict(ms), "relative": asdict(r)} for s, ms, r in points
-            ],
-        }
+        names = ("slots", "milliseconds", "relative")
+        points = zip(self.slots, map(asdict, self.milliseconds), map(asdict, self.relative), strict=True)
+        return {"batch": self.batch, "points": [dict(zip(names, point, strict=True)) for point in points]}
 
     def cost(self, slots: float) -> float:
         """Of a step in steps of one slot, with straight lines between what was measured."""
         return float(np.interp(slots, self.slots, [point.median for point in self.relative]))
 
     def break_even(self, window: int) -> float | None:
-        """Fewest tokens per forward at which a window of so many predictions is as fast as one-token mode; None if none is enough.
+        """Fewest tokens per forward at which a window of so many predictions is as fast as one-token mode;
+        None if none is enough.
 
-        A step that yields k tokens is followed by one of k pending tokens and window - 1 masks. So it is the k whose step costs k
-        steps of one slot.
+        A step that yields k tokens is followed by one of k pending tokens and window - 1 masks. So it is the
+        k whose step costs k steps of one slot.
         """
         if window == 1:
             return 1.0
@@ -58,7 +55,7 @@ class CostCurve:
 
 
 class StepTimer:
-    """Steps of all shapes on one device, timed in turn. Holds KV memory for the largest batch, all of one capacity."""
+    """Steps of all shapes, timed in turn. Holds KV memory for the largest batch, all of one capacity."""
 
     def __init__(self, session: Session, batches: Sequence[int], cursor: int) -> None:
         self.session, self.batches = session, tuple(dict.fromkeys(batches))
@@ -71,7 +68,8 @@ class StepTimer:
             self._cache.reserve(self.cursor + self.slots[-1])
         except MemoryError as error:
             raise CalibrationError(
-                f"there is no memory for a batch of {max(self.batches)} rows of {self.cursor} tokens; give a smaller one"
+                f"there is no memory for a batch of {max(self.batches)} rows of {self.cursor} tokens; give a"
+                " smaller one"
             ) from error
 
     @property
@@ -85,11 +83,12 @@ class StepTimer:
         return {shape_key(*shape): self._time(*shape) for shape in shapes[turn:] + shapes[:turn]}
 
     def _time(self, batch: int, slots: int) -> float:
-        manifest = self.session.bundle.manifest
-        # Scratch entries are masks' and the cursor stays where it is, so a step can be taken any number of times.
-        input_ids = np.full((batch, slots), manifest.tokens.mask, np.int64)
-        wanted = min(slots, manifest.block)  # the last pending token and the masks
-        output_index = np.tile(np.arange(slots - wanted, slots, dtype=np.int64), (batch, 1))
+        tokens, block = self.session.bundle.manifest.tokens, self.session.bundle.manifest.block
+        # Scratch entries are masks' and the cursor stays where it is, so a step can be taken any number of
+        # times.
+        input_ids = np.full((batch, slots), tokens.mask, np.int64)
+        first = max(0, slots - block)  # the outputs are those of the last pending token and the masks
+        output_index = np.tile(np.arange(first, slots, dtype=np.int64), (batch, 1))
         kv_length = np.full(batch, self.cursor, np.int64)
         times = []
         for _ in range(1 + REPEATS):

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
 from ...runtime import Commit, GenerationConfig, MarsError
-from ...runtime.decode.config import FULL_WINDOW
 from ...runtime.errors import CalibrationError
+from ...runtime.decode.config import Window
 
-WindowSize = int | str | None
-"""What GenerationConfig.window takes: None is chosen step by step, FULL_WINDOW the bundle's block; it refuses words."""
 MIN_ROWS = 16
 WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a batch is seldom full
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to decode: `batch` rows at once, a tau, a window, and the cache loop. Raises MarsError for values out of range."""
+    """Rows at once, a tau, a window and the cache loop. Raises MarsError for values out of range."""
 
     batch: int
     tau: float = 1.0
-    window: WindowSize = None
+    window: Window = "auto"
     commit: Commit = field(default_factory=Commit)
 
     def __post_init__(self) -> None:
@@ -31,17 +30,17 @@ class Setting:
         self.config(1)
 
     @property
+    def one_token(self) -> bool:
+        return self.config(1).one_token
+
+    @property
     def is_baseline(self) -> bool:
         """One-token mode with cursor commit: what the others at the same batch are held against."""
-        return self.config(1).one_token and self.commit.kind == "cursor"
+        return self.one_token and self.commit.kind == "cursor"
 
     @property
     def baseline(self) -> Setting:
         return Setting(self.batch)
-
-    @property
-    def window_name(self) -> str:
-        return "auto" if self.window is None else "full" if self.window == FULL_WINDOW else str(self.window)
 
     @property
     def commit_name(self) -> str:
@@ -50,10 +49,10 @@ class Setting:
     @property
     def name(self) -> str:
         """Different for different settings."""
-        return f"batch {self.batch}, tau {self.tau:g}, window {self.window_name}, commit {self.commit_name}"
+        return f"batch {self.batch}, tau {self.tau:g}, window {self.window}, commit {self.commit_name}"
 
     def config(self, max_new_tokens: int) -> GenerationConfig:
-        return GenerationConfig(max_new_tokens=max_new_tokens).with_values(tau=self.tau, window=self.window)
+        return GenerationConfig(max_new_tokens=max_new_tokens, tau=self.tau, window=self.window)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"commit": self.commit_name}
@@ -63,13 +62,14 @@ class Setting:
 class BenchOptions:
     """What is compared: every tau, window and commit at every batch, beside one-token mode.
 
-    `rounds`: how often each setting decodes the rows. `limit`: most rows, None for 16 or four times the largest batch. `cursor`:
-    final KV entries of a row where the cost of a step is measured. Raises CalibrationError that lists every bad value.
+    `rounds`: how often each setting decodes the rows. `limit`: most rows, None for 16 or four times the
+    largest batch. `cursor`: final KV entries of a row where the cost of a step is measured. Raises
+    CalibrationError that lists every bad value.
     """
 
     taus: tuple[float, ...] = (0.95,)
     batches: tuple[int, ...] = (1,)
-    windows: tuple[WindowSize, ...] = (None,)
+    windows: tuple[Window, ...] = ("auto",)
     commits: tuple[str, ...] = ("cursor",)
     cache_block: int = 32
     rounds: int = 3
@@ -80,38 +80,29 @@ class BenchOptions:
         lists = {"tau": self.taus, "batch": self.batches, "window": self.windows, "commit": self.commits}
         problems = [f"give at least one {name}" for name, values in lists.items() if not values]
         # One value at a time, so that each bad one is named once.
-        for setting in (
-            *({"batch": batch} for batch in self.batches),
-            *({"batch": 1, "tau": tau} for tau in self.taus),
-            *({"batch": 1, "window": window} for window in self.windows),
-        ):
-            _try(lambda values: Setting(**values), setting, problems)
-        for kind in self.commits:
-            _try(lambda name: Commit(name, self.cache_block), kind, problems)
+        problems += _refusals(lambda batch: Setting(batch), self.batches)
+        problems += _refusals(lambda tau: Setting(1, tau=tau), self.taus)
+        problems += _refusals(lambda window: Setting(1, window=window), self.windows)
+        problems += _refusals(lambda kind: Commit(kind, self.cache_block), self.commits)
         counts = {"rounds": self.rounds, "limit": self.limit, "cursor": self.cursor}
-        problems += [
-            f"{name} must be 1 or more, not {value}"
-            for name, value in counts.items()
-            if value is not None and value < 1
-        ]
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                problems.append(f"{name} must be 1 or more, not {value}")
         if problems:
             raise CalibrationError("; ".join(dict.fromkeys(problems)))
 
     @property
     def settings(self) -> tuple[Setting, ...]:
         """Every setting once; at each batch one-token mode first."""
-        made: list[Setting] = []
+        settings: list[Setting] = []
         for batch in self.batches:
-            made.append(Setting(batch))
+            settings.append(Setting(batch))
             for kind, window, tau in product(self.commits, self.windows, self.taus):
-                setting = Setting(
-                    batch, tau, window, Commit(kind, self.cache_block) if kind == "block" else Commit()
-                )
+                commit = Commit(kind, self.cache_block) if kind == "block" else Commit()
+                setting = Setting(batch, tau, window, commit)
                 # One-token mode has no window, and with cursor commit it is there already.
-                made.append(
-                    Setting(batch, 1.0, None, setting.commit) if setting.config(1).one_token else setting
-                )
-        return tuple(dict.fromkeys(made))
+                settings.append(Setting(batch, commit=commit) if setting.one_token else setting)
+        return tuple(dict.fromkeys(settings))
 
     @property
     def slice_rows(self) -> int:
@@ -123,8 +114,9 @@ class BenchOptions:
         return self.limit or self.slice_rows
 
 
-def _try(make: Any, value: Any, problems: list[str]) -> None:
-    try:
-        make(value)
-    except MarsError as error:
-        problems.append(str(error))
+def _refusals(make: Callable[[Any], object], values: tuple[Any, ...]) -> Iterator[str]:
+    for value in values:
+        try:
+            make(value)
+        except MarsError as error:
+            yield str(error)
