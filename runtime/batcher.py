@@ -24,7 +24,7 @@ class Request(Answer):
     Raises in the iteration what ended this request, if it failed.
     """
 
-    def __init__(self, engine: Engine, row: Row, text: TextStream | None) -> None:
+    def __init__(self, engine: Batcher, row: Row, text: TextStream | None) -> None:
         super().__init__(row, text)
         self._engine = engine
         self._events: deque[Event] = deque()
@@ -109,7 +109,7 @@ def _complete(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Engine:
+class Batcher:
     """Continuous batching over one session: requests join and leave at any step, each with its own settings.
 
     May be used from any number of threads and event loops. A context manager; `close` cancels what still runs.
@@ -174,7 +174,7 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Batcher:
         return self
 
     def __exit__(
@@ -228,3 +228,6 @@ class Engine:
             request._row.finish_reason = "cancelled"
         self._requests.pop(request._row.index, None)
         request._notify(over=True)
+
+
+Engine = Batcher  # its name up to 0.1
