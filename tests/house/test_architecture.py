@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -122,6 +123,18 @@ def test_every_arrow_runs_downward(part: str) -> None:
     drawn = {name: aims for name, aims in arrows(source()).items() if name.startswith(part)}
     assert sum(map(len, drawn.values())) > 30, "hardly anything was drawn"
     assert complaints(drawn, ROOMS) == []
+
+
+def test_contributing_shows_the_house() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = text.split("```")[1].split()
+    for room in ROOMS:
+        top, _, name = room.rpartition("/")
+        shown = f"{name}/" if (ROOT / room).is_dir() else name if top else f"{name}.py"
+        assert shown in picture or name == "__init__", room
+    paths = re.findall(r"`((?:runtime|exporter|calibration|tests|docs|benchmarks)/[\w./]*)`", text)
+    assert len(paths) > 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 WRONG = {

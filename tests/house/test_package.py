@@ -51,6 +51,11 @@ def test_python_m_and_the_version() -> None:
     assert python("-m", "mars_export", "--version") == f"mars-export {mars_export.__version__}"
 
 
+def test_one_version() -> None:
+    cmake = (ROOT / "runtime" / "cpp" / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert f"project(mars VERSION {mars_export.__version__} " in cmake
+
+
 def test_every_room_is_packaged() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     doors = {name.removesuffix("/__init__") for name in modules(ROOT) if name.endswith("/__init__")}
