@@ -69,12 +69,12 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     need("setuptools", "dev")
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "py.typed"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in modules(ROOT):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / f"{name}.py", tmp_path / f"{name}.py")
-    data = ("exporter/default", "calibration/tasks/data", "runtime/cpp/cmake")
-    for name in data:
-        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("__init__.py", "__main__.py", "cli.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    for part in ("exporter", "runtime", "calibration"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    rooms = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    meant = {name for name in rooms if "/" in name and not name.startswith("runtime/cpp/")}
     build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
     done = subprocess.run(
         [sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -84,5 +84,4 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
         packed = {
             name.removeprefix("mars_export/") for name in wheel.namelist() if name.startswith("mars_export/")
         }
-    files = {path.relative_to(ROOT).as_posix() for name in data[:2] for path in (ROOT / name).iterdir()}
-    assert packed == {f"{name}.py" for name in modules(ROOT)} | files | {"py.typed"}
+    assert packed == meant | {"__init__.py", "__main__.py", "cli.py", "py.typed"}
