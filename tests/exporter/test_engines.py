@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 import pytest
 from support.agreement import PROMPTS, agrees, config
+from support.fixtures import Named
 from support.missing import need
 from support.oracle import Oracle, generate
 from support.shell import run
@@ -34,7 +35,6 @@ from mars_export.runtime.device.trt_engine import collecting_logger
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
-Named = Callable[[str], Path]
 BLOCK, CAPACITY = 6, 128
 SMALL = EngineOptions(target="sm86", static=True, capacity=CAPACITY)  # the quickest to build
 FAMILIES = ("llama", "qwen2", "qwen3-mixed")
