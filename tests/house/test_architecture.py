@@ -127,6 +127,14 @@ def test_every_arrow_runs_downward(part: str) -> None:
     assert complaints(drawn, ROOMS) == []
 
 
+def test_tests_import_helpers_from_support_only() -> None:
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "support"]
+    assert len(tests) > 40
+    beside = {path.stem for path in tests}
+    borrowed = {path.name: foreign(ast.parse(path.read_text(encoding="utf-8"))) & beside for path in tests}
+    assert {name: names for name, names in borrowed.items() if names} == {}
+
+
 def test_contributing_shows_the_house() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     picture = text.split("```")[1].split()
