@@ -27,9 +27,9 @@ from ..runtime.console import (
 from ..runtime.errors import MarsError
 
 if TYPE_CHECKING:
+    from ..runtime.decode.config import Window
     from .bench.bench import BenchEstimate
     from .bench.report import BenchReport
-    from ..runtime.decode.config import Window
     from .tau.run import Estimate
 
 app = typer.Typer()

@@ -22,8 +22,6 @@ STATE_FILES = "state-*.jsonl"
 SEED = 20260407  # of the order in which rows are used
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The rows that will be decoded, their prompts as token ids, in the order in which they are used."""

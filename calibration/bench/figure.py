@@ -7,8 +7,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from ..drawing import COLORS, PAPER, QUIET, name_point, two_panels
 from ...runtime.decode.config import Window
+from ..drawing import COLORS, PAPER, QUIET, name_point, two_panels
 from .compare import Comparison
 from .report import BenchReport
 from .settings import Setting

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from ...runtime import Commit, GenerationConfig, MarsError
-from ...runtime.errors import CalibrationError
 from ...runtime.decode.config import Window
+from ...runtime.errors import CalibrationError
 
 MIN_ROWS = 16
 WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a batch is seldom full

@@ -36,9 +36,13 @@ class Trace:
 class RecordingRow(Row):
     """A row in one-token mode that is fed full windows all the same, and keeps what each mask predicted."""
 
-    def __init__(self, index: int, prompt: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, index: int, prompt: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]
+    ) -> None:
         # tau 0 asks for full windows; `take` offers only the first prediction of each step for acceptance.
-        super().__init__(index, prompt, GenerationConfig(tau=0.0, max_new_tokens=max_new_tokens, window="full"), eos_ids)
+        super().__init__(
+            index, prompt, GenerationConfig(tau=0.0, max_new_tokens=max_new_tokens, window="full"), eos_ids
+        )
         self.predicted: list[tuple[int, ...]] = []
         self.recorded: dict[str, list[tuple[float, ...]]] = {}
 
@@ -57,7 +61,9 @@ class RecordingRow(Row):
     def trace(self, text: str, seconds: float) -> Trace:
         stats = self.stats
         answer = tuple(self.tokens[stats.prompt_tokens :])
-        outcome = Outcome(text, answer, stats.forwards, stats.tokens, seconds, self.finish_reason or "cancelled")
+        outcome = Outcome(
+            text, answer, stats.forwards, stats.tokens, seconds, self.finish_reason or "cancelled"
+        )
         confidences = {metric: tuple(steps) for metric, steps in self.recorded.items()}
         return Trace(outcome, stats.prompt_tokens, tuple(self.predicted), confidences)
 
@@ -72,10 +78,14 @@ def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trac
     assert session.text is not None, "the caller has made sure of a tokenizer"
     manifest = session.bundle.manifest
     rows = [
-        RecordingRow(i, (task.prompt_ids or session.encode(task.prompt)), task.max_new_tokens, manifest.tokens.eos)
+        RecordingRow(
+            i, (task.prompt_ids or session.encode(task.prompt)), task.max_new_tokens, manifest.tokens.eos
+        )
         for i, task in enumerate(tasks)
     ]
-    forwards = run(Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows)
+    forwards = run(
+        Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows
+    )
     began = time.perf_counter()
     for row in rows:
         while row.finish_reason is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pytest
+from support.fixtures import Sessions
 
 from mars_export.calibration.journal import restore
 from mars_export.calibration.tasks.tasks import Message, Task
@@ -16,7 +17,6 @@ from mars_export.calibration.tau.record import Trace, record, recorded_metrics
 from mars_export.calibration.tau.replay import predict, walk
 from mars_export.runtime import GenerationConfig, Session
 
-Sessions = Callable[[str], Session]
 WORDS = ("hello", "the cat", "one two three", "in the end", "an apple", "er")
 TAUS = {
     "probability": (0.99, 0.9, 0.7, 0.4, 0.1, 0.0),

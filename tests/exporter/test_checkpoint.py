@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from support import tiny
+from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime.errors import CheckpointError, ExportError
 
-Named = Callable[[str], Path]
 Refused = Callable[..., None]
 
 

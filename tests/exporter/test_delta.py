@@ -13,6 +13,7 @@ import onnx
 import pytest
 from support import tiny
 from support.agreement import LOOPS, MAIN, PROMPTS, agrees, config, window_rule
+from support.fixtures import Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle, generate
 
@@ -23,7 +24,6 @@ from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session, SessionError
 from mars_export.runtime.bundle.manifest import open_bundle
 
-Named = Callable[[str], Path]
 PLAIN = {
     *(
         "Add",

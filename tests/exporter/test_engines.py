@@ -19,6 +19,7 @@ from typing import Any
 import onnx
 import pytest
 from support.agreement import PROMPTS, agrees, config
+from support.fixtures import Named
 from support.missing import need
 from support.oracle import Oracle, generate
 from support.shell import run
@@ -38,7 +39,6 @@ from mars_export.runtime.device.variants import why_not_exact
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
-Named = Callable[[str], Path]
 BLOCK, CAPACITY = 6, 128
 SMALL = EngineOptions(target="sm86", fixed=True, capacity=CAPACITY)  # the quickest to build
 FAMILIES = ("llama", "qwen2", "qwen3-mixed")

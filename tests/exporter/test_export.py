@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.fixtures import Named
 
 from mars_export.exporter.check import reference
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
@@ -18,7 +19,6 @@ from mars_export.runtime import Session
 from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest
 from mars_export.runtime.errors import ExportError
 
-Named = Callable[[str], Path]
 OPTIONS = ExportOptions(block=4)
 
 

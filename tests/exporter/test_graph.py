@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from support import tiny
+from support.fixtures import Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle
 
@@ -18,8 +19,6 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session
 from mars_export.runtime.bundle.manifest import FORMAT_VERSION, open_bundle
-
-Named = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("name", tiny.TINIES)

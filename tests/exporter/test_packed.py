@@ -16,6 +16,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 from support import tiny
+from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.compressed import read_scheme, unpacked
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -24,7 +25,6 @@ from mars_export.exporter.codes import Codec
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import CheckpointError, ExportError
 
-Named = Callable[[str], Path]
 Codes = dict[
     str, tuple[np.ndarray, np.ndarray, np.ndarray | None]
 ]  # codes [out, in] unsigned, scales and zeros [out, blocks]

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 from support import tiny
+from support.fixtures import Named
 from support.oracle import Oracle
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -28,7 +29,6 @@ from mars_export.exporter.precision import choose_precision
 from mars_export.runtime import ExportError, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.manifest import open_bundle
 
-Named = Callable[[str], Path]
 FP32, FP16 = np.dtype(np.float32), np.dtype(np.float16)
 CODECS = [
     Codec(kind, size, symmetric, search)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from support.fixtures import Named
 
 from mars_export.exporter.check import reference, segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.graph.step import StepGraph
 from mars_export.runtime.bundle.manifest import Drift, open_bundle
-
-Named = Callable[[str], Path]
 
 
 def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:

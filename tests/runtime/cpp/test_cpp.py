@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 from support import tiny
 from support.cabi import CSession, Library, MarsStatusError, build
+from support.fixtures import Named, Sessions
 
-from mars_export.runtime import BundleError, Commit, GenerationConfig, Session
+from mars_export.runtime import BundleError, Commit, GenerationConfig
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
-Named = Callable[[str], Path]
-Sessions = Callable[[str], Session]
 PROMPT = [5, 9, 200, 17]
 TAUS = (1.0, 0.7, 0.4, 0.0)
 SAMPLINGS: tuple[dict[str, Any], ...] = (

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from support.cabi import ROOT, build
+from support.fixtures import Named
 
 from mars_export.runtime import GenerationConfig, Session
 
-Named = Callable[[str], Path]
 ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_new_tokens": 24}
 
 
