@@ -13,6 +13,8 @@ from support.missing import lacking
 from support.paths import ROOT
 
 METRICS = {"probability": 0, "margin": 1, "entropy": 2}
+COMMITS = {"cursor": 0, "block": 1}
+WINDOWS = {"auto": 0, "full": -1}
 REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled"}
 
 
@@ -117,24 +119,18 @@ class Library:
             raise MarsStatusError(status, message)
 
     def config(self, values: Mapping[str, Any]) -> Config:
+        """Settings by name; the window is full unless `values` says otherwise, because auto follows measured times."""
         made = Config()
         self.c.mars_config_init(c.byref(made), c.sizeof(made))
         assert made.struct_size == c.sizeof(made)
-        for name, value in values.items():
+        for name, value in {"window": "full", **values}.items():
             if name == "stop":
                 made.stop, made.num_stop = (c.c_char_p * len(value))(*[s.encode() for s in value]), len(value)
             elif name == "eos_ids":
                 made.eos_ids, made.num_eos_ids = (c.c_int64 * max(1, len(value)))(*value), len(value)
             else:
-                setattr(
-                    made,
-                    name,
-                    METRICS[value]
-                    if name == "metric"
-                    else {"cursor": 0, "block": 1}[value]
-                    if name == "commit"
-                    else value,
-                )
+                words = {"metric": METRICS, "commit": COMMITS, "window": WINDOWS}.get(name, {})
+                setattr(made, name, words.get(value, value))
         return made
 
     def prompt(self, prompt: str | Sequence[Any]) -> Prompt:

@@ -28,7 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } catch (const mars::BundleError&) {
     }
     try {
-        mars::ChatTemplate::from_json(input).render({{"system", " a "}, {"user", "b"}});
+        mars::ChatTurns::from_json(input).render({{"system", " a "}, {"user", "b"}});
     } catch (const mars::Error&) {
     }
     return 0;

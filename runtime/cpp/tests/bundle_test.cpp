@@ -5,10 +5,10 @@
 #include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
+#include "bundle/files.hpp"
+#include "bundle/sha256.hpp"
 #include "conformance.hpp"
-#include "files.hpp"
 #include "manifest.hpp"
-#include "sha256.hpp"
 
 namespace {
 

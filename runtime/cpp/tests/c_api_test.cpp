@@ -80,7 +80,11 @@ TEST_CASE("prompts and settings that are none") {
     prompt.text = prompt.messages = "words";
     CHECK(refused(nullptr) == "3 prompt: set exactly one of text, messages and token_ids");
     prompt.text = nullptr;
-    CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}, and not empty");
+    CHECK(refused(nullptr).find("2 messages must be a JSON list of {role, content}: ") == 0);
+    for (const char* none : {"[]", "{}", "null", "7"}) {
+        prompt.messages = none;
+        CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}, and not empty");
+    }
     prompt.messages = R"([{"role": "user", "content": "a"}, {"role": 3, "content": "b"}])";
     CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}; wrong: 1");
     prompt.messages = nullptr;

@@ -8,8 +8,8 @@
 #include <mars/errors.hpp>
 #include <mars/text.hpp>
 
-#include "metaspace.hpp"
 #include "small_tokenizer.hpp"
+#include "text/metaspace.hpp"
 #include "utf8.hpp"
 
 namespace {
@@ -104,7 +104,7 @@ TEST_CASE("characters that fall back to bytes, and marks for spaces") {
 }
 
 TEST_CASE("chat turns render what they know and refuse the rest") {
-    const auto turns = mars::ChatTemplate::from_json(chat);
+    const auto turns = mars::ChatTurns::from_json(chat);
     CHECK(turns.render({{"system", " be kind "}, {"user", "\u2028 hi\n"}}) == "<s> be kind |hi!");
     CHECK_THROWS_WITH_AS(turns.render({{"user", "a"}, {"user", "b"}}), doctest::Contains("no place for role `user` after `user`"),
                          mars::SessionError);
@@ -113,9 +113,9 @@ TEST_CASE("chat turns render what they know and refuse the rest") {
     CHECK_THROWS_WITH_AS(turns.render({{"user", "x</think>"}}), doctest::Contains("treats `</think>`"), mars::SessionError);
     CHECK_THROWS_WITH_AS(turns.render({{"user", "\xC3"}}), doctest::Contains("message 0 is not valid UTF-8"), mars::SessionError);
     CHECK_THROWS_AS(turns.render({}), mars::SessionError);
-    CHECK_FALSE(mars::ChatTemplate::from_json("null").is_usable());
-    CHECK_THROWS_AS(mars::ChatTemplate::from_json("[]"), mars::BundleError);
-    CHECK_THROWS_AS(mars::ChatTemplate::from_json("{"), mars::BundleError);
+    CHECK_FALSE(mars::ChatTurns::from_json("null").is_usable());
+    CHECK_THROWS_AS(mars::ChatTurns::from_json("[]"), mars::BundleError);
+    CHECK_THROWS_AS(mars::ChatTurns::from_json("{"), mars::BundleError);
 }
 
 TEST_CASE("every problem of a tokenizer is reported at once") {

@@ -8,14 +8,14 @@
 
 #include <doctest/doctest.h>
 
-#include <mars/block_commit.hpp>
-#include <mars/decode.hpp>
+#include <mars/blocks.hpp>
 #include <mars/errors.hpp>
+#include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
+#include "device/here.hpp"
+#include "device/trt.hpp"
 #include "engine_manifest.hpp"
-#include "here.hpp"
-#include "trt.hpp"
 #include "trt_stub/stub.hpp"
 
 namespace {

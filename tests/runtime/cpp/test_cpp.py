@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes as c
 import json
 import os
 import random
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import tiny
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import WINDOWS, CSession, Library, MarsStatusError, build
 
 from mars_export.runtime import BundleError, Commit, GenerationConfig, Session
 from mars_export.runtime.bundle.files import describe
@@ -25,6 +26,7 @@ from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 Named = Callable[[str], Path]
 Sessions = Callable[[str], Session]
 PROMPT = [5, 9, 200, 17]
+BLOCK = 6  # of the test bundles
 TAUS = (1.0, 0.7, 0.4, 0.0)
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -71,6 +73,25 @@ def test_tokens_are_those_of_python(
             wanted.stats.prefill_forwards,
         )
         assert {k: n for k, n in enumerate(made.accepted) if n} == wanted.stats.accepted
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 6, 100, "full"])
+def test_windows(window: int | str, twin: CSession, sessions: Sessions) -> None:
+    width = BLOCK if window == "full" else window
+    wanted = sessions("llama").generate(
+        PROMPT, GenerationConfig(tau=0.0, max_new_tokens=24, eos_ids=(), window=int(width))
+    )
+    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=24, eos_ids=(), window=window)
+    assert (made.token_ids, made.forwards) == (wanted.token_ids, wanted.stats.forwards)
+    assert max(k for k, n in enumerate(made.accepted) if n) == min(int(width), BLOCK)
+
+
+def test_the_automatic_window_is_the_default_and_never_wider_than_a_block(twin: CSession) -> None:
+    config = twin.library.config({})
+    twin.library.c.mars_config_init(c.byref(config), c.sizeof(config))
+    assert config.window == WINDOWS["auto"] == 0
+    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=40, eos_ids=(), window="auto")
+    assert len(made.token_ids) == 40 and len(made.accepted) <= BLOCK + 1
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3-mixed"])
@@ -161,7 +182,7 @@ def test_requests_that_cannot_be_served(twin: CSession) -> None:
         ([tiny.VOCAB_SIZE], {}, f"outside the vocabulary of {tiny.VOCAB_SIZE}: {tiny.VOCAB_SIZE}"),
         ([1] * 513, {}, "the prompt has 513 tokens, this bundle's context holds 512"),
         ([1], {"tau": -1.0, "top_k": -1}, "tau must be .*; top_k must be"),
-        ([1], {"window": -1}, "window must be an integer of 1 or more"),
+        ([1], {"window": -2}, "window must be auto, full or an integer of 1 or more"),
         ([1], {"commit": "block", "cache_block": 0}, "cache_block must be 1 or more"),
         ([{"role": "judge", "content": "x"}], {}, "judge"),
     ):
@@ -276,7 +297,7 @@ def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]
 
 def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("the éclair")
-    options = ("--tau", 0.4, "--max-new-tokens", 20, "--threads", 1, "--json")
+    options = ("--tau", 0.4, "--window", "full", "--max-new-tokens", 20, "--threads", 1, "--json")
     wanted = sessions("llama").generate(
         [{"role": "user", "content": "the éclair"}], GenerationConfig(tau=0.4, max_new_tokens=20)
     )
@@ -294,7 +315,9 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         assert made["confidences"] == [round(c, 6) for c in wanted.confidences]
         assert made["stats"].keys() == wanted.stats.to_dict().keys()
         assert made["stats"]["accepted"] == wanted.stats.to_dict()["accepted"]
-    shown = run(bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--max-new-tokens=20")
+    shown = run(
+        bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--window=full", "--max-new-tokens=20"
+    )
     raw = sessions("llama").generate("the éclair", GenerationConfig(tau=0.4, max_new_tokens=20))
     assert shown.stdout == raw.text + "\n"
     assert re.search(r"^\d+ tokens, .* ended by ", shown.stderr)
@@ -310,6 +333,8 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         (("a", "--max-new-tokens", "0"), 2, "--max-new-tokens must be 1 or more"),
         (("a", "--seed", "-1"), 2, "--seed needs a number"),
         (("a", "--metric", "luck"), 2, "--metric must be one of"),
+        (("a", "--window", "0"), 2, "--window must be auto, full or a number of 1 or more, not `0`"),
+        (("a", "--window", "-1"), 2, "--window must be auto, full"),
         (("a", "--warp", "9"), 2, "no such option: --warp"),
         (("a", "--tau", "-1", "-p", "x"), 1, "tau must be a number of 0 or more"),
         (("/no/such/bundle", "-p", "x"), 1, "no such bundle"),
