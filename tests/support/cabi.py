@@ -52,6 +52,14 @@ class Prompt(c.Structure):
     )  # fmt: skip
 
 
+class SessionInfo(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, c.c_int64) for name in ("vocab_size", "context_length", "block", "mask_id")),
+        ("has_text", c.c_int32),
+    )
+
+
 class Event(c.Structure):
     _fields_ = (
         ("struct_size", c.c_size_t), ("row", c.c_int64), ("text", c.c_char_p), ("text_size", c.c_size_t), ("token_ids", c.POINTER(c.c_int64)),
@@ -155,6 +163,13 @@ class CSession:
         for name, value in options.items():
             setattr(wanted, name, value.encode() if isinstance(value, str) else value)
         library.call("session_open", str(bundle).encode(), c.byref(wanted), c.byref(self.handle))
+
+    @property
+    def has_text(self) -> bool:
+        info = SessionInfo()
+        self.library.c.mars_session_info_init(c.byref(info), c.sizeof(info))
+        self.library.call("session_describe", self.handle, c.byref(info))
+        return bool(info.has_text)
 
     def __enter__(self) -> CSession:
         return self

@@ -42,7 +42,8 @@ struct Made {
     mars::Bundle bundle;
 };
 
-std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20) {
+std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20,
+                            std::int64_t cache_block = 4) {
     std::vector<std::unique_ptr<mars::Row>> rows;
     std::vector<mars::Row*> pointers;
     for (const Tokens& prompt : asked) {
@@ -52,7 +53,8 @@ std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& a
         rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(rows.size()), prompt, config, Tokens{}));
         pointers.push_back(rows.back().get());
     }
-    const auto loop = blocks ? mars::decode_blocks(backend, pointers, 4, fake::mask, 4) : mars::decode(backend, pointers, 4, fake::mask);
+    const auto loop =
+        blocks ? mars::decode_blocks(backend, pointers, 4, fake::mask, cache_block) : mars::decode(backend, pointers, 4, fake::mask);
     while (loop->next()) {
     }
     std::vector<Tokens> all;
@@ -274,6 +276,25 @@ TEST_CASE("a row near its end shares a step with a row that looks far ahead") {
         const std::vector<Tokens> asked{Tokens(static_cast<std::size_t>(backend.max_capacity() - 2), 5), {6}};
         fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
         CHECK(answers(backend, asked, false, 30) == answers(reference, asked, false, 30));
+    }
+}
+
+TEST_CASE("block commit with long blocks: a row near its end does not end the others") {
+    EngineShape shape;
+    shape.prefill = 32;
+    shape.capacity = shape.context = 128;
+    for (const char* layout : {"static", "delta"}) {
+        shape.kv_layout = layout;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+        for (std::int64_t left = 0; left < 8; ++left)
+            for (const std::int64_t cache_block : {16, 32}) {
+                CAPTURE(left);
+                CAPTURE(cache_block);
+                const std::vector<Tokens> asked{{6}, Tokens(static_cast<std::size_t>(backend.max_capacity() - left), 5), {7, 8}};
+                CHECK(answers(backend, asked, true, 60, cache_block) == answers(reference, asked, true, 60, cache_block));
+            }
     }
 }
 

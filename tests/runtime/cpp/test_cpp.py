@@ -278,6 +278,38 @@ def test_files_that_are_hashed_but_wrong(library: Library, bundles: Named, tmp_p
         (directory / name).write_bytes(whole)
 
 
+def test_a_tokenizer_it_does_not_know_leaves_token_ids(
+    library: Library, bundles: Named, tmp_path: Path
+) -> None:
+    directory = tmp_path / "bundle"
+    shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    manifest, path = open_bundle(directory).manifest, directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer["model"]["type"] = "WordPiece"
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    write_manifest(
+        directory, replace(manifest, files=tuple(describe(directory / e.path) for e in manifest.files))
+    )
+    with (
+        CSession(library, directory, threads=1) as session,
+        CSession(library, bundles("llama"), threads=1) as twin,
+    ):
+        assert (session.has_text, twin.has_text) == (False, True)
+        made = session.generate(PROMPT, tau=0.4, max_new_tokens=12)
+        wanted = twin.generate(PROMPT, tau=0.4, max_new_tokens=12)
+        assert (made.token_ids, made.text) == (wanted.token_ids, "")
+        for ask in (
+            lambda: session.generate("words"),
+            lambda: session.generate([{"role": "user", "content": "x"}]),
+            lambda: session.generate(PROMPT, stop=["x"]),
+            lambda: session.decode([1, 2]),
+        ):
+            with pytest.raises(
+                MarsStatusError, match=r"only BPE is supported, not `WordPiece`(.|\n)*token ids"
+            ):
+                ask()
+
+
 def test_the_stamps_of_one_runtime_serve_the_other(library: Library, bundles: Named, tmp_path: Path) -> None:
     directory = tmp_path / "bundle"
     shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))

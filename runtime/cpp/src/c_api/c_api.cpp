@@ -205,7 +205,7 @@ mars_finish_reason mars_completion_finish_reason(const mars_completion* completi
     return completion == nullptr ? MARS_NOT_FINISHED : reason_of(completion->done.finish_reason);
 }
 
-void mars_event_init(mars_event* event, size_t struct_size) { init(event, struct_size, view({})); }
+void mars_event_init(mars_event* event, size_t struct_size) { init(event, struct_size, mars_event{}); }
 
 void mars_stats_init(mars_stats* stats, size_t struct_size) { init(stats, struct_size, mars_stats{}); }
 

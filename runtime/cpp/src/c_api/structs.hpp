@@ -6,9 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#ifndef MARS_VERSION
-#error "the build defines MARS_VERSION"
-#endif
+#include <mars/mars.h>
 
 namespace mars::c {
 
@@ -48,7 +46,7 @@ T known(const T* given, const T& defaults, const char* name) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(given);
     for (std::size_t i = sizeof(T); i < given->struct_size; ++i)
         if (bytes[i] != 0)
-            throw ArgumentError(std::string(name) + ": a setting that libmars " MARS_VERSION " does not know; update libmars");
+            throw ArgumentError(std::string(name) + ": a setting that libmars " + mars_version() + " does not know; update libmars");
     T values = defaults;
     std::memcpy(&values, given, std::min(given->struct_size, sizeof(T)));
     return values;
