@@ -66,6 +66,26 @@ TEST_CASE("each reason against an engine names both sides") {
     CHECK(refusal(from, here) == "no NVIDIA GPU is visible");
 }
 
+TEST_CASE("versions agree where both have numbers: Python's package knows fewer than the library") {
+    const auto fits = [](const std::string& built, const std::string& runs) {
+        nlohmann::json whole = engine_manifest({});
+        whole["variants"][0]["engine"]["version"] = built;
+        mars::Here here = rtx_machine();
+        here.version = runs;
+        return refusal({"b", mars::parse_manifest(whole.dump())}, here) == "it fits";
+    };
+    CHECK(fits("10.3.0", "10.3.0.30")); // JetPack 6
+    CHECK(fits("10.7.0.post1", "10.7.0.23"));
+    CHECK(fits("10.13.3.9.post1", "10.13.3.9"));
+    CHECK(fits("10.16.0.72", "10.16.0.72"));
+    CHECK_FALSE(fits("10.3.0", "10.3.1.30"));
+    CHECK_FALSE(fits("10.3.0", "10.30.0.3"));
+    CHECK_FALSE(fits("10.16.0.72", "10.16.0.7"));
+    CHECK_FALSE(fits("1.10.3.0", "10.3.0.30"));
+    CHECK_FALSE(fits("newest", "10.3.0.30"));
+    CHECK_FALSE(fits("post1", "10.3.0.30"));
+}
+
 TEST_CASE("a bundle whose engine does not fit is an error, not a slower graph") {
     const mars::Bundle from = bundle();
     mars::Here here = rtx_machine();

@@ -19,6 +19,12 @@ void check(const char* call, cudaError_t error) {
     throw SessionError(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
 }
 
+/// No graph: the refusal is an answer, not a failure of the next call.
+Device::Graph refused() {
+    cudaGetLastError();
+    return nullptr;
+}
+
 void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
@@ -44,7 +50,8 @@ void Device::Forget::operator()(void* graph) const { cudaGraphExecDestroy(static
 
 Device::Device() {
     cudaStream_t stream = nullptr;
-    check("cudaStreamCreate", cudaStreamCreate(&stream));
+    // Not ordered with the legacy stream, whose use by anybody else in this process would break a capture.
+    check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     stream_ = stream;
 }
 
@@ -89,16 +96,15 @@ void Device::copy_rows(Address target, std::size_t target_pitch, Address source,
 void Device::synchronize() { check("cudaStreamSynchronize", cudaStreamSynchronize(stream_of(stream_))); }
 
 Device::Graph Device::capture(const std::function<bool()>& enqueue) {
-    check("cudaStreamBeginCapture", cudaStreamBeginCapture(stream_of(stream_), cudaStreamCaptureModeThreadLocal));
+    if (cudaStreamBeginCapture(stream_of(stream_), cudaStreamCaptureModeThreadLocal) != cudaSuccess) return refused();
     const bool done = enqueue();
     cudaGraph_t graph = nullptr;
     // Ends the capture even when it was refused; only then is the stream usable again.
     const cudaError_t ended = cudaStreamEndCapture(stream_of(stream_), &graph);
     cudaGraphExec_t launchable = nullptr;
-    if (done && ended == cudaSuccess) check("cudaGraphInstantiate", cudaGraphInstantiateWithFlags(&launchable, graph, 0));
+    const bool good = done && ended == cudaSuccess && cudaGraphInstantiateWithFlags(&launchable, graph, 0) == cudaSuccess;
     if (graph != nullptr) cudaGraphDestroy(graph);
-    if (launchable == nullptr) cudaGetLastError(); // the refusal is an answer, not a failure of the next call
-    return Graph(launchable);
+    return good ? Graph(launchable) : refused();
 }
 
 void Device::launch(const Graph& graph) {

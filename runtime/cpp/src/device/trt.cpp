@@ -2,6 +2,7 @@
 #include "device/trt.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include <mars/errors.hpp>
 
@@ -42,6 +43,12 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
     values.resize(static_cast<std::size_t>(rows * wanted * inner));
 }
 
+[[noreturn]] void disagree(const std::vector<std::string>& tensors) {
+    std::string names;
+    for (std::size_t i = 0; i < std::min(tensors.size(), std::size_t{6}); ++i) names += (names.empty() ? "" : ", ") + tensors[i];
+    throw SessionError("the engine and the manifest disagree about " + names + "; build the engine again");
+}
+
 } // namespace
 
 TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
@@ -67,10 +74,43 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
     if (!in_place_)
         for (const std::string& suffix : suffixes_)
             sizes["present." + suffix] = bytes({rows, slots, model_.num_kv_heads, model_.head_dim, item});
+    check_signature(variant.kv_dtype);
     // As many rows as any request can have; those that fill a step up lie behind the last.
     pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
     for (const auto& [name, size] : sizes) buffers_[name] = pool_->device.allocate(size);
     scratch_ = pool_->device.allocate(engine_.scratch_bytes());
+}
+
+/// The engine's tensors are the manifest's: names, types, sizes, and outputs that write their own inputs' memory.
+void TrtBackend::check_signature(const std::string& kv_dtype) const {
+    struct Expected {
+        std::string dtype, alias;
+        std::vector<std::int64_t> shape; // -1: any
+    };
+    std::map<std::string, Expected> wanted{{"kv_length", {"int64", "", {-1}}}};
+    for (const char* name : {"input_ids", "output_index"}) wanted[name] = {"int64", "", {-1, -1}};
+    for (const std::string& name : outputs_) wanted[name] = {name == "token_ids" ? "int64" : "float32", "", {-1, -1}};
+    if (const auto logits = wanted.find("logits"); logits != wanted.end()) logits->second.shape.push_back(model_.vocab_size);
+    for (const std::string& suffix : suffixes_) {
+        const std::string past = "past_key_values." + suffix;
+        wanted[past] = {kv_dtype, "", {-1, model_.num_kv_heads, capacity_, model_.head_dim}};
+        wanted["present." + suffix] = {kv_dtype, in_place_ ? past : "", {-1, model_.num_kv_heads, -1, model_.head_dim}};
+    }
+    std::set<std::string> odd;
+    for (const EngineTensor& tensor : engine_.tensors()) {
+        const auto at = wanted.find(tensor.name);
+        if (at == wanted.end()) {
+            odd.insert(tensor.name);
+            continue;
+        }
+        const auto& [dtype, alias, shape] = at->second;
+        const auto fits = [](std::int64_t has, std::int64_t wants) { return has < 0 || wants < 0 || has == wants; };
+        const bool same = std::equal(tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end(), fits);
+        if (tensor.dtype != dtype || !same || (!tensor.alias.empty() && tensor.alias != alias)) odd.insert(tensor.name);
+        wanted.erase(at);
+    }
+    for (const auto& missing : wanted) odd.insert(missing.first);
+    if (!odd.empty()) disagree({odd.begin(), odd.end()});
 }
 
 std::size_t TrtBackend::num_graphs() const {
@@ -203,9 +243,7 @@ void TrtBackend::bind(Step& step, const KvMemory& memory) {
     }
     if (refused.empty()) return;
     step.shape.rows = -1; // nothing may take it for bound
-    std::string names;
-    for (std::size_t i = 0; i < std::min(refused.size(), std::size_t{6}); ++i) names += (names.empty() ? "" : ", ") + refused[i];
-    throw SessionError("the engine and the manifest disagree about " + names + "; build the engine again");
+    disagree(refused);
 }
 
 void TrtBackend::run(Step& step) {

@@ -51,6 +51,7 @@ class TrtBackend : public Backend {
         bool is_decode = false, is_refused = false;
     };
 
+    void check_signature(const std::string& kv_dtype) const;
     StepInput filled_up(const StepInput& input) const;
     Step& step_for(const KvMemory& memory, std::int64_t first, const StepInput& input);
     void bind(Step& step, const KvMemory& memory);

@@ -92,6 +92,32 @@ std::filesystem::path kernel_file(const Bundle& bundle, const Variant& variant) 
 }
 #endif
 
+std::string dtype_name(nvinfer1::DataType type) {
+    switch (type) {
+    case nvinfer1::DataType::kFLOAT:
+        return "float32";
+    case nvinfer1::DataType::kHALF:
+        return "float16";
+    case nvinfer1::DataType::kBF16:
+        return "bfloat16";
+    case nvinfer1::DataType::kINT64:
+        return "int64";
+    default:
+        return "";
+    }
+}
+
+/// TensorRT knows aliases since it has a layer that updates KV memory.
+template <typename Engine>
+auto alias_of(const Engine& engine, const char* name, int) -> decltype(engine.getAliasedInputTensor(name)) {
+    return engine.getAliasedInputTensor(name);
+}
+
+template <typename Engine>
+const char* alias_of(const Engine&, const char*, long) {
+    return nullptr;
+}
+
 } // namespace
 
 struct Context::Held {
@@ -167,6 +193,18 @@ LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant) : loade
 }
 
 LoadedEngine::~LoadedEngine() = default;
+
+std::vector<EngineTensor> LoadedEngine::tensors() const {
+    const nvinfer1::ICudaEngine& engine = *loaded_->engine;
+    std::vector<EngineTensor> all;
+    for (std::int32_t i = 0; i < engine.getNbIOTensors(); ++i) {
+        const char* name = engine.getIOTensorName(i);
+        const char* alias = alias_of(engine, name, 0);
+        const nvinfer1::Dims dims = engine.getTensorShape(name);
+        all.push_back({name, dtype_name(engine.getTensorDataType(name)), {dims.d, dims.d + std::max(dims.nbDims, 0)}, alias ? alias : ""});
+    }
+    return all;
+}
 
 std::size_t LoadedEngine::scratch_bytes() const { return static_cast<std::size_t>(loaded_->engine->getDeviceMemorySizeV2()); }
 

@@ -39,12 +39,22 @@ class Context {
     std::unique_ptr<Held> held_;
 };
 
+/// An input or output of an engine. `dtype` as a manifest says it, "" for other types; -1 in `shape` where it is symbolic; `alias`: the
+/// input whose memory an output writes, "" where there is none or this TensorRT cannot tell.
+struct EngineTensor {
+    std::string name, dtype;
+    std::vector<std::int64_t> shape;
+    std::string alias;
+};
+
 /// An engine in device memory.
 class LoadedEngine {
   public:
     /// Load a variant's engine; a context on the GPU must exist. Throws SessionError that names what it was built for and what is here.
     LoadedEngine(const Bundle& bundle, const Variant& variant);
     ~LoadedEngine();
+
+    std::vector<EngineTensor> tensors() const;
 
     /// Working memory that all contexts share, one step at a time.
     std::size_t scratch_bytes() const;

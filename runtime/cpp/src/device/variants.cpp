@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <sstream>
 #include <vector>
 
 #include <mars/errors.hpp>
@@ -17,6 +18,21 @@ std::string joined(const std::vector<std::string>& parts, const char* between) {
     return text;
 }
 
+/// Whether two versions agree in the numbers that both have. Python's package says 10.3.0 or 10.7.0.post1 where the library says
+/// 10.3.0.30: what lies behind the patch level is for TensorRT itself to judge when it loads the engine.
+bool is_same_version(const std::string& one, const std::string& other) {
+    const auto numbers = [](const std::string& version) {
+        std::vector<std::string> all;
+        std::istringstream parts(version);
+        for (std::string part; std::getline(parts, part, '.') && part.find_first_not_of("0123456789") == std::string::npos;)
+            all.push_back(part);
+        return all;
+    };
+    const std::vector<std::string> a = numbers(one), b = numbers(other);
+    const std::size_t common = std::min(a.size(), b.size());
+    return common > 0 ? std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(common), b.begin()) : one == other;
+}
+
 std::vector<std::string> engine_obstacles(const Variant& variant, const Here& here) {
     if (!variant.engine || !variant.capacity)
         return {"the manifest does not say what it was built for; build it again with `mars-export trt`"};
@@ -27,7 +43,7 @@ std::vector<std::string> engine_obstacles(const Variant& variant, const Here& he
     if (here.flavor.empty()) return reasons.push_back(built + "without TensorRT; build it with -DMARS_TENSORRT=ON (docs/cpp.md)"), reasons;
     if (here.flavor != variant.backend)
         reasons.push_back(built + "with " + here.flavor + " " + here.version + "; build one of the two again");
-    else if (here.version != info.version)
+    else if (!is_same_version(here.version, info.version))
         reasons.push_back(built + "runs with " + here.version + "; build the engine again or install " + info.version);
     if (!here.no_gpu.empty()) return reasons.push_back(here.no_gpu), reasons;
     const auto& known = info.compute_capabilities;
