@@ -26,6 +26,10 @@ def build(preset: str = "release") -> Path:
     return directory
 
 
+COUNTS = ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_after_first")
+TIMES = ("prefill_time", "decode_time", "time_to_first_token", "tokens_per_forward", "tokens_per_second")
+
+
 class SessionOptions(c.Structure):
     _fields_ = (
         ("struct_size", c.c_size_t),
@@ -38,18 +42,34 @@ class SessionOptions(c.Structure):
 
 class Config(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), ("tau", c.c_double), ("metric", c.c_int32), ("commit", c.c_int32), ("cache_block", c.c_int64),
-        ("max_new_tokens", c.c_int64), ("window", c.c_int64), ("eos_ids", c.POINTER(c.c_int64)), ("num_eos_ids", c.c_size_t),
-        ("stop", c.POINTER(c.c_char_p)), ("num_stop", c.c_size_t), ("temperature", c.c_double), ("top_k", c.c_int64), ("top_p", c.c_double),
-        ("seed", c.c_uint64), ("repetition_penalty", c.c_double),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        ("tau", c.c_double),
+        ("metric", c.c_int32),
+        ("commit", c.c_int32),
+        ("cache_block", c.c_int64),
+        ("max_new_tokens", c.c_int64),
+        ("window", c.c_int64),
+        ("eos_ids", c.POINTER(c.c_int64)),
+        ("num_eos_ids", c.c_size_t),
+        ("stop", c.POINTER(c.c_char_p)),
+        ("num_stop", c.c_size_t),
+        ("temperature", c.c_double),
+        ("top_k", c.c_int64),
+        ("top_p", c.c_double),
+        ("seed", c.c_uint64),
+        ("repetition_penalty", c.c_double),
+    )
 
 
 class Prompt(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), ("text", c.c_char_p), ("text_size", c.c_size_t), ("messages", c.c_char_p),
-        ("token_ids", c.POINTER(c.c_int64)), ("num_token_ids", c.c_size_t),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        ("text", c.c_char_p),
+        ("text_size", c.c_size_t),
+        ("messages", c.c_char_p),
+        ("token_ids", c.POINTER(c.c_int64)),
+        ("num_token_ids", c.c_size_t),
+    )
 
 
 class SessionInfo(c.Structure):
@@ -62,17 +82,25 @@ class SessionInfo(c.Structure):
 
 class Event(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), ("row", c.c_int64), ("text", c.c_char_p), ("text_size", c.c_size_t), ("token_ids", c.POINTER(c.c_int64)),
-        ("confidences", c.POINTER(c.c_double)), ("num_tokens", c.c_size_t), ("finish_reason", c.c_int32),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        ("row", c.c_int64),
+        ("text", c.c_char_p),
+        ("text_size", c.c_size_t),
+        ("token_ids", c.POINTER(c.c_int64)),
+        ("confidences", c.POINTER(c.c_double)),
+        ("num_tokens", c.c_size_t),
+        ("finish_reason", c.c_int32),
+    )
 
 
 class CStats(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), *((n, c.c_int64) for n in ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_after_first")),
-        *((n, c.c_double) for n in ("prefill_time", "decode_time", "time_to_first_token", "tokens_per_forward", "tokens_per_second")),
-        ("accepted", c.POINTER(c.c_int64)), ("num_accepted", c.c_size_t),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        *((name, c.c_int64) for name in COUNTS),
+        *((name, c.c_double) for name in TIMES),
+        ("accepted", c.POINTER(c.c_int64)),
+        ("num_accepted", c.c_size_t),
+    )
 
 
 ON_EVENT = c.CFUNCTYPE(c.c_int, c.POINTER(Event), c.c_void_p)
@@ -127,7 +155,7 @@ class Library:
             raise MarsStatusError(status, message)
 
     def config(self, values: Mapping[str, Any]) -> Config:
-        """Settings by name; the window is full unless `values` says otherwise, because auto follows measured times."""
+        """Settings by name; the window is full by default, because automatic ones follow measured times."""
         made = Config()
         self.c.mars_config_init(c.byref(made), c.sizeof(made))
         assert made.struct_size == c.sizeof(made)
@@ -200,9 +228,15 @@ class CSession:
         texts, settings = [self.library.prompt(p) for p in prompts], [self.library.config(v) for v in configs]
         completions = (c.c_void_p * len(texts))()
         self.library.call(
-            "generate_batch", self.handle, (c.POINTER(Prompt) * len(texts))(*map(c.pointer, texts)),
-            (c.POINTER(Config) * len(settings))(*map(c.pointer, settings)), c.c_size_t(len(texts)), c.cast(None, ON_EVENT), None, completions,
-        )  # fmt: skip
+            "generate_batch",
+            self.handle,
+            (c.POINTER(Prompt) * len(texts))(*map(c.pointer, texts)),
+            (c.POINTER(Config) * len(settings))(*map(c.pointer, settings)),
+            c.c_size_t(len(texts)),
+            c.cast(None, ON_EVENT),
+            None,
+            completions,
+        )
         return [self._taken(c.c_void_p(completion)) for completion in completions]
 
     def stream(self, prompt: str | Sequence[Any], **config: Any) -> CStream:

@@ -1,5 +1,5 @@
 // Answers questions about text, one JSON object a line on standard input, one line each on standard output.
-// tests/test_cpp_text.py compares its answers with Hugging Face `tokenizers`, jinja2 and runtime/text.py.
+// tests/runtime/cpp/test_cpp_text.py compares its answers with Hugging Face `tokenizers`, jinja2 and runtime/text.py.
 #include <fstream>
 #include <iostream>
 #include <iterator>

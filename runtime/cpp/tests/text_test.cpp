@@ -1,4 +1,4 @@
-// Tokenizer, chat turns and text streams on their own, many threads included; tests/test_cpp_text.py compares them with the libraries.
+// Tokenizer, chat turns and text streams on their own, many threads included; tests/runtime/cpp/test_cpp_text.py compares them with the libraries.
 #include <string>
 #include <thread>
 #include <vector>

@@ -1,4 +1,4 @@
-"""The C++ runtime against the Python one on tiny bundles: token for token, event for event, error for error."""
+"""The C++ runtime against the Python one on tiny bundles: tokens, events and errors, one for one."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_devices_by_name(library: Library, bundles: Named) -> None:
 
 
 def broken_bundles(directory: Path, other: Path) -> Iterator[str]:
-    """Break the bundle in one way after the other, as tests/test_fuzz.py does; every file is whole again after each yield."""
+    """Break the bundle in one way after the other; every file is whole again after each yield."""
     draw = random.Random(5)
     for name in ("model.onnx", "tokenizer.json", "weights.bin", "manifest.json", "manifest.sha256"):
         path = directory / name
@@ -251,7 +251,7 @@ def test_corrupted_bundles_end_in_an_error_code(library: Library, bundles: Named
 
 
 def test_files_that_are_hashed_but_wrong(library: Library, bundles: Named, tmp_path: Path) -> None:
-    """A bundle whose hashes are right over files that are not: readers behind the manifest's must stand it too."""
+    """Hashes that are right over files that are not: readers behind the manifest's must stand it too."""
     directory = tmp_path / "bundle"
     shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
     manifest, draw = open_bundle(directory).manifest, random.Random(6)
@@ -384,8 +384,12 @@ def test_mars_run_used_wrongly(arguments: tuple[str, ...], code: int, message: s
 @pytest.mark.parametrize("preset", ["release", "asan", "tsan"])
 def test_many_threads_on_one_session(preset: str, bundles: Named) -> None:
     done = subprocess.run(
-        [build(preset) / "tests" / "mars-load", bundles("llama"), "4", "5"], capture_output=True, text=True, check=False, timeout=600,
+        [build(preset) / "tests" / "mars-load", bundles("llama"), "4", "5"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
         env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong answers" in done.stdout
