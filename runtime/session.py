@@ -9,7 +9,8 @@ from pathlib import Path
 
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
-from .costs import CostFile, machine_is_busy
+from . import machine
+from .costs import CostFile
 from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
 from .decode.config import GenerationConfig
@@ -198,7 +199,7 @@ class Session:
         Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights or another precision.
         """
         found = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window or "full")
+        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window)
         self.check(config)
         return config
 
@@ -214,7 +215,7 @@ class Session:
             if self._cost is None:
                 manifest = self.bundle.manifest
                 self._cost = measure(self.backend, manifest.block, manifest.tokens.mask)
-                if self._cost_file is not None and not machine_is_busy():
+                if self._cost_file is not None and not machine.is_busy():
                     self._cost_file.write(self._cost)
             return self._cost
 

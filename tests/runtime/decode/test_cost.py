@@ -136,7 +136,7 @@ def test_a_session_measures_once_keeps_the_table_and_reads_it(
     measured = []
     busy: list[int] = []
     monkeypatch.setattr("mars_export.runtime.session.measure", lambda *_: measured.append(1) or TABLE)
-    monkeypatch.setattr("mars_export.runtime.session.machine_is_busy", lambda: bool(busy))
+    monkeypatch.setattr("mars_export.runtime.machine.is_busy", lambda: bool(busy))
     file = CostFile(tmp_path / "x.json")
 
     def fresh() -> Session:
