@@ -42,7 +42,7 @@ def milliseconds(trace: Trace, cost: Cost, tau: float, window: int | None) -> tu
         if position:
             seconds += cost.of(row.num_pending + masks)
             tokens += run
-        row.acceptance.saw(run, passed[: masks + 1])
+        row.pass_rates.saw(run, passed[: masks + 1])
         row.cursor = len(row.tokens)
         row.tokens += answer[position : position + run]
         position += run

@@ -41,3 +41,19 @@ def accept(
     ):
         count += 1
     return count
+
+
+def verify(token_ids: Sequence[int], proposals: Sequence[int], eos_ids: Collection[int], limit: int) -> int:
+    """How many of the model's own next tokens stand, from the left: 0 only if there are none or `limit` is 0.
+
+    `token_ids[j]` is what the model itself says, one token at a time, behind `proposals[:j]`. The first always
+    stands; each next one while the proposal before it was that very token; none after an end-of-sequence
+    token; at most `limit`. So what stands is the one-token answer, whatever was proposed.
+    """
+    most = min(limit, len(token_ids), len(proposals) + 1)
+    count = 0
+    while count < most and (
+        count == 0 or (token_ids[count - 1] == proposals[count - 1] and token_ids[count - 1] not in eos_ids)
+    ):
+        count += 1
+    return count

@@ -24,14 +24,14 @@ class Request(Answer):
     Raises in the iteration what ended this request, if it failed.
     """
 
-    def __init__(self, engine: Engine, row: Row, text: TextStream | None) -> None:
+    def __init__(self, batcher: Batcher, row: Row, text: TextStream | None) -> None:
         super().__init__(row, text)
-        self._engine = engine
+        self._batcher = batcher
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self._over = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Event]:
         try:
@@ -69,12 +69,12 @@ class Request(Answer):
 
     def cancel(self) -> None:
         """End the request; its row is free before the next step. Does nothing to one that has ended."""
-        self._engine._cancel(self)
+        self._batcher._cancel(self)
 
     @property
     def completion(self) -> Completion:
         """The answer so far; `finish_reason` is "cancelled" while it is not finished. May wait for the step in hand."""
-        with self._engine._stepping:
+        with self._batcher._stepping:
             return super().completion
 
     def _next(self, *, wait: bool) -> Event | None:
@@ -93,7 +93,7 @@ class Request(Answer):
             self._events.append(event)
         self._notify(over=accepted.finish_reason is not None)
 
-    def _notify(self, *, over: bool, error: Exception | None = None) -> None:
+    def _notify(self, *, over: bool, error: BaseException | None = None) -> None:
         with self._changed:
             self._over, self._error = self._over or over, self._error or error
             self._changed.notify_all()
@@ -109,7 +109,7 @@ def _complete(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Engine:
+class Batcher:
     """Continuous batching over one session: requests join and leave at any step, each with its own settings.
 
     May be used from any number of threads and event loops. A context manager; `close` cancels what still runs.
@@ -118,7 +118,7 @@ class Engine:
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        _ = session.cost  # measured before the engine takes its KV memory: no running row waits for it, and the scratch memory is used again
+        _ = session.cost  # measured before the batcher takes its KV memory: no running row waits for it, and the scratch memory is used again
         self._schedule = Schedule(
             session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy()
         )
@@ -130,7 +130,7 @@ class Engine:
         self._changed = threading.Condition()
         self._stepping = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="mars-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
         self._thread.start()
 
     def submit(
@@ -138,15 +138,15 @@ class Engine:
     ) -> Request:
         """Queue a prompt and return at once, or after at most `wait` seconds (None: any time) if too many wait already.
 
-        Raises SessionError for a bad prompt or config, a full queue, and a closed engine. From asyncio, wait for room with
-        `await asyncio.to_thread(engine.submit, prompt, config, wait=None)`.
+        Raises SessionError for a bad prompt or config, a full queue, and a closed batcher. From asyncio, wait for room with
+        `await asyncio.to_thread(batcher.submit, prompt, config, wait=None)`.
         """
         row, text = self.session.new_row(next(self._indices), prompt, config or GenerationConfig())
         request = Request(self, row, text)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.num_waiting < self.limits.max_waiting, wait)
             if self._closed:
-                raise SessionError("this engine is closed; make a new one")
+                raise SessionError("this batcher is closed; make a new one")
             if self.num_waiting >= self.limits.max_waiting:
                 raise SessionError(
                     f"{self.num_waiting} requests wait already (max_waiting); try again later, or submit with wait=None"
@@ -174,7 +174,7 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Batcher:
         return self
 
     def __exit__(
@@ -194,7 +194,7 @@ class Engine:
                     while self._arrivals:
                         self._schedule.add(self._arrivals.popleft())
                 self._step()
-        except Exception as error:  # a fault of ours: nobody may wait for ever
+        except BaseException as error:  # a fault of ours or a library's panic: nobody may wait for ever
             with self._changed:
                 self._closed = True
                 for request in list(self._requests.values()):
@@ -204,17 +204,17 @@ class Engine:
 
     def _step(self) -> None:
         with self._stepping:
-            accepted, failures = self._schedule.step()
-            for event in accepted:
-                if (request := self._requests.get(event.row)) is not None:
+            events = self._schedule.step()
+            for event in events:
+                if event.error is None and (request := self._requests.get(event.row)) is not None:
                     request._push(event)
         with self._changed:
-            for failure in failures:
-                if (request := self._requests.pop(failure.row.index, None)) is not None:
-                    request._notify(over=True, error=failure.error)
-            for event in accepted:
-                if event.finish_reason is not None:
-                    self._requests.pop(event.row, None)
+            for event in events:
+                if event.finish_reason is None:
+                    continue
+                request = self._requests.pop(event.row, None)
+                if request is not None and event.error is not None:
+                    request._notify(over=True, error=event.error)
             self._changed.notify_all()
 
     def _cancel(self, request: Request) -> None:
@@ -228,3 +228,6 @@ class Engine:
             request._row.finish_reason = "cancelled"
         self._requests.pop(request._row.index, None)
         request._notify(over=True)
+
+
+Engine = Batcher  # its name until 0.1; NVIDIA keeps the word

@@ -35,7 +35,24 @@ Tau = Annotated[
     typer.Option(
         "--tau",
         min=0.0,
-        help="Confidence bound, the speed/quality knob: 1 is one token per forward; 0.95 by default.",
+        help="Accept what is likelier than this, faster and riskier than --exact (0.95 in the paper); 1 is one token"
+        " per forward.",
+    ),
+]
+Exact = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact",
+        help="Several tokens a step, and the very text of one-token decoding: the default, unless --tau is given.",
+    ),
+]
+Lookup = Annotated[
+    int,
+    typer.Option(
+        "--lookup",
+        min=0,
+        metavar="N",
+        help="Propose, too, what followed the last N tokens when they stood there before (exact mode); 0 is off.",
     ),
 ]
 ProfileName = Annotated[
@@ -62,8 +79,9 @@ Window = Annotated[
     str | None,
     typer.Option(
         "--window",
-        metavar="auto|N",
-        help="Most predictions made in one step: auto (the default) chooses for speed, step by step; N fixes it.",
+        metavar="auto|full|N",
+        help="Predictions of new positions in one step: auto (the default) chooses for speed, step by step; full is"
+        " the bundle's block.",
     ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
@@ -84,11 +102,13 @@ def generate(
         bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")
     ] = False,
     system: System = None,
+    exact: Exact = None,
     tau: Tau = None,
     metric: Metric = None,
     profile: ProfileName = None,
     max_new_tokens: MaxNewTokens = 256,
     window: Window = None,
+    lookup: Lookup = 0,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -110,8 +130,8 @@ def generate(
     from . import Commit, GenerationConfig, Session
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, window=_fixed(window), stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        repetition_penalty=repetition_penalty, **_knob(profile, tau, metric, window),
+        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
@@ -135,11 +155,13 @@ def generate(
 def chat(
     bundle: BundleArgument,
     system: System = None,
+    exact: Exact = None,
     tau: Tau = None,
     metric: Metric = None,
     profile: ProfileName = None,
     max_new_tokens: MaxNewTokens = 512,
     window: Window = None,
+    lookup: Lookup = 0,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -154,12 +176,12 @@ def chat(
         bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
     ] = False,
 ) -> None:
-    """Talk with the model. /tau 0.8 changes the knob, /runs shows accepted runs, /reset forgets, /quit leaves."""
+    """Talk with the model. /tau 0.8 trades quality for speed, /exact ends that, /runs shows accepted runs, /reset forgets, /quit leaves."""
     from . import GenerationConfig, Session
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, window=_fixed(window), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        repetition_penalty=repetition_penalty, **_knob(profile, tau, metric, window),
+        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
     config = _profiled(session, profile, config)
@@ -175,8 +197,10 @@ def chat(
             runs = not runs
         elif command == "/tau":
             config = _with_tau(config, value)
+        elif command == "/exact":
+            config = config.with_values(exact=True)
         elif command.startswith("/"):
-            err.print("commands: /tau NUMBER, /runs, /reset, /quit")
+            err.print("commands: /exact, /tau NUMBER, /runs, /reset, /quit")
         elif line.strip():
             history.append({"role": "user", "content": line})
             try:
@@ -222,22 +246,31 @@ def _ask(*, quiet: bool) -> str | None:
         return None
 
 
-def _fixed(window: str | None) -> int | None:
-    """The number that --window gives, None for auto."""
-    if window is None or window == "auto":
-        return None
+def _window(window: str | None) -> str | int:
+    """The value of --window: a word, or a number of 1 or more."""
+    if window is None or window in ("auto", "full"):
+        return window or "auto"
     if not (window.isascii() and window.isdecimal() and len(window) < 10 and int(window) >= 1):
-        raise typer.BadParameter(f"auto or a number of 1 or more, not {window!r}", param_hint="--window")
+        raise typer.BadParameter(
+            f"auto, full or a number of 1 or more, not {window!r}", param_hint="--window"
+        )
     return int(window)
 
 
-def _knob(profile: str | None, tau: float | None, metric: str | None, window: str | None) -> dict[str, Any]:
-    """The settings of tau that were given; they and a profile exclude each other."""
-    given: dict[str, Any] = {
-        name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None
-    }
+def _knob(
+    profile: str | None, exact: bool | None, tau: float | None, metric: str | None, window: str | None
+) -> dict[str, Any]:
+    """Exact, or the settings of tau that were given; they and a profile exclude each other."""
+    settings = (("exact", exact), ("tau", tau), ("metric", metric))
+    given: dict[str, Any] = {name: value for name, value in settings if value is not None}
     if profile is not None and (given or window is not None):
         raise MarsError("a profile sets tau, metric and window; give --profile, or them, not both")
+    if exact and tau is not None:
+        raise MarsError(
+            f"--exact gives the one-token text whatever is likely, --tau {tau:g} accepts what is likely; give one of them"
+        )
+    if metric is not None and tau is None:
+        raise MarsError(f"--metric {metric} says what tau is compared with; give --tau, too")
     return given
 
 
@@ -297,6 +330,7 @@ def _completion_json(done: Completion, config: GenerationConfig) -> dict[str, An
         "token_ids": list(done.token_ids),
         "confidences": [round(c, 6) for c in done.confidences],
         "finish_reason": done.finish_reason,
+        "exact": config.exact,
         "tau": config.tau,
         "stats": done.stats.to_dict(),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
 from .costs import CostFile, machine_is_busy
 from .decode.backend import Backend
-from .decode.batch import decode
-from .decode.blocks import decode_blocks
-from .decode.config import FULL_WINDOW, GenerationConfig
+from .decode.blocks import BlockSchedule, check_blocks
+from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
 from .decode.policy import Policy
+from .decode.proposals import Hopes
 from .decode.row import Accepted, FinishReason, Row
-from .decode.schedule import Limits, Schedule
+from .decode.schedule import Limits, Schedule, run
 from .decode.stats import Stats
 from .errors import SessionError
 from .text import Message, Text, TextStream
@@ -75,6 +75,7 @@ class Session:
     ) -> None:
         self.bundle, self.variant, self.backend = bundle, variant, backend
         self._cost: Cost | None = None
+        self._hopes = Hopes()
         self._cost_file, self._measuring = cost_file, threading.Lock()
         manifest = bundle.manifest
         self.text = Text.of(bundle) if manifest.text is not None else None
@@ -123,12 +124,7 @@ class Session:
         commit: Commit = CURSOR,
     ) -> list[Completion]:
         """Answer several prompts as rows of one batch, each with its own config if a sequence is given."""
-        streams = self._new_rows(prompts, config)
-        confidences: list[list[float]] = [[] for _ in streams]
-        for events in self._decode([row for row, _ in streams], commit):
-            for event in events:
-                confidences[event.row] += event.confidences
-        return [_completion(row, text, c) for (row, text), c in zip(streams, confidences, strict=True)]
+        return list(self._answers(self._new_rows(prompts, config), max(1, len(prompts)), commit))
 
     def generate_each(
         self,
@@ -141,28 +137,14 @@ class Session:
 
         A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row is raised.
         """
-        manifest, streams = self.bundle.manifest, self._new_rows(prompts, config)
-        schedule = Schedule(
-            self.backend, manifest.block, manifest.tokens.mask, Limits(max_rows=batch), self.policy()
-        )
-        for row, _ in streams:
-            schedule.add(row)
-        confidences: list[list[float]] = [[] for _ in streams]
-        for (row, text), kept in zip(streams, confidences, strict=True):
-            while row.finish_reason is None:
-                accepted, failures = schedule.step()
-                for failure in failures:
-                    raise failure.error
-                for event in accepted:
-                    confidences[event.row] += event.confidences
-            yield _completion(row, text, kept)
+        return self._answers(self._new_rows(prompts, config), batch, CURSOR)
 
     def stream(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
     ) -> Stream:
         """Answer one prompt step by step."""
-        row, text = self.new_row(0, prompt, config or GenerationConfig())
-        return Stream(row, text, self._decode([row], commit))
+        [(row, text)] = self._new_rows([prompt], config)
+        return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the vocabulary."""
@@ -191,10 +173,10 @@ class Session:
     def new_row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
         """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do."""
         self.check(config)
+        stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
-        return Row(
-            index, self.encode(prompt), config, self.bundle.manifest.tokens.eos, text.push if text else None
-        ), text
+        stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
+        return Row(index, self.encode(prompt), config, eos_ids, stop, stats, self._hopes), text
 
     def profile(self, name: str) -> GenerationConfig:
         """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full unless it says otherwise.
@@ -202,7 +184,7 @@ class Session:
         Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights or another precision.
         """
         found = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window or FULL_WINDOW)
+        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window or "full")
         self.check(config)
         return config
 
@@ -232,9 +214,9 @@ class Session:
         # A captured engine step is bound to its sizes, so it is better to have few of them.
         return Policy(lambda: self.cost, few_sizes=self.variant.is_engine)
 
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """See to it that costs are known if one of `rows` needs them, so that no step has to wait for a measurement."""
-        if any(row.config.window is None and not row.config.one_token for row in rows):
+    def prepare(self, configs: Iterable[GenerationConfig]) -> None:
+        """See to it that costs are known if one of `configs` needs them: no request waits for a measurement."""
+        if any(config.window == "auto" and not config.one_token for config in configs):
             _ = self.cost
 
     def check(self, config: GenerationConfig) -> None:
@@ -255,32 +237,61 @@ class Session:
         )
         if len(configs) != len(prompts):
             raise SessionError(f"{len(prompts)} prompts but {len(configs)} configs")
+        self.prepare(configs)
         return [
             self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
 
-    def _decode(self, rows: Sequence[Row], commit: Commit) -> Iterator[list[Accepted]]:
-        manifest = self.bundle.manifest
+    def _schedule(self, rows: Sequence[Row], num_rows: int, commit: Commit) -> Schedule:
+        """The loop for `rows`, at most `num_rows` at a time."""
+        manifest, limits = self.bundle.manifest, Limits.of_rows(num_rows)
         if commit.kind == "block":
-            return decode_blocks(self.backend, rows, manifest.block, manifest.tokens.mask, commit.cache_block)
-        self.prepare(rows)
-        return decode(self.backend, rows, manifest.block, manifest.tokens.mask, self.policy())
+            check_blocks(self.backend, rows, commit.cache_block)
+            return BlockSchedule(
+                self.backend, manifest.block, manifest.tokens.mask, limits, commit.cache_block
+            )
+        return Schedule(self.backend, manifest.block, manifest.tokens.mask, limits, self.policy())
+
+    def _answers(
+        self, streams: Sequence[tuple[Row, TextStream | None]], num_rows: int, commit: Commit
+    ) -> Iterator[Completion]:
+        """Completions in the order of `streams`; what fails for one row is raised."""
+        confidences: list[list[float]] = [[] for _ in streams]
+        rows = [row for row, _ in streams]
+        forwards = run(self._schedule(rows, num_rows, commit), rows)
+        for (row, text), own in zip(streams, confidences, strict=True):
+            while row.finish_reason is None:
+                for event in next(forwards):
+                    if event.error is not None:
+                        raise event.error
+                    confidences[event.row] += event.confidences
+            yield _completion(row, text, own)
 
 
 class Answer:
-    """An answer that grows: its row, its text and the confidences so far. `tau` may be changed while it does."""
+    """An answer that grows: its row, its text and the confidences so far. `tau` and `exact` may be changed while it does."""
 
     def __init__(self, row: Row, text: TextStream | None) -> None:
         self._row, self._text = row, text
         self._confidences: list[float] = []
 
     @property
-    def tau(self) -> float:
+    def tau(self) -> float | None:
+        """None in exact mode. A number that is put here counts from the next step on, and ends exact mode."""
         return self._row.config.tau
 
     @tau.setter
     def tau(self, value: float) -> None:
         self._row.config = self._row.config.with_values(tau=value)
+
+    @property
+    def exact(self) -> bool:
+        """True may be put here at any time, too: what follows is the one-token continuation of what is there."""
+        return self._row.config.exact is True
+
+    @exact.setter
+    def exact(self, value: bool) -> None:
+        self._row.config = self._row.config.with_values(exact=value)
 
     @property
     def stats(self) -> Stats:
@@ -316,6 +327,8 @@ class Stream(Answer):
             if not accepted:
                 yield Event("", (), (), None)
             for event in accepted:
+                if event.error is not None:
+                    raise event.error
                 yield self._event(event)
 
     @property

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...runtime import GenerationConfig, Session
 from ...runtime.decode.backend import StepOutput
-from ...runtime.decode.batch import Batch, fits, window_of
-from ...runtime.decode.row import Predictions, Row
+from ...runtime.decode.feed import Feed
+from ...runtime.decode.row import Accepted, Predictions, Row
+from ...runtime.decode.schedule import Limits, Schedule, run
 from ..tasks.tasks import Task
 from .decoding import Outcome
 
@@ -50,39 +51,33 @@ class Trace:
         )
 
 
-@dataclass(slots=True)
-class _Recorder:
-    """What is kept of one row while it runs."""
+class RecordingRow(Row):
+    """A row in one-token mode that is fed full windows all the same, and keeps what each mask predicted."""
 
-    row: Row
-    predicted: list[tuple[int, ...]] = field(default_factory=list)
-    confidences: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
+    def __init__(self, index: int, prompt: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> None:
+        # tau 0 asks for full windows; `take` offers only the first prediction of each step for acceptance.
+        super().__init__(index, prompt, GenerationConfig(tau=0.0, max_new_tokens=max_new_tokens, window="full"), eos_ids)
+        self.predicted: list[tuple[int, ...]] = []
+        self.recorded: dict[str, list[tuple[float, ...]]] = {}
 
-    def keep(self, output: StepOutput, i: int, count: int) -> None:
+    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted:
+        count = feed.outputs
         self.predicted.append(tuple(output.token_ids[i, :count].tolist()))
         for metric, name in OUTPUTS.items():
             values = getattr(output, name)
             if values is not None:
-                self.confidences.setdefault(metric, []).append(
-                    tuple(round(v, DIGITS) for v in values[i, :count].tolist())
-                )
+                kept = tuple(round(v, DIGITS) for v in values[i, :count].tolist())
+                self.recorded.setdefault(metric, []).append(kept)
+        self.cursor += feed.known
+        self.stats.forwards += 1
+        return self.accept(Predictions.of(output, i, 1, "probability"))
 
     def trace(self, text: str, seconds: float) -> Trace:
-        row = self.row
-        outcome = Outcome(
-            text,
-            tuple(row.tokens[row.stats.prompt_tokens :]),
-            row.stats.forwards,
-            row.stats.tokens,
-            seconds,
-            row.finish_reason or "cancelled",
-        )
-        return Trace(
-            outcome,
-            row.stats.prompt_tokens,
-            tuple(self.predicted),
-            {m: tuple(v) for m, v in self.confidences.items()},
-        )
+        stats = self.stats
+        answer = tuple(self.tokens[stats.prompt_tokens :])
+        outcome = Outcome(text, answer, stats.forwards, stats.tokens, seconds, self.finish_reason or "cancelled")
+        confidences = {metric: tuple(steps) for metric, steps in self.recorded.items()}
+        return Trace(outcome, stats.prompt_tokens, tuple(self.predicted), confidences)
 
 
 def recorded_metrics(session: Session) -> tuple[str, ...]:
@@ -91,46 +86,20 @@ def recorded_metrics(session: Session) -> tuple[str, ...]:
 
 
 def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trace]:
-    """Decode the tasks in their order, `batch` rows at a time; yields the traces of a batch as it ends."""
-    for start in range(0, len(tasks), batch):
-        yield from _record_batch(session, tasks[start : start + batch])
-
-
-def _record_batch(session: Session, tasks: Sequence[Task]) -> list[Trace]:
-    manifest = session.bundle.manifest
-    # tau 0 asks for full windows; only the first prediction of each step is offered for acceptance, which is one-token mode.
-    configs = [GenerationConfig(tau=0.0, max_new_tokens=task.max_new_tokens) for task in tasks]
-    kept = [
-        _Recorder(Row(i, session.encode(task.prompt), c, manifest.tokens.eos))
-        for i, (task, c) in enumerate(zip(tasks, configs, strict=True))
-    ]
-    batch = Batch(session.backend, len(kept), manifest.tokens.mask)
-    began = time.perf_counter()
-    for recorder in kept:
-        batch.active.append(recorder.row)
-        for _ in batch.prefill(recorder.row):
-            pass
-    while batch.active:
-        for row in batch.active:
-            if not fits(batch, row):
-                row.finish("capacity")
-        batch.drop_finished()
-        if batch.active:
-            _step(batch, kept, manifest.block)
-        batch.drop_finished()
-    share = (time.perf_counter() - began) / len(kept)
+    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; in their order."""
     assert session.text is not None, "the caller has made sure of a tokenizer"
-    return [
-        recorder.trace(session.text.decode(recorder.row.tokens[recorder.row.stats.prompt_tokens :]), share)
-        for recorder in kept
+    manifest = session.bundle.manifest
+    rows = [
+        RecordingRow(i, session.encode(task.prompt), task.max_new_tokens, manifest.tokens.eos)
+        for i, task in enumerate(tasks)
     ]
-
-
-def _step(batch: Batch, kept: Sequence[_Recorder], block: int) -> None:
-    windows = [window_of(batch, row, block) for row in batch.active]
-    output = batch.forward(0, windows)
-    for i, (row, window) in enumerate(zip(batch.active, windows, strict=True)):
-        row.cursor += window.known
-        row.stats.forwards += 1
-        kept[row.index].keep(output, i, window.masks + 1)
-        row.take(Predictions.of(output, i, 1, "probability"))
+    forwards = run(Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows)
+    began = time.perf_counter()
+    for row in rows:
+        while row.finish_reason is None:
+            for event in next(forwards):
+                if event.error is not None:
+                    raise event.error
+        ended = time.perf_counter()
+        yield row.trace(session.text.decode(row.tokens[row.stats.prompt_tokens :]), ended - began)
+        began = ended

@@ -3,113 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from time import perf_counter
 
 from ..errors import SessionError
-from .backend import Backend
-from .batch import Batch, Window
+from .backend import Backend, StepOutput
+from .feed import Feed
 from .row import Accepted, Predictions, Row
+from .schedule import Limits, Schedule, run
+
+
+SCRATCH = Feed(0, 0, 1)  # of a row that waits between two working ones: told from theirs by identity
 
 
 def decode_blocks(
     backend: Backend, rows: Sequence[Row], block: int, mask_id: int, cache_block: int
 ) -> Iterator[list[Accepted]]:
-    """Decode `rows` with block commit; yields what each inner step accepted.
+    """Decode `rows` with block commit; yields what each forward accepted.
 
-    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block as it stands, accepted tokens and
-    then masks, against the frozen cache; masks never reach past the block's end. When every row's block is full, one
-    more forward writes the blocks into the cache; its last output is the prediction for the next block's first token.
+    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block as it stands, accepted tokens
+    and then masks, against the frozen cache; masks never reach past the block's end. When every row's block is full,
+    one more forward writes the blocks into the cache; its last output predicts the next block's first token.
+    Raises SessionError as `check_blocks` does.
     """
+    check_blocks(backend, rows, cache_block)
+    limits = Limits.of_rows(max(1, len(rows)))
+    yield from run(BlockSchedule(backend, block, mask_id, limits, cache_block), rows)
+
+
+def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> None:
+    """Raise SessionError for what this loop cannot do."""
     if backend.max_slots is not None and cache_block > backend.max_slots:
         raise SessionError(
             f"a cache block of {cache_block} tokens does not fit a step of {backend.max_slots} slots; give a smaller one"
         )
-    loop = _BlockLoop(Batch(backend, len(rows), mask_id), block, cache_block)
-    for row in rows:
-        yield from loop.prefill(row)
-    while loop.batch.active:
-        yield loop.step()
-        loop.batch.drop_finished()
-        full = all(loop.is_full(row) for row in loop.batch.active)
-        if full and (ended := loop.commit()):
-            yield ended
+    if any(row.config.exact for row in rows):
+        raise SessionError(
+            "exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and verifies none;"
+            " leave commit as it is, or give a tau"
+        )
 
 
-class _BlockLoop:
-    def __init__(self, batch: Batch, block: int, cache_block: int) -> None:
-        self.batch, self.block, self.cache_block = batch, block, cache_block
-        self.first: dict[
+class BlockSchedule(Schedule):
+    """The same loop with another way to commit: cursors move when whole blocks are full."""
+
+    def __init__(self, backend: Backend, block: int, mask_id: int, limits: Limits, cache_block: int) -> None:
+        super().__init__(backend, block, mask_id, limits)
+        self._cache_block = cache_block
+        self._first: dict[
             int, Predictions
-        ] = {}  # by row: the prediction that the last commit made for the block's first token
-        self.started = perf_counter()
+        ] = {}  # by row: what the last commit predicts for the block's first token
 
-    def length(self, row: Row) -> int:
+    def _length(self, row: Row) -> int:
         """Tokens in the row's present block; the last block before the end of the context is shorter, even empty."""
-        return min(self.cache_block, self.batch.backend.max_capacity - row.cursor)
+        return min(self._cache_block, self.backend.max_capacity - row.cursor)
 
-    def is_full(self, row: Row) -> bool:
-        return row.num_pending >= max(1, self.length(row))
+    def _is_full(self, row: Row) -> bool:
+        return row.num_pending >= max(1, self._length(row))
 
-    def prefill(self, row: Row) -> Iterator[list[Accepted]]:
-        """Put the whole prompt into the cache; yields nothing-accepted after each chunk but the last."""
-        self.batch.active.append(row)
-        begun = perf_counter()
-        for _ in self.batch.prefill(row):
-            yield []
-        if row.finish_reason is None:
-            self.write([row])
-        self.batch.drop_finished()
-        row.stats.prefill_time = perf_counter() - begun
+    def _first_feed(self, row: Row) -> Feed:
+        return Feed(row.num_pending)
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Make the pending tokens of neighbouring `rows` final and keep the prediction that follows each."""
-        windows = [Window(row.num_pending, 0) for row in rows]
-        output = self.batch.forward(self.batch.active.index(rows[0]), windows)
-        for i, (row, window) in enumerate(zip(rows, windows, strict=True)):
-            row.cursor += window.known
-            row.stats.forwards += 1
-            self.first[row.index] = Predictions.of(output, i, 1, row.config.metric)
+    def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> None:
+        """A commit: what was pending is final, and the prediction behind it is kept."""
+        row.cursor += feed.known
+        row.stats.forwards += 1
+        self._first[row.index] = Predictions.of(output, i, 1, row.config.metric)
 
-    def commit(self) -> list[Accepted]:
+    def _decode(self, rows: list[Row]) -> list[Accepted]:
+        short = [i for i, row in enumerate(rows) if not self._is_full(row)]
+        if not short:
+            return self._commit(rows)
+        feeds = {i: self._inner_feed(rows[i]) for i in short}
+        events = [self._without_forward(rows[i]) for i in short if not feeds[i].slots]
+        working = [i for i in short if feeds[i].slots]
+        if working:
+            # A waiting row's cursor does not move, and nothing of its scratch mask is kept.
+            span = range(working[0], working[-1] + 1)
+            fed = [feeds[i] if i in working else SCRATCH for i in span]
+            events += self._run([rows[i] for i in span], fed, self._take_inner)
+        return sorted(events, key=lambda event: event.row)
+
+    def _commit(self, rows: list[Row]) -> list[Accepted]:
         """Write every full block into the cache; returns the rows that this ends, because their context is full."""
-        ended = [row.finish("capacity") for row in self.batch.active if self.length(row) == 0]
-        self.batch.drop_finished()
-        if self.batch.active:
-            self.write(self.batch.active)
-        return ended
+        ended = [row.finish("capacity") for row in rows if self._length(row) == 0]
+        self._drop_finished()
+        rows = self._decoding()
+        return ended + (
+            self._run(rows, [Feed(row.num_pending) for row in rows], self._take_first) if rows else []
+        )
 
-    def step(self) -> list[Accepted]:
-        """One inner step for the rows whose block is not full; the others wait."""
-        batch = self.batch
-        short = [i for i, row in enumerate(batch.active) if not self.is_full(row)]
-        events: list[Accepted] = []
-        windows = {i: self.window(batch.active[i]) for i in short}
-        fed = [i for i in short if windows[i].slots]
-        if fed:
-            span = range(fed[0], fed[-1] + 1)
-            # A waiting row between two working ones feeds a scratch mask: the cursor does not move, nothing is kept.
-            for i in fed:
-                batch.active[i].stats.forwards += 1
-            output = batch.forward(span.start, [windows[i] if i in fed else Window(0, 1) for i in span])
-        for i in short:
-            row, window = batch.active[i], windows[i]
-            count = window.masks + min(window.known, 1)
-            made = Predictions.of(output, i - span.start, count, row.config.metric) if window.slots else None
-            if window.known:
-                assert made is not None
-                events.append(row.take(made))
-            else:
-                first = self.first[row.index]
-                events.append(row.take(first if made is None else first.then(made)))
-            self.clock(row)
-        return events
-
-    def window(self, row: Row) -> Window:
+    def _inner_feed(self, row: Row) -> Feed:
         known = row.num_pending
-        return Window(known, min(row.look_ahead(self.block), max(1, self.length(row) - known)) - 1)
+        return Feed(known, 0, min(row.most_masks(self.block), max(1, self._length(row) - known) - 1))
 
-    def clock(self, row: Row) -> None:
-        elapsed = perf_counter() - self.started
-        if row.stats.time_to_first_token == 0:
-            row.stats.time_to_first_token = elapsed
-        row.stats.decode_time = elapsed - row.stats.time_to_first_token
+    def _without_forward(self, row: Row) -> Accepted:
+        """One-token mode at the start of a block: the commit has predicted its token."""
+        try:
+            return row.accept(self._first[row.index])
+        except Exception as error:  # a stop condition's, and so this row's alone
+            return row.fail(error)
+
+    def _take_inner(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+        if feed is SCRATCH:
+            return None
+        row.stats.forwards += 1
+        predictions = Predictions.of(output, i, feed.outputs, row.config.metric)
+        return row.accept(predictions if feed.known else self._first[row.index].then(predictions))

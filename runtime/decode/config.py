@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..accept import METRICS, is_one_token
 from ..errors import SessionError
 
-FULL_WINDOW = 2**31 - 1  # larger than any block, and so always the block
+Window = Literal["auto", "full"] | int
+DEFAULT_TAU = 0.95  # of the paper's tables, where tau is wanted and not given
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """Settings of one request.
 
-    tau: confidence bound, the speed/quality knob; tau >= 1 (entropy: tau <= 0) is one-token mode. metric: probability,
-    margin (top-2) or entropy (nats). window: most predictions made in one step; None chooses
-    their number step by step, at most the bundle's block, for speed (docs/decoding.md). eos_ids:
-    None for the model's own. stop: strings that end the text and are not part of it. temperature 0 is greedy; above it a
-    candidate is drawn and its own probability is what tau is compared with. top_k 0 and top_p 1 are off. seed: draws depend
-    on it and on the position only. repetition_penalty 1 is off.
+    exact (the default): several tokens a step, and the very text of one-token decoding. tau: confidence bound
+    instead, the speed/quality knob; tau >= 1 (entropy: tau <= 0) is one-token mode. Giving a tau turns exact
+    off, giving both is an error. metric: probability, margin (top-2) or entropy (nats). window: predictions of
+    new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by step, for
+    speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they stood in the
+    prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop: strings that
+    end the text and are not part of it. temperature 0 is greedy; above it a candidate is drawn, and its own
+    probability is what tau is compared with. top_k 0 and top_p 1 are off. seed: draws depend on it and on the
+    position only. repetition_penalty 1 is off.
 
     Raises SessionError that lists every value out of range.
     """
 
-    tau: float = 0.95
+    tau: float | None = None
     metric: str = "probability"
     max_new_tokens: int = 256
-    window: int | None = None
+    window: Window = "auto"
     eos_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
     temperature: float = 0.0
@@ -37,21 +41,26 @@ class GenerationConfig:
     top_p: float = 1.0
     seed: int = 0
     repetition_penalty: float = 1.0
+    exact: bool | None = None
+    lookup: int = 0
 
     def __post_init__(self) -> None:
+        if self.exact is None:
+            object.__setattr__(self, "exact", self.tau is None)
+        if self.exact is False and self.tau is None:
+            object.__setattr__(self, "tau", DEFAULT_TAU)
         checks = {
             "metric": (self.metric in METRICS, f"one of {', '.join(METRICS)}"),
-            "tau": (_finite(self.tau) and self.tau >= 0, "a number of 0 or more"),
-            "max_new_tokens": (
-                _integer(self.max_new_tokens) and self.max_new_tokens >= 1,
-                "an integer of 1 or more",
-            ),
+            "tau": (self.tau is None or (_finite(self.tau) and self.tau >= 0), "a number of 0 or more"),
+            "exact": (isinstance(self.exact, bool), "True or False"),
+            "max_new_tokens": (_at_least(self.max_new_tokens, 1), "an integer of 1 or more"),
             "window": (
-                self.window is None or (_integer(self.window) and self.window >= 1),
-                "None or an integer of 1 or more",
+                self.window in ("auto", "full") or _at_least(self.window, 1),
+                '"auto", "full" or an integer of 1 or more',
             ),
+            "lookup": (_at_least(self.lookup, 0), "an integer of 0 or more"),
             "eos_ids": (
-                self.eos_ids is None or all(_integer(i) and i >= 0 for i in self.eos_ids),
+                self.eos_ids is None or all(_at_least(i, 0) for i in self.eos_ids),
                 "None or a tuple of token ids",
             ),
             "stop": (
@@ -59,9 +68,9 @@ class GenerationConfig:
                 "a tuple of non-empty strings",
             ),
             "temperature": (_finite(self.temperature) and self.temperature >= 0, "a number of 0 or more"),
-            "top_k": (_integer(self.top_k) and self.top_k >= 0, "an integer of 0 or more"),
+            "top_k": (_at_least(self.top_k, 0), "an integer of 0 or more"),
             "top_p": (_finite(self.top_p) and 0 < self.top_p <= 1, "a number above 0, at most 1"),
-            "seed": (_integer(self.seed) and 0 <= self.seed < 2**64, "an integer of 0 to 2**64 - 1"),
+            "seed": (_at_least(self.seed, 0) and self.seed < 2**64, "an integer of 0 to 2**64 - 1"),
             "repetition_penalty": (
                 _finite(self.repetition_penalty) and self.repetition_penalty > 0,
                 "a number above 0",
@@ -72,6 +81,11 @@ class GenerationConfig:
             for name, (good, what) in checks.items()
             if not good
         ]
+        if self.exact is True and self.tau is not None:
+            wrong.append(
+                f"exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau {self.tau!r}"
+                " accepts what is likely; give one of them"
+            )
         if wrong:
             raise SessionError("; ".join(wrong))
 
@@ -86,19 +100,28 @@ class GenerationConfig:
 
     @property
     def one_token(self) -> bool:
-        return is_one_token(self.tau, self.metric)
+        return self.tau is not None and is_one_token(self.tau, self.metric)
 
     def with_values(self, **changes: Any) -> GenerationConfig:
-        """A checked copy with some fields changed."""
+        """A checked copy with some fields changed. A tau turns exact off, exact=True takes tau away."""
         known = {f.name for f in fields(self)}
         if unknown := sorted(set(changes) - known):
             raise SessionError(f"unknown settings: {', '.join(unknown)} (known: {', '.join(sorted(known))})")
+        if "tau" in changes and "exact" not in changes:
+            changes["exact"] = None
+        elif changes.get("exact") is True and "tau" not in changes:
+            changes["tau"] = None
         return replace(self, **changes)
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # An integer may be too large for a float.
+    return (
+        isinstance(value, int) and abs(value) < 2**1000 or isinstance(value, float) and math.isfinite(value)
+    )
 
 
-def _integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _at_least(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low

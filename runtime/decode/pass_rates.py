@@ -12,7 +12,7 @@ BELIEF = 1.0  # observations of one mask that the mean over all masks counts for
 MISSED = 0.7  # a position that was predicted in the step before and did not pass is believed this much as likely to pass
 
 
-class Acceptance:
+class PassRates:
     """For the prediction of the next token, k = 0, and that of the k-th mask, k = 1, 2, ...: how often it passed tau.
 
     Predictions behind the first that did not pass count too. They were made from worse context than the next step will have, but a step

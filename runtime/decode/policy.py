@@ -1,4 +1,4 @@
-"""How many masks the next step feeds, so that tokens come fastest: what rows have shown against what a step costs. Knows no device."""
+"""What the next step feeds, so that tokens come fastest: what rows have shown against what a step costs. Knows no device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from functools import reduce
 from operator import add
 
 from .cost import Cost
+from .feed import Feed
 from .row import Row
+from .split import Splitter
 
 TRIALS = 0.015  # share of the time that may go into trying more masks than seem to pay, where the next token is always certain
 
@@ -27,15 +29,37 @@ class Policy:
     def __init__(self, cost: Callable[[], Cost], few_sizes: bool = False) -> None:
         self._cost, self._few_sizes = cost, few_sizes
         self._saved = 0.0  # seconds set aside for trials
+        self._splitter = Splitter(few_sizes)
+
+    def feeds(self, rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
+        """What each row feeds, with at most `rooms` slots behind its known tokens: tau rows first, then exact ones."""
+        feeds = widest_feeds(rows, rooms, block)
+        by_tau = [i for i, row in enumerate(rows) if not row.config.exact]
+        if by_tau:
+            masks = self.masks([rows[i] for i in by_tau], [feeds[i].masks for i in by_tau])
+            for i, m in zip(by_tau, masks, strict=True):
+                feeds[i] = Feed(feeds[i].known, 0, m)
+        free = [i for i, row in enumerate(rows) if row.config.exact and row.config.window == "auto"]
+        if free:
+            others = [feed for i, feed in enumerate(feeds) if i not in free]
+            floor = max((feed.slots for feed in others), default=0)
+            chances = [rows[i].chances(block, rooms[i]) for i in free]
+            for i, feed in zip(
+                free, self._splitter.choose(self._cost(), chances, len(others), floor), strict=True
+            ):
+                # Masks whose proposals could not be used any more are not fed.
+                most = max(0, rows[i].remaining - feed.proposals - 2)
+                feeds[i] = Feed(feed.known, feed.proposals, min(feed.masks, most))
+        return feeds
 
     def masks(self, rows: Sequence[Row], most: Sequence[int]) -> list[int]:
         """Masks for each row, from 0 to its `most`: exactly that for a row whose request fixes its window."""
-        free = [row.config.window is None for row in rows]
+        free = [row.config.window == "auto" for row in rows]
         widest = max((m for m, is_free in zip(most, free, strict=True) if is_free), default=0)
         if widest == 0:
             return list(most)
         cost = self._cost()
-        expected = [row.acceptance.expected(m) for row, m in zip(rows, most, strict=True)]
+        expected = [row.pass_rates.expected(m) for row, m in zip(rows, most, strict=True)]
 
         def fed(masks: int) -> list[int]:
             return [min(masks, m) if is_free else m for m, is_free in zip(most, free, strict=True)]
@@ -54,7 +78,7 @@ class Policy:
 
         choices = self._choices(widest)
         best = max(choices, key=lambda masks: (rate(masks), masks))
-        certainty = reduce(add, (row.acceptance.certainty for row in rows)) / len(rows)
+        certainty = reduce(add, (row.pass_rates.certainty for row in rows)) / len(rows)
         self._saved = min(self._saved + TRIALS * certainty * seconds(best), seconds(widest))
         trial = next((m for m in choices if m > 2 * best), widest)
         tokens = reduce(add, (e[m] for e, m in zip(expected, fed(trial), strict=True)))
@@ -68,3 +92,16 @@ class Policy:
         if not self._few_sizes:
             return list(range(widest + 1))
         return sorted({widest, *(2**i - 1 for i in range(widest.bit_length() + 1) if 2**i - 1 <= widest)})
+
+
+def widest_feeds(rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
+    """All known tokens of each row, all its proposals, and as many masks as it may feed and there is room for."""
+    feeds = []
+    for row, room in zip(rows, rooms, strict=True):
+        proposals = max(0, min(row.num_proposals, room))
+        masks = min(row.most_masks(block), room - proposals)
+        if row.config.exact:
+            ends = proposals < len(row.proposals) and row.proposals.token_ids[proposals] in row.eos_ids
+            masks = 0 if ends else min(masks, row.remaining - proposals - 2)
+        feeds.append(Feed(row.num_pending, proposals, max(0, masks)))
+    return feeds

@@ -8,11 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from ..accept import accept, passes
+from ..accept import accept, passes, verify
 from .backend import StepOutput
 from .config import GenerationConfig
-from .pass_rates import Acceptance
+from .feed import Feed
+from .pass_rates import PassRates
+from .proposals import NONE, Foresight, Hopes, Lookup, Proposals, Proposer
 from .sample import choose
+from .split import Chances
 from .stats import Stats
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled"]
@@ -20,20 +23,28 @@ FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens."""
+    """What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens.
+
+    `error` is what ended the row, if it failed; its finish_reason is then "cancelled".
+    """
 
     row: int
     token_ids: tuple[int, ...]
     confidences: tuple[float, ...]
     finish_reason: FinishReason | None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Consecutive predictions for one row, the first for its next unknown position; arrays of one length."""
+    """Consecutive predictions for one row, the first for its next unknown position; arrays of one length.
+
+    `confidences` are of the metric that the row asked for, `probabilities` always probabilities.
+    """
 
     token_ids: np.ndarray
     confidences: np.ndarray
+    probabilities: np.ndarray
     logits: np.ndarray | None
 
     @classmethod
@@ -44,7 +55,8 @@ class Predictions:
         ]
         assert values is not None, f"{metric} was not exported: the session checks this first"
         logits = None if output.logits is None else output.logits[row, :count]
-        return cls(output.token_ids[row, :count], values[row, :count], logits)
+        probabilities = output.confidence[row, :count]
+        return cls(output.token_ids[row, :count], values[row, :count], probabilities, logits)
 
     def then(self, later: Predictions) -> Predictions:
         """These predictions followed by `later` ones."""
@@ -56,6 +68,7 @@ class Predictions:
         return Predictions(
             np.concatenate([self.token_ids, later.token_ids]),
             np.concatenate([self.confidences, later.confidences]),
+            np.concatenate([self.probabilities, later.probabilities]),
             logits,
         )
 
@@ -63,9 +76,11 @@ class Predictions:
 class Row:
     """A sequence being decoded.
 
-    `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that `tokens[cursor:]` is
-    pending. `config` may be replaced while the row runs: the next step uses the new tau. `stop` sees each accepted token
-    and says whether it completes a stop condition.
+    `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that `tokens[cursor:]`
+    is pending. `proposals` are guesses of what follows, not part of the answer until verified. `config` may be
+    replaced while the row runs: the next step uses the new one. `stop` sees each accepted token and says whether
+    it completes a stop condition. `hopes` are shared by the rows of a session. `proposer`: another source of
+    proposals than the row's masks.
     """
 
     def __init__(
@@ -75,14 +90,21 @@ class Row:
         config: GenerationConfig,
         eos_ids: Sequence[int],
         stop: Callable[[int], bool] | None = None,
+        stats: Stats | None = None,
+        hopes: Hopes | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self.index, self.config, self.stop = index, config, stop
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
         self.cursor = 0
         self.finish_reason: FinishReason | None = None
-        self.stats = Stats(prompt_tokens=len(prompt))
-        self.acceptance = Acceptance()
+        self.stats = stats or Stats()
+        self.stats.prompt_tokens = len(prompt)
+        self.pass_rates = PassRates()
+        self.hopes, self.foresight = hopes or Hopes(), Foresight()
+        self.proposals = NONE
+        self.proposer = proposer if proposer is not None else Lookup(config.lookup) if config.lookup else None
 
     @property
     def pending(self) -> list[int]:
@@ -97,16 +119,44 @@ class Row:
         """Tokens that may still be generated."""
         return self.config.max_new_tokens - self.stats.tokens
 
-    def look_ahead(self, block: int) -> int:
-        """How many predictions the next step may make: one in one-token mode, never more than can be used."""
-        most = 1 if self.config.one_token else min(block, self.config.window or block)
-        return max(1, min(most, self.remaining))
+    @property
+    def num_proposals(self) -> int:
+        """Proposals that may be fed: none that ends the sequence, for the output before it says as much."""
+        if not self.config.exact:
+            return 0
+        token_ids = self.proposals.token_ids
+        end = next((i for i, token in enumerate(token_ids) if token in self.eos_ids), len(token_ids))
+        return max(0, min(end, self.remaining - 1))
 
-    def take(self, predictions: Predictions) -> Accepted:
-        """Accept from the left what the rule and the limits allow, and note how the row ends if it does."""
-        token_ids, confidences = self._candidates(predictions)
+    def most_masks(self, block: int) -> int:
+        """Masks that the next step may feed if it feeds no proposals: none that can not be used."""
         config = self.config
-        count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
+        if config.one_token:
+            return 0
+        # In exact mode a mask too many costs its slot and no quality, and one beyond the block often holds.
+        block = block + 1 if config.exact and block > 1 else block - 1
+        most = min(config.window - 1, block) if isinstance(config.window, int) else block
+        return max(0, min(most, self.remaining - (2 if config.exact else 1)))
+
+    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted:
+        """What `feed` gave: its known tokens are final now, and what the rule and the limits allow is accepted.
+
+        `i` is the row's place in `output`.
+        """
+        self.cursor += feed.known
+        self.stats.forwards += 1
+        return self.accept(Predictions.of(output, i, feed.outputs, self.config.metric), feed.proposals)
+
+    def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted:
+        """Accept from the left; the first `num_proposals` proposals were fed and are verified or dropped."""
+        config = self.config  # another thread may put a new one there at any time
+        token_ids, confidences = self._candidates(predictions, config)
+        proposals = self.proposals.token_ids[:num_proposals]
+        if config.exact or proposals:
+            count = verify(token_ids, proposals, self.eos_ids, self.remaining)
+        else:
+            assert config.tau is not None
+            count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
         for i, token in enumerate(token_ids[:count]):
             self.tokens.append(token)
             if token in self.eos_ids:
@@ -114,20 +164,71 @@ class Row:
             elif self.stop is not None and self.stop(token):
                 count, self.finish_reason = i + 1, "stop"
                 break
+        if config.exact or proposals:
+            self._settle(token_ids, predictions.probabilities.tolist(), count, num_proposals)
+        else:
+            self.proposals = NONE
+            # Where something else than tau ended the run, the row is over.
+            self.pass_rates.saw(count, [passes(c, config.tau, config.metric) for c in confidences])
         self.stats.count(count)
-        # Where something else than tau ended the run, the row is over.
-        self.acceptance.saw(count, [passes(c, config.tau, config.metric) for c in confidences])
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         return Accepted(self.index, tuple(token_ids[:count]), tuple(confidences[:count]), self.finish_reason)
+
+    def _settle(self, token_ids: list[int], probabilities: list[float], count: int, num_fed: int) -> None:
+        """Proposals that held are final like known tokens; what was predicted behind them is proposed next."""
+        num_held = max(0, count - 1)
+        self.cursor += num_held
+        self.stats.proposed += num_fed
+        self.stats.verified += num_held
+        if self.finish_reason is None:  # else more may have held than were needed
+            self.hopes.saw(self.proposals, num_fed, num_held)
+        all_held = num_held == num_fed
+        if all_held:
+            self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
+        # Behind a proposal that failed, predictions have seen a wrong token; some of them are right all the same.
+        self.proposals = Proposals(
+            tuple(token_ids[count:]), tuple(probabilities[count:]), "masks" if all_held else "revised"
+        )
+
+    def look_around(self, most: int) -> None:
+        """Take the other source's proposals where they promise more than those at hand."""
+        if self.proposer is None or not self.config.exact:
+            return
+        others = self.proposer.propose(self.tokens, most)
+        if self._promise(others) > self._promise(self.proposals):
+            self.proposals = others
+
+    def _promise(self, proposals: Proposals) -> float:
+        """Tokens that are expected to hold."""
+        total, chance = 0.0, 1.0
+        for confidence in proposals.confidences:
+            chance *= self.hopes.of(proposals.source, confidence)
+            total += chance
+        return total
+
+    def chances(self, block: int, room: int) -> Chances:
+        """What the next step may expect of the row, of which `room` slots are left behind its known tokens."""
+        proposals, num = self.proposals, self.num_proposals
+        hopes = [self.hopes.of(proposals.source, c) for c in proposals.confidences[: num + 1]]
+        ends = num < len(proposals) and proposals.token_ids[num] in self.eos_ids
+        worth = self.foresight.expected(self.most_masks(block))
+        return Chances(self.num_pending, tuple(hopes[:num]), hopes[num] if ends else None, tuple(worth), room)
 
     def finish(self, reason: FinishReason) -> Accepted:
         """End the row without tokens."""
         self.finish_reason = reason
         return Accepted(self.index, (), (), reason)
 
-    def _candidates(self, predictions: Predictions) -> tuple[list[int], list[float]]:
-        if not self.config.needs_logits:
+    def fail(self, error: BaseException) -> Accepted:
+        """End the row because of `error`; what it has stays."""
+        self.finish_reason = self.finish_reason or "cancelled"
+        return Accepted(self.index, (), (), self.finish_reason, error)
+
+    def _candidates(
+        self, predictions: Predictions, config: GenerationConfig
+    ) -> tuple[list[int], list[float]]:
+        if not config.needs_logits:
             return predictions.token_ids.tolist(), predictions.confidences.tolist()
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
         tokens: list[int] = []
@@ -135,7 +236,7 @@ class Row:
         # A later candidate only counts if all earlier ones are accepted, so they are part of what it has seen.
         for logits in predictions.logits:
             token, confidence = choose(
-                logits, self.config, [*self.tokens, *tokens], len(self.tokens) + len(tokens)
+                logits, config, [*self.tokens, *tokens], len(self.tokens) + len(tokens)
             )
             tokens.append(token)
             confidences.append(confidence)

@@ -1,27 +1,30 @@
-"""Continuous batching, one step at a time: rows join and leave at any step. Knows rows and the device; no threads, no text."""
+"""The decoding loop: continuous batching, one step at a time. Knows rows and the device; no threads, no text."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
 
 from ..errors import SessionError
 from .backend import Backend, StepOutput
-from .batch import Batch, Window, commit, fits, window_of, windows_of
-from .policy import Policy
+from .batch import Batch
+from .feed import Feed
+from .policy import Policy, widest_feeds
 from .row import Accepted, Row
+
+PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
+
+Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much runs at once. Raises SessionError for values below 1.
 
-    max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs. max_waiting:
-    requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between two decode steps, at most:
-    more lets a new request answer sooner, less disturbs the running ones less.
+    max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
+    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between two
+    decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
     """
 
     max_rows: int = 8
@@ -37,32 +40,28 @@ class Limits:
         if wrong:
             raise SessionError("; ".join(wrong))
 
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A row that could not go on, and why. The other rows are not touched."""
-
-    row: Row
-    error: Exception
+    @classmethod
+    def of_rows(cls, num_rows: int) -> Limits:
+        """For rows that nobody else waits for."""
+        return cls(num_rows, prefill_tokens=PREFILL_CHUNK)
 
 
 class Schedule:
-    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being prefilled."""
+    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being read.
+
+    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become final in
+    the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache
+    management"). The last piece of a prompt carries masks too, so the first step already yields a run.
+    """
 
     def __init__(
         self, backend: Backend, block: int, mask_id: int, limits: Limits, policy: Policy | None = None
     ) -> None:
-        self.backend, self.block, self.mask_id, self.limits, self.policy = (
-            backend,
-            block,
-            mask_id,
-            limits,
-            policy,
-        )
+        self.backend, self.block, self.mask_id = backend, block, mask_id
+        self.limits, self.policy = limits, policy
         self.waiting: deque[Row] = deque()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
-        self._began: dict[int, float] = {}  # when each row was added, by its index
 
     @property
     def num_running(self) -> int:
@@ -74,111 +73,135 @@ class Schedule:
 
     def add(self, row: Row) -> None:
         """Queue a row; rows get their turn in the order in which they were added."""
-        self._began[row.index] = perf_counter()
         self.waiting.append(row)
 
-    def step(self) -> tuple[list[Accepted], list[Failure]]:
-        """Prefill a little, then one forward over all decoding rows: what each accepted, and which rows failed.
+    def step(self) -> list[Accepted]:
+        """Prompt pieces within the budget, then one forward over all decoding rows: what each row got.
 
         A row whose finish_reason was set from outside leaves before anything else happens.
         """
-        accepted: list[Accepted] = []
-        failures: list[Failure] = []
-        self._sweep()
-        self._prefill(accepted, failures)
-        self._decode(accepted, failures)
-        self._sweep()
+        return [event for events in self.forwards() for event in events]
+
+    def forwards(self) -> Iterator[list[Accepted]]:
+        """The forwards of one step, each as it is run; nothing accepted for a piece of a prompt but the last."""
+        self._drop_finished()
+        yield from self._prompt_pieces()
+        self._drop_finished()
+        if (rows := self._decoding()) and (events := self._decode(rows)):
+            yield events
+        self._drop_finished()
         if not self._batch.active and self._batch.cache.capacity:
-            self._batch = Batch(
-                self.backend, self.limits.max_rows, self.mask_id
-            )  # gives the KV memory of the longest row back
-        return accepted, failures
+            # Gives the KV memory of the longest row back.
+            self._batch = Batch(self.backend, self.limits.max_rows, self.mask_id)
 
     # --- the parts of a step ---
 
-    def _prefill(self, accepted: list[Accepted], failures: list[Failure]) -> None:
-        left = min(self.limits.prefill_tokens, self.backend.max_slots or self.limits.prefill_tokens)
-        while left > 0 and (row := self._next_to_prefill()) is not None:
-            chunk = min(left, row.num_pending)
-            left -= chunk
-            if not self._guard([row], failures, partial(self._prefill_chunk, row, chunk, accepted)):
-                return
+    def _prompt_pieces(self) -> Iterator[list[Accepted]]:
+        budget = min(self.limits.prefill_tokens, self.backend.max_slots or self.limits.prefill_tokens)
+        left = budget
+        # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
+        while (row := self._reading()) is not None and (piece := min(budget, row.num_pending)) <= left:
+            left -= piece
+            if piece < row.num_pending:
+                yield self._run([row], [Feed(piece)], _read)
+            else:
+                feed = self._first_feed(row)
+                self._num_decoding += 1
+                if events := self._run([row], [feed], self._take_first):
+                    yield events
+            self._drop_finished()
 
-    def _prefill_chunk(self, row: Row, chunk: int, accepted: list[Accepted]) -> None:
-        if chunk < row.num_pending:
-            self._batch.forward(self._num_decoding, [Window(chunk, 0)])
-            row.cursor += chunk
-            row.stats.prefill_forwards += 1
-            return
-        window = window_of(self._batch, row, self.block)
-        output = self._batch.forward(self._num_decoding, [window])
-        self._num_decoding += 1
-        accepted.append(commit(row, window, output, 0))
-        row.stats.prefill_time = row.stats.time_to_first_token = perf_counter() - self._began[row.index]
-
-    def _next_to_prefill(self) -> Row | None:
+    def _reading(self) -> Row | None:
+        """The row whose prompt is being read: the next that waits, if there is room."""
         active = self._batch.active
         if self._num_decoding == len(active) and self.waiting and len(active) < self.limits.max_rows:
             active.append(self.waiting.popleft())
         return active[-1] if self._num_decoding < len(active) else None
 
-    def _decode(self, accepted: list[Accepted], failures: list[Failure]) -> None:
-        for row in self._batch.active[: self._num_decoding]:
-            if row.finish_reason is None and not fits(self._batch, row):
-                accepted.append(row.finish("capacity"))
-        self._sweep()
-        rows = self._batch.active[: self._num_decoding]
-        if not rows:
-            return
-        made: list[tuple[list[Window], StepOutput]] = []
-        if not self._guard(rows, failures, lambda: made.append(self._forward(rows))):
-            return
-        windows, output = made[0]
-        for i, (row, window) in enumerate(zip(rows, windows, strict=True)):
-            self._guard([row], failures, partial(self._commit, row, window, output, i, accepted))
+    def _decoding(self) -> list[Row]:
+        return self._batch.active[: self._num_decoding]
 
-    def _forward(self, rows: list[Row]) -> tuple[list[Window], StepOutput]:
-        windows = windows_of(self._batch, rows, self.block, self.policy)
-        return windows, self._batch.forward(0, windows)
+    def _decode(self, rows: list[Row]) -> list[Accepted]:
+        ended = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
+        self._drop_finished()
+        rows = self._decoding()
+        return ended + (self._run(rows, self._feeds(rows), Row.take) if rows else [])
 
-    def _commit(self, row: Row, window: Window, output: StepOutput, i: int, accepted: list[Accepted]) -> None:
-        accepted.append(commit(row, window, output, i))
-        row.stats.decode_time = perf_counter() - self._began[row.index] - row.stats.time_to_first_token
+    def _first_feed(self, row: Row) -> Feed:
+        """The last piece of a prompt: a full window, since all the prompt is fed with it."""
+        return widest_feeds([row], [self._batch.room(row)], self.block)[0]
 
-    def _guard(self, rows: list[Row], failures: list[Failure], work: Callable[[], None]) -> bool:
-        """Do `work`; an exception ends these rows and no others."""
+    def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+        return row.take(output, i, feed)
+
+    def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
+        rooms = [self._batch.room(row) for row in rows]
+        for row, room in zip(rows, rooms, strict=True):
+            row.look_around(room)
+        if self.policy is None:
+            return widest_feeds(rows, rooms, self.block)
+        return self.policy.feeds(rows, rooms, self.block)
+
+    def _run(self, rows: Sequence[Row], feeds: Sequence[Feed], take: Take) -> list[Accepted]:
+        """One forward over neighbouring rows; what fails ends the rows that it concerns, and no others."""
+        for row in rows:
+            row.stats.starts()
         try:
-            work()
-        except Exception as error:  # whatever a backend or a stop condition raises belongs to these rows
-            for row in rows:
-                row.finish_reason = row.finish_reason or "cancelled"
-                failures.append(Failure(row, error))
-            self._sweep()
-            return False
-        return True
+            output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a library's panic is no Exception
+            return [row.fail(error) for row in rows]
+        events: list[Accepted] = []
+        for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
+            try:
+                event = take(row, output, i, feed)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                event = row.fail(error)
+            if event is not None:
+                events.append(event)
+        return events
 
-    def _sweep(self) -> None:
+    def _drop_finished(self) -> None:
         """Let finished rows go, and close the gaps: decoding rows stay first and neighbours."""
-        self.waiting = deque(row for row in self.waiting if not self._is_over(row))
-        active = self._batch.active
-        for i in reversed(range(len(active))):
-            if not self._is_over(active[i]):
+        self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
+        batch = self._batch
+        for i in reversed(range(len(batch.active))):
+            if batch.active[i].finish_reason is None:
                 continue
             if i < self._num_decoding:
                 self._num_decoding -= 1
-                self._move(self._num_decoding, i)
+                batch.move(self._num_decoding, i)
                 i = self._num_decoding
-            self._move(len(active) - 1, i)
-            active.pop()
+            batch.move(len(batch.active) - 1, i)
+            batch.active.pop()
 
-    def _is_over(self, row: Row) -> bool:
-        if row.finish_reason is None:
-            return False
-        self._began.pop(row.index, None)
-        return True
 
-    def _move(self, source: int, target: int) -> None:
-        if source != target:
-            row = self._batch.active[source]
-            self._batch.cache.move(source, target, row.cursor)
-            self._batch.active[target] = row
+def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+    """A piece of a prompt is final; nothing was asked of it."""
+    row.cursor += feed.known
+    row.stats.prefill_forwards += 1
+
+
+def decode(
+    backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None
+) -> Iterator[list[Accepted]]:
+    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the last.
+
+    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses the
+    feeds of rows whose window is not fixed; without one they get full windows. What fails is an event with an error.
+    """
+    schedule = Schedule(
+        backend, block, mask_id, Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK), policy
+    )
+    yield from run(schedule, rows)
+
+
+def run(schedule: Schedule, rows: Sequence[Row]) -> Iterator[list[Accepted]]:
+    """Add `rows` and step until all have ended."""
+    for row in rows:
+        schedule.add(row)
+    while not schedule.is_idle:
+        yield from schedule.forwards()

@@ -1,8 +1,9 @@
-"""What a request cost. Values that are returned, never printed."""
+"""What a request cost, and its clock. Values that are returned, never printed."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from time import perf_counter
 from typing import Any
 
 
@@ -10,20 +11,31 @@ from typing import Any
 class Stats:
     """Counts and times of one row.
 
-    forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the prefill
-    chunks before that are prefill_forwards. accepted[k]: steps that accepted k tokens. Times in seconds, measured from the
-    start of the call; decode_time is the row's time after its first token.
+    forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the
+    prefill chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens that
+    were fed to be verified; verified: those that held. Times in seconds from the making of the row, which is
+    before its prompt is tokenized: queue_time until its first forward, prefill_time from there to its first
+    token, time_to_first_token both together, decode_time after it.
     """
 
     prompt_tokens: int = 0
     tokens: int = 0
     forwards: int = 0
     prefill_forwards: int = 0
+    queue_time: float = 0.0
     prefill_time: float = 0.0
     decode_time: float = 0.0
     time_to_first_token: float = 0.0
     tokens_after_first: int = 0
+    proposed: int = 0
+    verified: int = 0
     accepted: dict[int, int] = field(default_factory=dict)
+    began: float = field(default_factory=perf_counter, repr=False, compare=False)
+
+    @property
+    def rejected(self) -> int:
+        """Proposals that did not hold, or stood behind one that did not."""
+        return self.proposed - self.verified
 
     @property
     def tokens_per_forward(self) -> float:
@@ -34,17 +46,24 @@ class Stats:
         """Decode speed: tokens after the first step, over the time after it."""
         return self.tokens_after_first / self.decode_time if self.decode_time > 0 else 0.0
 
+    def starts(self) -> None:
+        """The row is about to take part in a forward; only the first counts."""
+        if not self.forwards and not self.prefill_forwards:
+            self.queue_time = perf_counter() - self.began
+
     def count(self, num_accepted: int) -> None:
-        """Note one step that accepted `num_accepted` tokens."""
-        self.accepted[num_accepted] = self.accepted.get(num_accepted, 0) + 1
-        if self.tokens:
+        """Note one step that gave `num_accepted` tokens."""
+        elapsed = perf_counter() - self.began
+        if self.accepted:
             self.tokens_after_first += num_accepted
+            self.decode_time = elapsed - self.time_to_first_token
+        else:
+            self.time_to_first_token, self.prefill_time = elapsed, elapsed - self.queue_time
+        self.accepted[num_accepted] = self.accepted.get(num_accepted, 0) + 1
         self.tokens += num_accepted
 
     def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "began"}
         values["accepted"] = {str(k): v for k, v in sorted(self.accepted.items())}
-        return values | {
-            "tokens_per_forward": self.tokens_per_forward,
-            "tokens_per_second": self.tokens_per_second,
-        }
+        names = ("rejected", "tokens_per_forward", "tokens_per_second")
+        return values | {name: getattr(self, name) for name in names}

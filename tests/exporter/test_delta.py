@@ -119,7 +119,7 @@ def test_prompts_and_answers_over_chunks_and_buckets(
     oracles: Callable[[str], Oracle],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.decode.batch.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", 7)
     monkeypatch.setattr("mars_export.runtime.decode.backend.GROWTH", 8)
     prompts = [list(range(40, 40 + length)) for length in (6, 7, 15, 50)]
     answers = [generate(oracles("mistral"), p, 0.6, max_new=24) for p in prompts]
@@ -183,7 +183,7 @@ def test_bf16_is_judged_here_and_runs_elsewhere(layout: str, checkpoints: Named,
     assert 0.1 < drift.max_logit_error <= logit, "coarser than fp16"
     assert drift.max_confidence_error <= confidence
     assert drift.argmax_matches >= share * drift.positions
-    assert set(drift.acceptance_flips) == {"0.9", "0.95", "0.99"}
+    assert set(drift.pass_rates_flips) == {"0.9", "0.95", "0.99"}
     model = onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False)
     kinds = {i.name: i.type.tensor_type.elem_type for i in [*model.graph.input, *model.graph.output]}
     assert kinds["past_key_values.0.key"] == kinds["present.1.value"] == onnx.TensorProto.BFLOAT16

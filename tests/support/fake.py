@@ -59,8 +59,15 @@ class FakeBackend:
 
     outputs: tuple[str, ...] = ("token_ids", "confidence")
 
-    def __init__(self, predict: Predict, max_capacity: int = 10**6, max_slots: int | None = None) -> None:
-        self.predict, self.max_capacity, self.max_slots = predict, max_capacity, max_slots
+    def __init__(
+        self,
+        predict: Predict,
+        max_capacity: int = 10**6,
+        max_slots: int | None = None,
+        max_outputs: int | None = None,
+    ) -> None:
+        self.predict, self.max_capacity = predict, max_capacity
+        self.max_slots, self.max_outputs = max_slots, max_outputs
         self.steps: list[Step] = []
         self.caches: list[FakeCache] = []
 
@@ -117,6 +124,10 @@ class Recording:
     @property
     def max_slots(self) -> int | None:
         return self.backend.max_slots
+
+    @property
+    def max_outputs(self) -> int | None:
+        return self.backend.max_outputs
 
     @property
     def max_capacity(self) -> int:

@@ -12,13 +12,14 @@ import pytest
 from support.fake import MASK, FakeBackend
 from support.paths import CONFORMANCE
 
-from mars_export.runtime.decode.batch import decode
 from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import choose
+from mars_export.runtime.decode.schedule import decode
+from mars_export.runtime.decode.split import Chances, Splitter
 
 
 def cases(name: str) -> list[dict[str, Any]]:
@@ -37,7 +38,7 @@ def row_of(index: int, wanted: dict[str, Any]) -> Row:
     config = GenerationConfig(
         tau=wanted["taus"][0],
         max_new_tokens=wanted["max_new_tokens"],
-        window=wanted["window"],
+        window=wanted["window"] or "full",
         eos_ids=tuple(wanted["eos_ids"]),
     )
     return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
@@ -83,7 +84,7 @@ def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:
-    for name in ("make_loops", "make_windows"):
+    for name in ("make_loops", "make_windows", "make_exact"):
         for path, text in maker(name).files().items():
             assert path.read_text(encoding="utf-8") == text, (
                 f"run tests/conformance/{name}.py and read the diff of {path.name}"
@@ -95,7 +96,7 @@ def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]
     cost = Cost(tuple((at, seconds) for at, seconds in case["cost"]))
     policy = Policy(lambda: cost, case["few_sizes"])
     rows = [
-        Row(i, [1], GenerationConfig(window=None if row["is_free"] else row["most"] + 1), ())
+        Row(i, [1], GenerationConfig(window="auto" if row["is_free"] else row["most"] + 1), ())
         for i, row in enumerate(case["rows"])
     ]
     made = []
@@ -104,7 +105,52 @@ def test_adaptive_windows_are_those_of_the_conformance_file(case: dict[str, Any]
         for row, masks, script in zip(rows, made[-1], case["rows"], strict=True):
             passed = [c == "1" for c in script["passed"][step][: masks + 1]]
             accepted = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
-            row.acceptance.saw(accepted, passed)
+            row.pass_rates.saw(accepted, passed)
             row.cursor = len(row.tokens)
             row.tokens += [1] * accepted
     assert made == case["masks"]
+
+
+@pytest.mark.parametrize("case", cases("exact.json"), ids=lambda case: case["name"])
+def test_exact_mode_is_that_of_the_conformance_file(case: dict[str, Any]) -> None:
+    predict = maker().predict
+    limits = (case["max_capacity"], case["max_slots"], case["max_outputs"])
+    for i, wanted in enumerate(case["rows"]):  # alone, so that each forward is this row's
+        backend = FakeBackend(lambda known, masks: predict(list(known), masks), *limits)
+        row = exact_row(i, wanted)
+        runs = [list(e.token_ids) for events in decode(backend, [row], case["block"], MASK) for e in events]
+        expected = wanted["expected"]
+        assert (runs, row.finish_reason) == (expected["runs"], expected["finish_reason"])
+        assert (row.stats.proposed, row.stats.verified) == (expected["proposed"], expected["verified"])
+        slots = [step.slots for step in backend.steps[row.stats.prefill_forwards :]]
+        assert slots == [sum(feed) for feed in expected["fed"]]
+        masks = [int((step.input_ids == MASK).sum()) for step in backend.steps[row.stats.prefill_forwards :]]
+        assert masks == [feed[2] for feed in expected["fed"]]
+    backend = FakeBackend(lambda known, masks: predict(list(known), masks), *limits)
+    together = [exact_row(i, wanted) for i, wanted in enumerate(case["rows"])]
+    for _ in decode(backend, together, case["block"], MASK):
+        pass
+    for row, wanted in zip(together, case["rows"], strict=True):
+        answer = [token for run in wanted["expected"]["runs"] for token in run]
+        assert row.tokens[len(wanted["prompt"]) :] == answer
+
+
+def exact_row(index: int, wanted: dict[str, Any]) -> Row:
+    config = GenerationConfig(
+        max_new_tokens=wanted["max_new_tokens"],
+        window=wanted["window"],
+        eos_ids=tuple(wanted["eos_ids"]),
+    )
+    return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+
+
+@pytest.mark.parametrize("case", cases("splits.json"), ids=lambda case: case["name"])
+def test_splits_are_those_of_the_conformance_file(case: dict[str, Any]) -> None:
+    splitter, cost = Splitter(case["few_sizes"]), Cost(tuple(map(tuple, case["cost"])))
+    for step in case["steps"]:
+        rows = [
+            Chances(row["known"], tuple(row["hopes"]), row["ending"], tuple(row["worth"]), row["room"])
+            for row in step["rows"]
+        ]
+        feeds = splitter.choose(cost, rows, case["others"], case["floor"])
+        assert [[f.known, f.proposals, f.masks] for f in feeds] == step["feeds"]

@@ -11,10 +11,10 @@ from support.chaos import BLOCK, ChaoticOracle, chaotic, rows_of
 from support.fake import MASK, FakeBackend, scripted
 from support.oracle import generate
 
-from mars_export.runtime.decode.batch import decode
 from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.row import Accepted, Row
+from mars_export.runtime.decode.schedule import decode
 from mars_export.runtime.errors import SessionError
 
 
@@ -31,7 +31,7 @@ ROWS = st.lists(
             GenerationConfig,
             tau=st.sampled_from([0.0, 0.25, 0.5, 0.6, 1.0]),
             max_new_tokens=st.integers(1, 15),
-            window=st.none() | st.integers(1, 6),
+            window=st.just("full") | st.integers(1, 6),
             eos_ids=st.sampled_from([(), (3,), (1, 7)]),
         ),
     ),
@@ -51,12 +51,16 @@ def test_any_batch_decodes_as_each_row_alone(
     rows: list[tuple[list[int], GenerationConfig]], cache_block: int | None, capacity: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mars_export.runtime.decode.batch.PREFILL_CHUNK", chunk)
+        patch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", chunk)
         backend = FakeBackend(chaotic, capacity)
         batch = rows_of([prompt for prompt, _ in rows], [config for _, config in rows])
         events = run(backend, batch, cache_block)
     for row, (prompt, config) in zip(batch, rows, strict=True):
-        rule = {"cache_block": cache_block, "capacity": capacity, "window": config.window}
+        rule = {
+            "cache_block": cache_block,
+            "capacity": capacity,
+            "window": None if config.window == "full" else config.window,
+        }
         answer = generate(
             ChaoticOracle(),
             prompt,
@@ -111,7 +115,7 @@ def test_no_mask_is_fed_for_a_token_that_may_not_be_generated() -> None:
 
 
 def test_the_last_prefill_chunk_carries_masks_and_yields_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_export.runtime.decode.batch.PREFILL_CHUNK", 4)
+    monkeypatch.setattr("mars_export.runtime.decode.schedule.PREFILL_CHUNK", 4)
     backend = FakeBackend(scripted([11, 12, 13, 14], [1.0] * 4, 10))
     row = rows_of([list(range(1, 11))], [GenerationConfig(tau=0.5, max_new_tokens=4)])[0]
     events = run(backend, [row])

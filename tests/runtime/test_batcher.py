@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from support.fake import MASK, FakeBackend
 from support.unsure import predict
 
-from mars_export.runtime import Engine, GenerationConfig, Limits, Session, SessionError
+from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.decode.backend import StepOutput
-from mars_export.runtime.decode.batch import decode
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Schedule
+from mars_export.runtime.decode.schedule import Schedule, decode
 
 Sessions = Callable[[str], Session]
 BLOCK = 4
@@ -28,7 +27,7 @@ BLOCK = 4
 
 def config(seed: int) -> GenerationConfig:
     draw = random.Random(seed)
-    window = draw.choice((None, None, 1, 2, 3))
+    window = draw.choice(("auto", "auto", 1, 2, 3))
     return GenerationConfig(
         tau=draw.choice((1.0, 0.9, 0.5, 0.2)), max_new_tokens=draw.randint(1, 25), eos_ids=(7,), window=window
     )
@@ -68,8 +67,8 @@ def test_rows_get_what_they_get_alone_whenever_they_arrive(
                 schedule.add(row)
             if i in cancelled and now == at + 2 and row.finish_reason is None:
                 row.finish_reason = "cancelled"
-        accepted, failures = schedule.step()
-        assert not failures
+        accepted = schedule.step()
+        assert all(event.error is None for event in accepted)
         for event in accepted:
             events[event.row] += event.token_ids
         assert schedule.num_running <= limits.max_rows
@@ -87,11 +86,11 @@ def test_rows_get_what_they_get_alone_whenever_they_arrive(
 def test_a_long_prompt_does_not_stall_the_others() -> None:
     backend = FakeBackend(lambda known, masks: (1, 0.0))
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=3, prefill_tokens=10))
-    short = Row(0, [1, 2], GenerationConfig(max_new_tokens=30, eos_ids=()), ())
+    short = Row(0, [1, 2], GenerationConfig(tau=0.95, max_new_tokens=30, eos_ids=()), ())
     schedule.add(short)
     schedule.step()
-    schedule.add(Row(1, [3] * 95, GenerationConfig(max_new_tokens=3, eos_ids=()), ()))
-    schedule.add(Row(2, [4, 5], GenerationConfig(max_new_tokens=3, eos_ids=()), ()))
+    schedule.add(Row(1, [3] * 95, GenerationConfig(tau=0.95, max_new_tokens=3, eos_ids=()), ()))
+    schedule.add(Row(2, [4, 5], GenerationConfig(tau=0.95, max_new_tokens=3, eos_ids=()), ()))
     while short.finish_reason is None:
         before, steps = short.stats.tokens, len(backend.steps)
         schedule.step()
@@ -134,8 +133,8 @@ def test_a_row_that_fails_takes_nobody_with_it() -> None:
         schedule.add(row)
     failed = []
     while not schedule.is_idle:
-        failed += schedule.step()[1]
-    assert [(f.row.index, str(f.error)) for f in failed] == [(1, f"bad stop condition at {bad.tokens[-1]}")]
+        failed += [event for event in schedule.step() if event.error]
+    assert [(f.row, str(f.error)) for f in failed] == [(1, f"bad stop condition at {bad.tokens[-1]}")]
     for row, seed in zip(good, (11, 12), strict=True):
         assert row.tokens == alone(seed)[0]
 
@@ -154,12 +153,12 @@ def test_a_backend_that_fails_once_ends_the_rows_of_that_forward_only() -> None:
     schedule.add(Row(0, [1, 2], GenerationConfig(max_new_tokens=50, eos_ids=()), ()))
     schedule.step()
     backend.broken = True
-    assert [f.row.index for f in schedule.step()[1]] == [0]
+    assert [f.row for f in schedule.step() if f.error] == [0]
     backend.broken = False
     row = new_row(1, 77)
     schedule.add(row)
     while not schedule.is_idle:
-        assert not schedule.step()[1]
+        assert not any(event.error for event in schedule.step())
     assert row.tokens == alone(77)[0]
 
 
@@ -178,8 +177,8 @@ def session(request: pytest.FixtureRequest, sessions: Sessions) -> Session:
 
 
 @pytest.fixture
-def engine(session: Session) -> Iterator[Engine]:
-    with Engine(session, Limits(max_rows=3, max_waiting=100, prefill_tokens=32)) as made:
+def batcher(session: Session) -> Iterator[Batcher]:
+    with Batcher(session, Limits(max_rows=3, max_waiting=100, prefill_tokens=32)) as made:
         yield made
 
 
@@ -190,19 +189,19 @@ def asked(seed: int) -> tuple[list[int], GenerationConfig]:
     return prompt, GenerationConfig(
         tau=draw.choice((1.0, 0.9, 0.4)),
         max_new_tokens=draw.randint(1, 24),
-        window=draw.choice((None, 2)),
+        window=draw.choice(("auto", 2)),
         **sampled,
     )
 
 
-def test_many_threads_get_what_each_would_get_alone(session: Session, engine: Engine) -> None:
+def test_many_threads_get_what_each_would_get_alone(session: Session, batcher: Batcher) -> None:
     seeds = range(24)
     found: dict[int, Any] = {}
 
     def work(mine: list[int]) -> None:
         for seed in mine:
             time.sleep(random.Random(seed).random() / 200)
-            request = engine.submit(*asked(seed))
+            request = batcher.submit(*asked(seed))
             tokens = [t for event in request for t in event.token_ids]
             found[seed] = request.result(5)
             assert tokens == list(found[seed].token_ids)
@@ -222,13 +221,13 @@ def test_many_threads_get_what_each_would_get_alone(session: Session, engine: En
         )
         np.testing.assert_allclose(got.confidences, expected.confidences, atol=1e-5)
         assert got.stats.accepted == expected.stats.accepted
-    assert engine.num_running == engine.num_waiting == 0
+    assert batcher.num_running == batcher.num_waiting == 0
 
 
-def test_asyncio_streams_side_by_side(session: Session, engine: Engine) -> None:
+def test_asyncio_streams_side_by_side(session: Session, batcher: Batcher) -> None:
     async def one(seed: int) -> tuple[int, ...]:
         tokens: list[int] = []
-        async for event in engine.submit(*asked(seed)):
+        async for event in batcher.submit(*asked(seed)):
             tokens += event.token_ids
             await asyncio.sleep(0)
         return tuple(tokens)
@@ -242,22 +241,22 @@ def test_asyncio_streams_side_by_side(session: Session, engine: Engine) -> None:
 LONG = GenerationConfig(tau=1.0, max_new_tokens=400, eos_ids=())
 
 
-def test_cancelling_frees_the_row(engine: Engine) -> None:
-    running = [engine.submit([1, 2, i], LONG) for i in range(3)]
-    waiting = [engine.submit([3, 4, i], LONG) for i in range(2)]
+def test_cancelling_frees_the_row(batcher: Batcher) -> None:
+    running = [batcher.submit([1, 2, i], LONG) for i in range(3)]
+    waiting = [batcher.submit([3, 4, i], LONG) for i in range(2)]
     next(iter(running[0]))  # leaving the loop early cancels it
     for request in running[1:] + waiting[:1]:
         request.cancel()
     last = GenerationConfig(tau=1.0, max_new_tokens=3, eos_ids=())
     waiting[1].cancel()
-    assert len(engine.submit([9], last).result(30).token_ids) == 3
+    assert len(batcher.submit([9], last).result(30).token_ids) == 3
     assert all(request.result(5).finish_reason == "cancelled" for request in running + waiting)
     assert len(waiting[0].completion.token_ids) == 0
 
 
-def test_leaving_an_async_stream_cancels_it(engine: Engine) -> None:
+def test_leaving_an_async_stream_cancels_it(batcher: Batcher) -> None:
     async def main() -> None:
-        request = engine.submit([1, 2], LONG)
+        request = batcher.submit([1, 2], LONG)
         stream = request.__aiter__()
         await stream.__anext__()
         await stream.aclose()  # type: ignore[attr-defined]
@@ -267,28 +266,28 @@ def test_leaving_an_async_stream_cancels_it(engine: Engine) -> None:
 
 
 def test_a_full_queue_refuses_or_waits(session: Session) -> None:
-    with Engine(session, Limits(max_rows=1, max_waiting=2)) as engine:
-        first = engine.submit([1], LONG)
-        while engine.num_running == 0:
+    with Batcher(session, Limits(max_rows=1, max_waiting=2)) as batcher:
+        first = batcher.submit([1], LONG)
+        while batcher.num_running == 0:
             time.sleep(0.001)
-        others = [engine.submit([2], LONG) for _ in range(2)]
+        others = [batcher.submit([2], LONG) for _ in range(2)]
         with pytest.raises(
             SessionError,
             match=r"2 requests wait already \(max_waiting\); try again later, or submit with wait=None",
         ):
-            engine.submit([3], LONG)
+            batcher.submit([3], LONG)
         began = time.perf_counter()
         with pytest.raises(SessionError, match="requests wait already"):
-            engine.submit([3], LONG, wait=0.05)
+            batcher.submit([3], LONG, wait=0.05)
         assert time.perf_counter() - began >= 0.05
         threading.Timer(0.05, first.cancel).start()
-        assert engine.submit([3], GenerationConfig(max_new_tokens=1), wait=30) is not None
+        assert batcher.submit([3], GenerationConfig(max_new_tokens=1), wait=30) is not None
         for request in others:
             request.cancel()
 
 
-def test_tau_may_change_while_a_request_runs(engine: Engine) -> None:
-    request = engine.submit([5, 6, 7], GenerationConfig(tau=1.0, max_new_tokens=60, eos_ids=()))
+def test_tau_may_change_while_a_request_runs(batcher: Batcher) -> None:
+    request = batcher.submit([5, 6, 7], GenerationConfig(tau=1.0, max_new_tokens=60, eos_ids=()))
     runs = []
     for event in request:
         runs.append(len(event.token_ids))
@@ -298,30 +297,30 @@ def test_tau_may_change_while_a_request_runs(engine: Engine) -> None:
 
 
 def test_closing_ends_everything_and_refuses_more(session: Session) -> None:
-    engine = Engine(session, Limits(max_rows=1))
-    requests = [engine.submit([1], LONG) for _ in range(3)]
-    engine.close()
+    batcher = Batcher(session, Limits(max_rows=1))
+    requests = [batcher.submit([1], LONG) for _ in range(3)]
+    batcher.close()
     assert {request.result(5).finish_reason for request in requests} == {"cancelled"}
-    with pytest.raises(SessionError, match="this engine is closed"):
-        engine.submit([1], LONG)
-    engine.close()
+    with pytest.raises(SessionError, match="this batcher is closed"):
+        batcher.submit([1], LONG)
+    batcher.close()
 
 
-def test_what_a_request_gets_wrong_is_said_at_once(engine: Engine) -> None:
+def test_what_a_request_gets_wrong_is_said_at_once(batcher: Batcher) -> None:
     with pytest.raises(SessionError, match="the prompt is empty"):
-        engine.submit([])
+        batcher.submit([])
     with pytest.raises(SessionError, match="outside the vocabulary"):
-        engine.submit([10**6])
-    slow = engine.submit([1], LONG)
+        batcher.submit([10**6])
+    slow = batcher.submit([1], LONG)
     with pytest.raises(SessionError, match="not finished after 0.001 seconds"):
         slow.result(0.001)
 
 
 def test_a_failing_request_raises_where_it_is_read(
-    session: Session, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    session: Session, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = engine.submit([1, 2, 3], GenerationConfig(tau=1.0, max_new_tokens=40, eos_ids=()))
-    bad = engine.submit([4, 5], LONG)
+    good = batcher.submit([1, 2, 3], GenerationConfig(tau=1.0, max_new_tokens=40, eos_ids=()))
+    bad = batcher.submit([4, 5], LONG)
     monkeypatch.setattr(bad._row, "stop", lambda token: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         for _ in bad:

@@ -1,0 +1,230 @@
+"""Writes exact.json and splits.json: exact mode's loop and its choice of feeds, as every implementation must have them.
+
+`python tests/conformance/make_exact.py`, then read the diff. In exact.json the prediction behind known tokens and some
+masks is `predict` of make_loops.py; proposals that are fed count as known. Expected values come from this file's own
+slow simulation of one row (docs/decoding.md): `fed` are [known, proposals, masks] of each forward but pieces of a
+prompt, `runs` what each gave. In splits.json all numbers are doubles, added and multiplied in the order written here.
+"""
+
+from __future__ import annotations
+
+import random
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TRIALS = 0.015
+
+_spec = spec_from_file_location("make_loops", HERE / "make_loops.py")
+assert _spec is not None and _spec.loader is not None
+loops = module_from_spec(_spec)
+_spec.loader.exec_module(loops)
+
+_spec = spec_from_file_location("make_windows", HERE / "make_windows.py")
+assert _spec is not None and _spec.loader is not None
+windows = module_from_spec(_spec)
+_spec.loader.exec_module(windows)
+
+
+def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """One row alone with a fixed window: no cache, no cursor."""
+    known, made, proposals = list(row["prompt"]), 0, []
+    runs: list[list[int]] = []
+    fed: list[list[int]] = []
+    verified = 0
+    chunk = min(256, case["max_slots"] or 256)
+    pending = (len(known) - 1) % chunk + 1  # the prompt's pieces before the last are read by then
+    reason = None
+    most = case["block"] + 1 if case["block"] > 1 else 0
+    if row["window"] != "full":
+        most = min(most, row["window"] - 1)
+    while reason is None:
+        if len(known) > case["max_capacity"]:
+            runs.append([])
+            reason = "capacity"
+            break
+        room = case["max_capacity"] - len(known)
+        if case["max_slots"]:
+            room = min(room, case["max_slots"] - pending)
+        if case["max_outputs"]:
+            room = min(room, case["max_outputs"] - 1)
+        left = row["max_new_tokens"] - made
+        end = next((i for i, token in enumerate(proposals) if token in row["eos_ids"]), None)
+        usable = proposals if end is None else proposals[:end]
+        usable = usable[: max(0, min(left - 1, room))]
+        ends = len(usable) < len(proposals) and proposals[len(usable)] in row["eos_ids"]
+        masks = 0 if ends else max(0, min(most, left - 2 - len(usable), room - len(usable)))
+        fed.append([pending, len(usable), masks])
+        own = [loops.predict([*known, *usable[:j]], 0)[0] for j in range(len(usable) + 1)]
+        guessed = [loops.predict([*known, *usable], i)[0] for i in range(1, masks + 1)]
+        run: list[int] = []
+        for j, token in enumerate(own):
+            run.append(token)
+            if token in row["eos_ids"]:
+                reason = "eos"
+            elif token == row["stop_token"]:
+                reason = "stop"
+            if reason or len(run) == left or j == len(usable) or usable[j] != token:
+                break
+        runs.append(run)
+        known += run
+        made += len(run)
+        verified += len(run) - 1
+        pending = 1
+        proposals = [*own, *guessed][len(run) :]
+        if reason is None and made == row["max_new_tokens"]:
+            reason = "length"
+    return {
+        "runs": runs, "fed": fed, "finish_reason": reason,
+        "proposed": sum(p for _, p, _ in fed), "verified": verified,
+    }  # fmt: skip
+
+
+def loop_cases() -> list[dict[str, Any]]:
+    draw = random.Random(2507)
+    cases = []
+    for i in range(60):
+        case: dict[str, Any] = {"name": f"exact {i}", "block": draw.choice([1, 2, 4, 8])}
+        case["max_slots"] = draw.choice([None, None, 16, 40])
+        case["max_outputs"] = draw.choice([None, None, 8, 15])
+        longest = draw.choice([3, 20, 300])
+        case["max_capacity"] = longest + draw.choice([0, 1, 7, 30, 500])
+        rows = []
+        for _ in range(draw.choice([1, 1, 2, 3, 5])):
+            row: dict[str, Any] = {"prompt": [draw.randint(1, 12) for _ in range(draw.randint(1, longest))]}
+            row["window"] = draw.choice(["full", "full", "full", 1, 3])
+            row["max_new_tokens"] = draw.choice([1, 2, 5, 17, 40])
+            row["eos_ids"] = draw.choice([[], [], [12], [1, 7]])
+            row["stop_token"] = draw.choice([None, None, None, 5])
+            row["expected"] = simulated(case, row)
+            rows.append(row)
+        cases.append({**case, "rows": rows})
+    return cases
+
+
+class Choice:
+    """The splits of one batch, step by step."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case, self.saved = case, 0.0
+
+    def cost(self, positions: float) -> float:
+        return windows.cost(self.case["cost"], positions)
+
+    def choose(self, rows: list[dict[str, Any]]) -> list[list[int]]:
+        num, floor = len(rows) + self.case["others"], self.case["floor"]
+        widest = max(r["known"] + min(r["room"], len(r["hopes"]) + len(r["worth"]) - 1) for r in rows)
+        speed = self.speed(rows, num)
+        least = max(r["known"] for r in rows)
+        sizes = [
+            w
+            for w in range(least, widest + 1)
+            if not self.case["few_sizes"] or w in (least, widest) or w & (w - 1) == 0
+        ]
+        best: tuple[float, int, list[list[int]]] | None = None
+        for width in sizes:
+            each = [self.split(r, width, speed, num) for r in rows]
+            total = each[0][0]
+            for value, _ in each[1:]:
+                total = total + value
+            total = total - speed * self.cost(num * max(width, floor))
+            if best is None or total > best[0]:
+                best = (total, width, [feed for _, feed in each])
+        assert best is not None
+        feeds = best[2]
+        price = self.cost(num * max(best[1], floor))
+        self.saved = min(self.saved + TRIALS * price, self.cost(num * max(widest, floor)))
+        wide = [self.wider(r, feed) for r, feed in zip(rows, feeds, strict=True)]
+        lost = self.cost(num * max(floor, *map(sum, wide))) - self.cost(num * max(floor, *map(sum, feeds)))
+        if wide != feeds and lost <= self.saved:
+            self.saved = self.saved - lost
+            feeds = wide
+        return feeds
+
+    def speed(self, rows: list[dict[str, Any]], num: int) -> float:
+        best = 0.0
+        for masks in range(max(len(r["worth"]) for r in rows)):
+            held = [r["worth"][min(masks, len(r["worth"]) - 1)] for r in rows]
+            total = held[0]
+            for more in held[1:]:
+                total = total + more
+            best = max(best, (total + num) / self.cost(num * (1.0 + masks + max(held))))
+        return best
+
+    def split(self, row: dict[str, Any], width: int, speed: float, num: int) -> tuple[float, list[int]]:
+        """Best value and feed of one row in a step of `width` slots: every number of proposals and masks is tried."""
+        known, hopes, worth = row["known"], row["hopes"], row["worth"]
+        space = min(width - known, row["room"])
+        if space <= 0:
+            return 1.0, [known, 0, 0]
+        ending = 0.0 if row["ending"] is None else row["ending"]
+        best: tuple[float, list[int]] | None = None
+        tokens = chance = 1.0
+        for p in range(min(space, len(hopes)) + 1):
+            if p:
+                chance = chance * hopes[p - 1]
+                tokens = tokens + chance
+            masks = 0
+            for m in range(min(space - p, len(worth) - 1) + 1):
+                if self.later(worth[m], speed, num) > self.later(worth[masks], speed, num):
+                    masks = m
+            left = len(hopes) - p
+            rest = left - speed * self.cost(num * (1.0 + left)) / num if left else 0.0
+            future = (1.0 - ending) * self.later(worth[masks], speed, num) + ending * rest
+            value = tokens + chance * future
+            if best is None or value > best[0]:
+                best = (value, [known, p, masks])
+        assert best is not None
+        return best
+
+    def later(self, held: float, speed: float, num: int) -> float:
+        return held - speed * (self.cost(num * (1.0 + held)) - self.cost(num)) / num
+
+    def wider(self, row: dict[str, Any], feed: list[int]) -> list[int]:
+        if row["ending"] is not None:
+            return feed
+        known, proposals, masks = feed
+        return [
+            known,
+            proposals,
+            max(masks, min(2 * masks + 1, len(row["worth"]) - 1, row["room"] - proposals)),
+        ]
+
+
+def split_cases() -> list[dict[str, Any]]:
+    draw = random.Random(2511)
+    tables = [case["cost"] for case in windows.cases()]
+    cases = []
+    for i in range(40):
+        case: dict[str, Any] = {"name": f"split {i}", "cost": draw.choice(tables), "few_sizes": i % 4 == 3}
+        case |= {"others": draw.choice([0, 0, 0, 2]), "floor": draw.choice([0, 0, 3, 12]), "steps": []}
+        choice, num = Choice(case), draw.choice([1, 1, 2, 4])
+        for _ in range(draw.choice([3, 8])):
+            rows = []
+            for _ in range(num):
+                sure = draw.choice([0.05, 0.4, 0.9, 0.99])
+                hopes = [round(sure * draw.random() ** 0.2, 4) for _ in range(draw.randint(0, 9))]
+                worth, chance = [0.0], 1.0
+                for _ in range(draw.randint(0, 9)):
+                    chance = round(chance * sure * draw.random() ** 0.1, 4)
+                    worth.append(round(worth[-1] + chance, 4))
+                row = {"known": draw.choice([1, 1, 1, 4]), "hopes": hopes, "worth": worth}
+                rows.append(
+                    row | {"ending": draw.choice([None, None, sure]), "room": draw.choice([18, 18, 5, 0])}
+                )
+            case["steps"].append({"rows": rows, "feeds": choice.choose(rows)})
+        cases.append(case)
+    return cases
+
+
+def files() -> dict[Path, str]:
+    return {
+        HERE / "exact.json": loops.text_of(loop_cases()),
+        HERE / "splits.json": loops.text_of(split_cases()),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,349 @@
+"""Exact mode: whatever is proposed, the answer is the one-token answer; and it hardly ever costs more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny
+from support.agreement import MAIN, NEW, PROMPTS
+from support.chaos import BLOCK, ChaoticOracle, chaotic
+from support.fake import MASK, FakeBackend, scripted
+from support.oracle import Oracle, generate
+
+from mars_export.runtime import Commit, GenerationConfig, Session, SessionError
+from mars_export.runtime.accept import verify
+from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.proposals import Foresight, Hopes, Lookup, Proposals
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+
+Sessions = Callable[[str], Session]
+Oracles = Callable[[str], Oracle]
+
+RANDOM_COSTS = st.lists(st.floats(0.1, 10), min_size=1, max_size=6).map(
+    lambda s: Cost(tuple((2**i, v) for i, v in enumerate(s)))
+)
+CONFIGS = st.builds(
+    GenerationConfig,
+    tau=st.sampled_from([None, None, None, 0.5, 1.0]),
+    max_new_tokens=st.integers(1, 20),
+    window=st.sampled_from(["auto", "auto", "full", 1, 2, 3]),
+    eos_ids=st.sampled_from([(), (3,), (1, 7)]),
+)
+ROWS = st.lists(
+    st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=12), CONFIGS), min_size=1, max_size=5
+)
+
+
+class Guesser:
+    """Proposes what it likes: right tokens, wrong ones, ends, too many."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposals:
+        known, guesses = list(tokens), []
+        for _ in range(self.draw.randrange(9)):
+            right = chaotic(tuple(known), 0)[0]
+            guesses.append(right if self.draw.random() < 0.7 else self.draw.randint(1, 9))
+            known.append(guesses[-1])
+        return Proposals(tuple(guesses), tuple(self.draw.random() for _ in guesses), "draft")
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    rows=ROWS,
+    cost=RANDOM_COSTS,
+    capacity=st.integers(12, 60),
+    chunk=st.integers(1, 6),
+    most=st.none() | st.integers(5, 9),
+    outputs=st.none() | st.integers(4, 7),
+    guessing=st.booleans(),
+    max_rows=st.integers(1, 5),
+)
+def test_any_proposals_give_the_one_token_text(
+    rows: list[tuple[list[int], GenerationConfig]],
+    cost: Cost,
+    capacity: int,
+    chunk: int,
+    most: int | None,
+    outputs: int | None,
+    guessing: bool,
+    max_rows: int,
+) -> None:
+    backend = FakeBackend(chaotic, capacity, most, outputs)
+    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), Policy(lambda: cost))
+    batch = [
+        Row(i, prompt, config, (), proposer=Guesser(i) if guessing else None)
+        for i, (prompt, config) in enumerate(rows)
+    ]
+    for row in batch:
+        schedule.add(row)
+    events: dict[int, list[int]] = {row.index: [] for row in batch}
+    while not schedule.is_idle:
+        for event in schedule.step():
+            assert event.error is None
+            events[event.row] += event.token_ids
+    assert max(step.slots for step in backend.steps) <= (most or 10**9)
+    assert max(step.output_index.shape[1] for step in backend.steps) <= (outputs or 10**9)
+    for row, (prompt, config) in zip(batch, rows, strict=True):
+        if not config.exact and config.tau != 1.0:
+            continue
+        answer = generate(
+            ChaoticOracle(), prompt, 1.0, "probability", config.max_new_tokens, config.eos_ids or (),
+            capacity=capacity,
+        )  # fmt: skip
+        assert row.tokens[len(prompt) :] == answer.tokens == events[row.index]
+        assert row.finish_reason == answer.reason
+        assert 0 <= row.stats.verified <= row.stats.proposed
+        assert row.stats.tokens == row.stats.verified + sum(row.stats.accepted.values())
+
+
+def test_a_step_verifies_what_the_last_one_proposed_and_proposes_again() -> None:
+    backend = FakeBackend(scripted(list(range(11, 40)), [0.99] * 29, 1))
+    row = Row(0, [1], GenerationConfig(max_new_tokens=12, window="full"), ())
+    events = [event for step in decode(backend, [row], BLOCK, MASK) for event in step]
+    fed = [(s.kv_length.tolist(), s.input_ids[0].tolist(), s.output_index[0].tolist()) for s in backend.steps]
+    assert fed == [
+        ([0], [1, 0, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5]),  # 11 is certain; proposes 12 .. 16
+        ([1], [11, 12, 13, 14, 15, 16, 0, 0, 0, 0], [*range(10)]),  # all hold, 17 follows; proposes 18 .. 21
+        ([7], [17, 18, 19, 20, 21], [*range(5)]),  # all hold, 22 is the last
+    ]
+    assert [event.token_ids for event in events] == [(11,), (12, 13, 14, 15, 16, 17), (18, 19, 20, 21, 22)]
+    assert (row.stats.proposed, row.stats.verified, row.stats.rejected) == (9, 9, 0)
+
+
+def test_behind_a_proposal_that_fails_the_cursor_stays() -> None:
+    def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
+        at = len(known) + masks
+        return (at if masks != 2 else 50), 0.9  # every second mask is wrong
+
+    backend = FakeBackend(predict)
+    row = Row(0, [1, 2], GenerationConfig(max_new_tokens=7, window=4), ())
+    events = [event for step in decode(backend, [row], BLOCK, MASK) for event in step]
+    assert [step.kv_length.tolist() for step in backend.steps][:2] == [[0], [2]]
+    assert backend.steps[1].input_ids[0].tolist()[:4] == [2, 3, 50, 5]
+    assert backend.steps[2].kv_length.tolist() == [4], "2 and 3 are final, 50 is not"
+    assert backend.steps[2].input_ids[0, 0] == 4
+    assert [token for event in events for token in event.token_ids] == [2, 3, 4, 5, 6, 7, 8]
+    assert row.stats.rejected > 0
+
+
+def test_a_proposed_end_is_not_fed_and_nothing_behind_it() -> None:
+    backend = FakeBackend(scripted([11, 12, 9, 14, 15, 16], [0.99] * 6, 1))
+    row = Row(0, [1], GenerationConfig(eos_ids=(9,), window="full"), ())
+    assert [e.token_ids for step in decode(backend, [row], BLOCK, MASK) for e in step] == [(11,), (12, 9)]
+    assert backend.steps[1].input_ids[0].tolist() == [11, 12]
+    assert row.finish_reason == "eos"
+
+
+def test_a_stop_condition_inside_a_verified_run_ends_it_there() -> None:
+    backend = FakeBackend(scripted(list(range(11, 30)), [0.99] * 19, 1))
+    row = Row(0, [1], GenerationConfig(max_new_tokens=12), (), lambda token: token == 14)
+    assert [e.token_ids for step in decode(backend, [row], BLOCK, MASK) for e in step] == [
+        (11,),
+        (12, 13, 14),
+    ]
+    assert row.finish_reason == "stop"
+
+
+@settings(deadline=None, max_examples=60)
+@given(switches=st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), min_size=1, max_size=12))
+def test_exact_and_tau_may_be_switched_while_a_row_runs(switches: list[float | None]) -> None:
+    row = Row(0, [3, 4], GenerationConfig(max_new_tokens=40), ())
+    known = [3, 4]
+    for n, events in enumerate(decode(FakeBackend(chaotic), [row], BLOCK, MASK)):
+        for event in events:
+            if row.config.exact or row.config.one_token:
+                for token in event.token_ids:
+                    assert token == chaotic(tuple(known), 0)[0], "what the model says of all that is known"
+                    known.append(token)
+            else:
+                known += event.token_ids
+        row.config = row.config.with_values(tau=switches[n]) if n < len(switches) and switches[n] is not None else (
+            row.config.with_values(exact=True)
+        )  # fmt: skip
+    assert row.tokens == known
+
+
+def test_block_commit_refuses_exact_rows_and_says_why(sessions: Sessions) -> None:
+    with pytest.raises(SessionError, match="exact mode needs cursor commit"):
+        sessions(MAIN).generate([5, 6], commit=Commit("block", 8))
+
+
+# --- what verifies ---
+
+
+@given(
+    said=st.lists(st.integers(0, 3), max_size=8),
+    proposals=st.lists(st.integers(0, 3), max_size=8),
+    eos=st.sets(st.integers(0, 3), max_size=1),
+    limit=st.integers(0, 9),
+)
+def test_what_stands_is_what_the_model_said_of_its_own_words(
+    said: list[int], proposals: list[int], eos: set[int], limit: int
+) -> None:
+    count = verify(said, proposals, eos, limit)
+    assert count <= min(limit, len(said), len(proposals) + 1)
+    assert (count == 0) == (not said or limit == 0)
+    assert said[: count - 1] == proposals[: count - 1] if count else True
+    assert not set(said[: count - 1]) & eos if count else True
+    if 0 < count < min(limit, len(said), len(proposals) + 1):
+        assert said[count - 1] != proposals[count - 1] or said[count - 1] in eos
+
+
+# --- on real graphs ---
+
+
+@pytest.mark.parametrize("name", tiny.TINIES)
+def test_every_family_alone_and_in_a_batch(name: str, sessions: Sessions, oracles: Oracles) -> None:
+    session, config = sessions(name), GenerationConfig(max_new_tokens=NEW, eos_ids=())
+    answers = [generate(oracles(name), prompt, 1.0, max_new=NEW) for prompt in PROMPTS]
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        completion = session.generate(prompt, config)
+        assert list(completion.token_ids) == answer.tokens
+        assert completion.confidences == pytest.approx(answer.confidences, abs=1e-4)
+        assert completion.stats.proposed > 0
+    configs = [config.with_values(window=w) for w in ("auto", "full", 2, 1, "auto")]
+    for completion, answer in zip(session.generate_batch(PROMPTS, configs), answers, strict=True):
+        assert list(completion.token_ids) == answer.tokens
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 11},
+        {"repetition_penalty": 1.3},
+        {"temperature": 1.2, "repetition_penalty": 1.1, "metric": "entropy", "seed": 2**63},
+    ],
+)
+def test_sampled_text_is_that_of_one_token_sampling_with_the_same_seed(
+    changes: dict[str, object], sessions: Sessions
+) -> None:
+    exact = GenerationConfig(max_new_tokens=NEW, eos_ids=()).with_values(**changes)
+    one = exact.with_values(tau=0.0 if exact.metric == "entropy" else 1.0)
+    for prompt in PROMPTS:
+        assert (
+            sessions(MAIN).generate(prompt, exact).token_ids == sessions(MAIN).generate(prompt, one).token_ids
+        )
+
+
+def test_a_prompt_that_repeats_itself_is_looked_up(sessions: Sessions) -> None:
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=())
+    prompt = [11, 12, 13, 14, 15, 16] * 4
+    plain, looked = (sessions(MAIN).generate(prompt, config.with_values(lookup=n)) for n in (0, 2))
+    assert plain.token_ids == looked.token_ids
+
+
+def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
+    lookup = Lookup(2)
+    assert lookup.propose([1, 2, 3], 5).token_ids == ()
+    assert lookup.propose([1, 2, 3, 9, 1, 2], 5).token_ids == (3, 9, 1, 2)
+    assert lookup.propose([1, 2, 3, 9, 1, 2, 4, 1, 2], 2).token_ids == (4, 1)
+    assert lookup.propose([7], 2).token_ids == ()
+
+
+# --- how much to propose ---
+
+COSTS = {
+    "fp32": ((1, 33.0), (2, 33.0), (4, 35.0), (8, 42.3), (15, 48.9), (32, 70.0)),
+    "int4": ((1, 10.5), (2, 11.7), (4, 15.7), (8, 23.0), (16, 35.7), (32, 60.0)),
+    "w8a8": ((1, 7.6), (2, 8.5), (4, 9.9), (8, 13.6), (15, 15.5), (32, 22.7)),
+    "flat": ((1, 10.0), (32, 10.1)),
+    "as many times as slots": ((1, 10.0), (32, 320.0)),
+}
+TOKENS = 300
+DRAWS = random.Random(9).choices(range(1000), k=(TOKENS + 40) * 20)
+
+
+def spoken(position: int) -> int:
+    return 1 + (position * 7919) % 97
+
+
+class Speaker(FakeBackend):
+    """Says `spoken`; its masks are right with the chance that they claim. Behind a wrong word it raves."""
+
+    def __init__(self, chance: Callable[[int], float]) -> None:
+        super().__init__(chaotic)
+        self.chance, self.sizes = chance, [0]
+
+    def step(self, cache: Cache, first: int, *inputs: Any) -> StepOutput:  # noqa: ARG002
+        input_ids, kv_length, output_index, _ = inputs
+        self.sizes.append(input_ids.size)
+        token_ids, confidence = (
+            np.zeros(output_index.shape, np.int64),
+            np.zeros(output_index.shape, np.float32),
+        )
+        for i, start in enumerate(kv_length.tolist()):
+            said, raves, masks = [], False, 0
+            for slot, token in enumerate(input_ids[i].tolist()):
+                at = start + slot + 1
+                masks += token == MASK
+                raves = raves or (token != MASK and token != spoken(at - 1))
+                sure = 0.8 if masks == 0 else self.chance(at - masks) ** masks
+                right = masks == 0 or DRAWS[at * 20 + masks] < 1000 * sure
+                said.append((98, 0.3) if raves else (spoken(at) if right else 99, sure))
+            for j, slot in enumerate(output_index[i].tolist()):
+                token_ids[i, j], confidence[i, j] = said[slot]
+        return StepOutput(token_ids, confidence)
+
+
+def seconds(chance: Callable[[int], float], costs: str, rows: int, **changes: object) -> float:
+    """What the steps of some rows cost, from the second of each on."""
+    cost, backend = Cost(COSTS[costs]), Speaker(chance)
+    config = GenerationConfig(max_new_tokens=TOKENS, eos_ids=()).with_values(**changes)
+    batch = [Row(i, [spoken(0)], config, ()) for i in range(rows)]
+    for _ in decode(backend, batch, 8, MASK, Policy(lambda: cost)):
+        pass
+    assert all(row.tokens == [spoken(i) for i in range(TOKENS + 1)] for row in batch)
+    return sum(cost.of(size) for size in backend.sizes[1 + rows :])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("sure", [0.0, 0.2, 0.6, 0.9, 1.0])
+def test_exact_is_never_much_slower_than_one_token_and_near_the_best_window(
+    sure: float, costs: str, rows: int
+) -> None:
+    predict = lambda position: sure  # noqa: E731
+    auto = seconds(predict, costs, rows)
+    assert seconds(predict, costs, rows, tau=1.0) / auto >= 0.97
+    assert min(seconds(predict, costs, rows, window=w) for w in (1, 2, 3, 5, 8)) / auto >= 0.95
+
+
+def test_text_that_becomes_predictable_is_noticed() -> None:
+    halves = seconds(lambda position: 0.0 if position < 150 else 1.0, "int4", 1)
+    never, always = (seconds(lambda position, s=s: s, "int4", 1) for s in (0.0, 1.0))
+    assert halves - 0.5 * (never + always) < 35 * 10.5, "within 35 steps of one token"
+
+
+def test_hopes_begin_with_the_confidence_itself_and_follow_what_held() -> None:
+    hopes = Hopes()
+    assert hopes.of("masks", 0.6) == pytest.approx(0.6)
+    for _ in range(100):
+        hopes.saw(Proposals((1, 2), (0.6, 0.6)), 2, 0)
+    assert hopes.of("masks", 0.6) < 0.1
+    assert hopes.of("masks", 0.99) == pytest.approx(0.99)
+    assert hopes.of("draft", 0.6) == pytest.approx(0.6), "another source is another matter"
+    assert hopes.of("masks", float("nan")) == 0.0
+
+
+def test_masks_are_worth_what_their_last_proposals_promised() -> None:
+    foresight = Foresight()
+    assert foresight.expected(0) == [0.0]
+    before = foresight.expected(3)
+    assert before == sorted(before)
+    foresight.saw([1.0, 1.0, 1.0])
+    assert foresight.expected(3)[3] > before[3]
+    for _ in range(20):
+        foresight.saw([0.0, 0.0, 0.0])
+    assert foresight.expected(3)[3] < 0.2
