@@ -37,8 +37,8 @@ class KvMemory:
 
 
 class TrtCache:
-    """KV rows on the device. Their memory is taken from the pool at first use, and goes back there when the cache
-    is no longer used: a batch that is made before the one it replaces is gone does not take it twice.
+    """KV rows on the device. Their memory is taken from the pool at first use, and goes back there when
+    the cache is no longer used: a batch that is made before the one it replaces is gone takes none twice.
     """
 
     def __init__(self, pool: Pool, num_rows: int) -> None:
@@ -58,8 +58,8 @@ class TrtCache:
         return 0 if self._memory is None else self._memory.capacity
 
     def reserve(self, capacity: int) -> None:  # noqa: ARG002
-        """Take the memory, which is as large as the engine allows. What does not fit is said by the step, row by
-        row, because a batch asks for its longest row and its widest one together.
+        """Take the memory, which is as large as the engine allows. What does not fit is said by the step,
+        row by row, because a batch asks for its longest row and its widest one together.
         """
         _ = self.memory
 
