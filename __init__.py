@@ -1,4 +1,4 @@
-"""Export MARS multi-token language models and run them anywhere. The front door: what a program needs, imported on first use."""
+"""Export MARS multi-token language models and run them anywhere. The front door: loads nothing before its use."""
 
 from __future__ import annotations
 

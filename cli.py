@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from . import __version__
 from .calibration import commands as calibration
 from .exporter import commands as exporter
 from .runtime import bundle_commands as bundles
 from .runtime import commands as runtime
-from .runtime.console import print_error
+from .runtime.console import out, print_error
 from .runtime.errors import MarsError
 
 app = typer.Typer(
@@ -20,8 +22,20 @@ for part in (exporter, runtime, calibration, bundles):
     app.add_typer(part.app)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        out.print(f"mars-export {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+]
+
+
 @app.callback()
-def describe() -> None:
+def describe(version: Version = False) -> None:
     """Export MARS multi-token language models and run them with a speed/quality knob per request."""
 
 

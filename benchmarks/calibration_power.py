@@ -1,4 +1,6 @@
-"""How often each valid test shows a bound that truly holds: the choice of calibration/tau/bounds.py, measured. Prints Markdown."""
+"""How often each valid test shows a bound that truly holds: the choice of calibration/tau/bounds.py,
+measured. Prints Markdown.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def most_changed(changed: int, rows: int) -> float:
 
 
 def trinomial(worse: int, better: int, rows: int, bound: float) -> bool:
-    """Exact test of worse - better, at the largest share of changed rows that the data allow (the tail grows with that share)."""
+    """Exact test of worse - better, at the largest share of changed rows that the data allow (the tail grows
+    with that share).
+    """
     net, share = worse - better, most_changed(worse + better, rows)
     if net + 2 > (rows - 1) * bound or share > 0.5:
         return False
@@ -86,7 +90,8 @@ def betting(drops: np.ndarray, bound: float) -> float:
 
 def main() -> None:
     print(
-        "| rows | bound | get worse | get better | betting | trinomial | binomial | Hoeffding-Bentkus |\n|---|---|---|---|---|---|---|---|"
+        "| rows | bound | get worse | get better | betting | trinomial | binomial | Hoeffding-Bentkus |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
     for rows, bound, lose, win in CASES:
         random = np.random.default_rng(1)

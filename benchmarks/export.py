@@ -1,9 +1,14 @@
-"""Exports random bf16 checkpoints of 1.5B and 7B shape: wall time, MB/s of input and peak anonymous memory, the self-check included.
+"""Exports random bf16 checkpoints of 1.5B and 7B shape: wall time, MB/s of input and peak anonymous memory.
 
-    python benchmarks/export.py                                      # 1.5B (3 GB) and 7B (15 GB, needs 50 GB of disk)
-    python benchmarks/export.py --shapes 1.5B --venvs build/peers/venvs  # and the peers' exporters on the same checkpoint
+The self-check is included.
 
-The peers' environments are those that `benchmarks/peers.py --setup genai` makes; TensorRT Edge-LLM's is `pip install
+    # 1.5B (3 GB) and 7B (15 GB, needs 50 GB of disk)
+    python benchmarks/export.py
+    # and the peers' exporters on the same checkpoint
+    python benchmarks/export.py --shapes 1.5B --venvs build/peers/venvs
+
+The peers' environments are those that `benchmarks/peers.py --setup genai` makes; TensorRT Edge-LLM's is `pip
+install
 tensorrt-edgellm` in VENVS/edgellm. Checkpoints stay in --work, what is exported from them is deleted.
 """
 
@@ -124,8 +129,10 @@ def line(result: dict[str, Any]) -> str:
     if "absent" in result:
         return f"{head}  absent: {result['absent']}"
     text = (
-        f"{head}  {result['seconds']:7.1f} s wall  {result['cpu_seconds']:7.1f} s CPU  {result['input_mb_per_second']:6.0f} MB/s of input"
-        f"  {result['peak_anonymous'] / 1e9:6.2f} GB anonymous  {result['output_bytes'] / 1e9:6.2f} GB written"
+        f"{head}  {result['seconds']:7.1f} s wall  {result['cpu_seconds']:7.1f} s CPU"
+        f"  {result['input_mb_per_second']:6.0f} MB/s of input"
+        f"  {result['peak_anonymous'] / 1e9:6.2f} GB anonymous"
+        f"  {result['output_bytes'] / 1e9:6.2f} GB written"
     )
     return f"{text}  FAILED: {result['failed']}" if "failed" in result else text
 
@@ -198,7 +205,8 @@ def make_checkpoint(target: Path, shape: random_checkpoint.Shape) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < 1.3 * needed:
         sys.exit(
-            f"error: {target.parent} has {free / 1e9:.0f} GB free, about {1.3 * needed / 1e9:.0f} GB are needed; give another --work"
+            f"error: {target.parent} has {free / 1e9:.0f} GB free, about {1.3 * needed / 1e9:.0f} GB are"
+            " needed; give another --work"
         )
     print(f"writing {target.name}", file=sys.stderr, flush=True)
     random_checkpoint.write_checkpoint(target, shape)

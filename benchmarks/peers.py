@@ -1,10 +1,13 @@
-"""mars-export beside its peers on the same weights, prompts and threads: one run, interleaved rounds, medians.
+"""mars-export beside its peers on the same weights, prompts and threads: one run, in rounds, medians.
 
-    python benchmarks/peers.py --setup                    # once: virtual environments with pip, 5 to 60 minutes (llama.cpp is compiled)
+    # once: virtual environments with pip, 5 to 60 minutes (llama.cpp is compiled)
+    python benchmarks/peers.py --setup
     python benchmarks/peers.py --authors MARS_CHECKOUT    # make the models that are absent, then measure
 
-Each peer runs in an environment of its own under --venvs and answers through benchmarks/peers/; one that is absent is named
-as absent. Models are made once, under --work. The peers decode one token a step, greedily. tokens/s is end to end, prompt included.
+Each peer runs in an environment of its own under --venvs and answers through benchmarks/peers/; one that is
+absent is named
+as absent. Models are made once, under --work. The peers decode one token a step, greedily. tokens/s is end to
+end, prompt included.
 """
 
 from __future__ import annotations
@@ -192,7 +195,9 @@ class Results:
 
 
 def warm_up(processes: dict[str, Process], prompts: rows.Prompts, absent: dict[str, str]) -> None:
-    """One short answer in each way that is measured: first use builds caches, and ours measures what a step costs. What fails is closed and named."""
+    """One short answer in each way that is measured: first use builds caches, and ours measures what a step
+    costs. What fails is closed and named.
+    """
     for name in list(processes):
         for entry in catalog.single_entries([name]):
             request = Request(

@@ -1,4 +1,7 @@
-"""Makes checkpoints of real shapes with random bf16 weights, shard by shard, that pass for MARS ones. Memory: about two tensors."""
+"""Makes checkpoints of real shapes with random bf16 weights, shard by shard, that pass for MARS ones.
+
+Memory: about two tensors.
+"""
 
 from __future__ import annotations
 

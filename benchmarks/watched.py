@@ -1,4 +1,7 @@
-"""Runs a command and notes its time and the most anonymous memory it and its children held at once. Linux only."""
+"""Runs a command and notes its time and the most anonymous memory it and its children held at once.
+
+Linux only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """`cpu_seconds` are of the command and its children: beside other work they say more than `seconds`. Sizes in bytes."""
+    """`cpu_seconds` are of the command and its children: beside other work they say more than `seconds`.
+
+    Sizes in bytes.
+    """
 
     exit_code: int
     seconds: float

@@ -1,9 +1,11 @@
-"""The commands over the rows of a task: calibrate picks a tau, bench measures speeds. Parse, one call, print."""
+"""The commands over the rows of a task: calibrate picks a tau, bench measures. Parse, one call, print."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -25,20 +27,28 @@ from ..runtime.console import (
 from ..runtime.errors import MarsError
 
 if TYPE_CHECKING:
+    from ..runtime.decode.config import Window
+    from .bench.bench import BenchEstimate
     from .bench.report import BenchReport
     from .tau.run import Estimate
-    from .tau.setting import WindowSize
 
 app = typer.Typer()
+T = TypeVar("T")
 
-TASK_HELP = "A JSONL file of rows, or a built-in task: assistant, arithmetic."
+TaskName = Annotated[
+    str, typer.Option("--task", "-t", help="A JSONL file of rows, or a built-in task: assistant, arithmetic.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Folder of the report and the state; named after task and bundle."),
+]
 Score = Annotated[
     str | None,
-    typer.Option(help="Metric of rows that name none: a known one, or your own as module:function."),
+    typer.Option(help="Score of rows that name none: a known one, or your own as module:function."),
 ]
 AllowExec = Annotated[
     bool,
-    typer.Option("--allow-exec", help="Allow metrics that run what the model writes. There is no sandbox."),
+    typer.Option("--allow-exec", help="Allow scores that run what the model writes. There is no sandbox."),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with what an earlier run left in the output folder.")
@@ -52,7 +62,7 @@ DryRun = Annotated[
 @app.command()
 def calibrate(
     bundle: BundleArgument,
-    task: Annotated[str, typer.Option("--task", "-t", help=TASK_HELP)],
+    task: TaskName,
     max_drop: Annotated[
         float,
         typer.Option(help="Largest mean quality loss against tau 1 that is bearable; 0.02 is two points."),
@@ -65,12 +75,7 @@ def calibrate(
         str | None, typer.Option(help="Candidates of the one metric, from safe to fast, with commas between.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the profile; the task's by default.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Folder of the report and the state; calibration-NAME by default."
-        ),
-    ] = None,
+    output: Output = None,
     confirm: Annotated[
         Path | None, typer.Option(help="Rows that the choice never sees, to check it on.")
     ] = None,
@@ -84,31 +89,27 @@ def calibrate(
     store: Annotated[
         bool, typer.Option("--store/--no-store", help="Whether the bundle gets the profile.")
     ] = True,
+    html: Annotated[bool, typer.Option("--html", help="Write the report as an HTML page too.")] = False,
     device: Device = "cpu",
     threads: Threads = None,
     accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest tau that keeps the quality of a task, with a guarantee, and store it in the bundle as a profile."""
-    from .rows import CalibrationOptions
+    """Find the fastest tau that keeps the quality of a task, with a guarantee, and store it in the bundle as
+    a profile."""
+    from .tau.options import CalibrationOptions
     from .tau.report import COLUMNS
-    from .tau.run import Request, estimate, run
+    from .tau.run import PAGE_FILE, Request, estimate, run
 
-    options = CalibrationOptions(
-        max_drop, confidence, listed(compare), _numbers("--taus", taus), limit, batch
-    )
-    request = Request(
-        bundle, task, output, score, allow_exec, device, threads, accuracy_level=accuracy_level, resume=resume, force=force,
-        name=name, confirm=confirm, store=store, options=options,
-    )  # fmt: skip
+    candidates = _numbers("--taus", taus, float)
+    options = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
+    where = (bundle, task, output, score, allow_exec, device, threads, None, accuracy_level, resume, force)
+    request = Request(*where, name=name, confirm=confirm, store=store, html=html, options=options)
     if dry_run:
-        _show_estimate(estimate(request), as_json)
+        _show(estimate(request), as_json, _show_estimate)
         return
-    try:
-        with progress_bars() as bars:
-            report = run(request, advance(bars))
-    except KeyboardInterrupt:
-        raise _stopped(request.folder) from None
+    with _progress(request.folder) as progress:
+        report = run(request, progress)
     if as_json:
         print_json(report.to_dict())
         return
@@ -117,7 +118,9 @@ def calibrate(
     for text in (report.confirmed, *(f"{name}: {value}" for name, value in report.facts)):
         if text is not None:
             out.print(text, markup=False)
-    out.print(f"report    {request.folder / 'report.html'}", markup=False)
+    if report.num_changed:
+        out.print(f"answers changed: {report.num_changed}; the report has them, worst first", markup=False)
+    out.print(f"report    {request.folder / PAGE_FILE}", markup=False)
     if store:
         out.print(f"try: mars-export generate {bundle} --profile {request.profile_name} -p ...", markup=False)
 
@@ -125,7 +128,7 @@ def calibrate(
 @app.command()
 def bench(
     bundle: BundleArgument,
-    task: Annotated[str, typer.Option("--task", "-t", help=TASK_HELP)] = "assistant",
+    task: TaskName = "assistant",
     tau: Annotated[
         str, typer.Option(help="Bounds to compare with one-token mode, with commas between.")
     ] = "0.95",
@@ -133,7 +136,7 @@ def bench(
     window: Annotated[
         str,
         typer.Option(
-            help="Most predictions of a step, with commas between: auto (chosen step by step), full, or numbers."
+            help="Most predictions of a step, with commas between: auto (step by step), full, or numbers."
         ),
     ] = "auto",
     commit: Annotated[
@@ -148,10 +151,7 @@ def bench(
     cursor: Annotated[
         int, typer.Option(help="Tokens in the cache where the cost of a step is measured.")
     ] = 256,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder of the report and the state; bench-TASK by default."),
-    ] = None,
+    output: Output = None,
     score: Score = None,
     allow_exec: AllowExec = False,
     resume: Resume = False,
@@ -165,62 +165,56 @@ def bench(
 ) -> None:
     """Measure what a step costs here, and one-token mode against MARS on the rows of a task."""
     from .bench.bench import BenchRequest, estimate
-    from .bench.bench import bench as run_bench
-    from .tau.setting import BenchOptions
+    from .bench.bench import bench as measure
+    from .bench.settings import BenchOptions
 
     options = BenchOptions(
-        _numbers("--tau", tau),
-        _whole_numbers("--batch", batch),
-        _windows(window),
-        listed(commit),
-        cache_block,
-        rounds,
-        limit,
-        cursor,
+        taus=_numbers("--tau", tau, float),
+        batches=_numbers("--batch", batch, int),
+        windows=_windows(window),
+        commits=listed(commit),
+        cache_block=cache_block,
+        rounds=rounds,
+        limit=limit,
+        cursor=cursor,
     )
-    request = BenchRequest(
-        bundle,
-        task,
-        output,
-        score,
-        allow_exec,
-        device,
-        threads,
-        variant,
-        accuracy_level,
-        resume,
-        force,
-        options,
-    )
+    where = (bundle, task, output, score, allow_exec, device, threads, variant, accuracy_level, resume, force)
+    request = BenchRequest(*where, options=options)
     if dry_run:
-        found = estimate(request)
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            out.print(
-                f"{found.num_rows} rows at {found.num_settings} settings, {found.too_long} left out as too long",
-                markup=False,
-            )
-            out.print(
-                f"cost of a step {found.step_seconds / 60:.1f} min, answers {found.decode_seconds / 60:.1f} min"
-            )
+        _show(estimate(request), as_json, _show_bench_estimate)
         return
+    with _progress(request.folder) as progress:
+        report = measure(request, progress)
+    _show(report, as_json, _show_bench)
+    if not as_json:
+        out.print(f"report    {request.folder}", markup=False)
+
+
+@contextmanager
+def _progress(folder: Path) -> Iterator[Any]:
+    """Bars while something runs; Ctrl-C ends it with a word on how to go on."""
     try:
         with progress_bars() as bars:
-            report = run_bench(request, advance(bars))
+            yield advance(bars)
     except KeyboardInterrupt:
-        raise _stopped(request.folder) from None
+        text = f"stopped; what was done is kept in {folder}: the same command with --resume goes on"
+        err.print(text, markup=False)
+        raise typer.Exit(130) from None
+
+
+def _show(value: Any, as_json: bool, show: Any) -> None:
     if as_json:
-        print_json(report.to_dict())
+        print_json(value.to_dict())
     else:
-        _show_bench(report, request.folder)
+        show(value)
 
 
-def _show_bench(report: BenchReport, folder: Path) -> None:
+def _show_bench(report: BenchReport) -> None:
     out.print(report.headline, style="bold", markup=False)
+    waits = "what a reader waits for, ms: median and 99th percentile"
     tables = {
-        "whole answers; speed-up over one-token mode, lowest and highest round; peak memory": report.speed_table,
-        "what a reader waits for, ms: median and 99th percentile": report.latency_table,
+        "whole answers; speed-up and its lowest and highest round; score's interval": report.speed_table,
+        waits: report.latency_table,
         f"a step, {report.cursor} tokens in the cache": report.cost_table,
     }
     for title, (head, *lines) in tables.items():
@@ -229,52 +223,34 @@ def _show_bench(report: BenchReport, folder: Path) -> None:
     out.print()
     for line in report.facts:
         out.print(line, markup=False)
-    out.print(f"report    {folder}", markup=False)
 
 
-def _stopped(folder: Path) -> typer.Exit:
-    err.print(
-        f"stopped; what was done is kept in {folder}: the same command with --resume goes on", markup=False
+def _show_bench_estimate(cost: BenchEstimate) -> None:
+    rows = f"{cost.num_rows} rows at {cost.num_settings} settings, {cost.too_long} left out as too long"
+    out.print(rows, markup=False)
+    out.print(f"cost of a step {cost.step_seconds / 60:.1f} min, answers {cost.decode_seconds / 60:.1f} min")
+
+
+def _show_estimate(cost: Estimate) -> None:
+    rows = f"{cost.num_rows} rows, {cost.too_long} left out as too long"
+    out.print(f"{rows}; the bound needs {cost.items_needed} rows at least")
+    minutes = (
+        f"record pass {cost.record_seconds / 60:.1f} min, everything at most {cost.seconds / 60:.1f} min"
     )
-    return typer.Exit(130)
+    out.print(f"{minutes}; testing ends at the first failure")
+    lines = [(metric, f"{tau:g}", f"{seconds / 60:.1f}") for metric, tau, seconds in cost.candidates]
+    print_table(("metric", "tau", "minutes"), lines)
+    print_table(("bound", "rows needed"), [(f"{drop:g}", str(rows)) for drop, rows in cost.needed])
 
 
-def _show_estimate(found: Estimate, as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_dict())
-        return
-    out.print(
-        f"{found.num_rows} rows, {found.too_long} left out as too long; the bound needs {found.items_needed} rows at least"
-    )
-    out.print(
-        f"record pass {found.record_seconds / 60:.1f} min, everything at most {found.seconds / 60:.1f} min; testing ends at the first failure"
-    )
-    print_table(
-        ("metric", "tau", "minutes"),
-        [(metric, f"{tau:g}", f"{seconds / 60:.1f}") for metric, tau, seconds in found.candidates],
-    )
-    print_table(("bound", "rows needed"), [(f"{drop:g}", str(rows)) for drop, rows in found.needed])
-
-
-def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+def _numbers(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
     try:
-        return tuple(float(word) for word in listed(text or ""))
+        return tuple(kind(word) for word in listed(text or ""))
     except ValueError as error:
-        raise MarsError(f"{option} must be numbers with commas between, not {text!r}") from error
+        what = "whole numbers" if kind is int else "numbers"
+        raise MarsError(f"{option} must be {what} with commas between, not {text!r}") from error
 
 
-def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in listed(text))
-    except ValueError as error:
-        raise MarsError(f"{option} must be whole numbers with commas between, not {text!r}") from error
-
-
-def _windows(text: str) -> tuple[WindowSize, ...]:
-    """A word that is no number goes on to GenerationConfig as it is: what a window may be is said there."""
-    from ..runtime.decode.config import FULL_WINDOW
-
-    named = {"auto": None, "full": FULL_WINDOW}
-    return tuple(
-        named[word] if word in named else int(word) if word.isdecimal() else word for word in listed(text)
-    )
+def _windows(text: str) -> tuple[Window, ...]:
+    """A word that is no number goes on as it is: what a window may be is said where one is built."""
+    return tuple(int(word) if word.isdecimal() else word for word in listed(text))  # type: ignore[misc]

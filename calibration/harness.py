@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness asks of a model, answered by a session. Does not import the harness: lm_eval_model.py does."""
+"""What lm-evaluation-harness asks of a model, answered by a session. Only lm_eval.py imports the harness."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ..runtime.errors import CalibrationError
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # the harness's names of the same thing
 KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "seed", *LIMITS}
 NO_LIKELIHOOD = (
-    "this task asks for log-likelihoods of given text (multiple choice, perplexity). tau changes nothing there, because nothing is"
-    " generated; evaluate the checkpoint itself with --model hf. mars_export answers generate_until tasks only"
+    "this task asks for log-likelihoods of given text (multiple choice, perplexity). tau changes nothing"
+    " there, because nothing is generated; evaluate the checkpoint itself with --model hf. mars_export"
+    " answers generate_until tasks only"
 )
 
 
 @dataclass(slots=True)
 class Answers:
-    """A session and the settings of a whole evaluation. `templated`: prompts come from the chat template, with its special tokens."""
+    """A session and an evaluation's settings. `templated`: prompts have the template's special tokens."""
 
     session: Session
     config: GenerationConfig
@@ -29,24 +30,35 @@ class Answers:
     @classmethod
     def open(
         cls,
-        bundle: str,
-        tau: float | None,
-        metric: str | None,
-        profile: str | None,
-        limit: int,
-        device: str,
-        threads: int | None,
-        batch: int,
+        bundle: str = "",
+        tau: float | None = None,
+        metric: str | None = None,
+        profile: str | None = None,
+        max_gen_toks: int = 256,
+        run_on: str = "cpu",
+        threads: int | None = None,
+        batch: int = 1,
     ) -> Answers:
         """Open the bundle; tau 0.95 unless it, or a profile instead of it, is given. Raises MarsError."""
+        wrong = [] if bundle else ["bundle=PATH is missing"]
+        wrong += [
+            f"{name} must be a positive number, not {value!r}"
+            for name, value in (("threads", threads), ("max_gen_toks", max_gen_toks))
+            if value is not None and (type(value) is not int or value < 1)
+        ]
         if profile is not None and (tau is not None or metric is not None):
-            raise CalibrationError("a profile sets tau and metric; give profile=, or them, not both")
-        session = Session.open(bundle, device, threads=threads)
+            wrong.append("a profile sets tau and metric; give profile=, or them, not both")
+        if wrong:
+            raise CalibrationError("; ".join(wrong))
+        given = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
+        config = GenerationConfig().with_values(**given)
+        session = Session.open(str(bundle), run_on, threads=threads)
         if session.text is None:
             raise CalibrationError(f"{bundle}: this bundle has no tokenizer, and the harness speaks text")
-        given = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
-        config = session.profile(profile) if profile else GenerationConfig().with_values(**given)
-        return cls(session, config.with_values(max_new_tokens=limit), batch)
+        if profile is not None:
+            config = session.profile(str(profile))
+        session.check(config)
+        return cls(session, config.with_values(max_new_tokens=max_gen_toks), batch)
 
     def answer(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """Texts for (context, generation settings). A context that does not fit is an error, never cut."""
@@ -59,10 +71,11 @@ class Answers:
         return list(self.session.text.tokenizer.encode(context, add_special_tokens=not self.templated).ids)
 
     def settings(self, kwargs: Mapping[str, Any]) -> GenerationConfig:
-        """The harness's generation settings as a config. Raises CalibrationError for one that is not known here."""
+        """The harness's generation settings as a config. Raises CalibrationError for an unknown one."""
         if unknown := sorted(set(kwargs) - KNOWN):
             raise CalibrationError(
-                f"generation settings that mars_export does not know: {', '.join(unknown)} (known: {', '.join(sorted(KNOWN))})"
+                f"generation settings that mars_export does not know: {', '.join(unknown)}"
+                f" (known: {', '.join(sorted(KNOWN))})"
             )
         until = kwargs.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(s for s in until if s)
@@ -79,7 +92,8 @@ class Answers:
         """The chat template's text; from now on contexts are taken to have its special tokens."""
         if not add_generation_prompt:
             raise CalibrationError(
-                "a prefilled answer (gen_prefix) in a chat template is not supported; run without --apply_chat_template"
+                "a prefilled answer (gen_prefix) in a chat template is not supported; run without"
+                " --apply_chat_template"
             )
         assert self.session.text is not None
         self.templated = True

@@ -1,19 +1,23 @@
-"""The state file of a calibration: one JSON line per finished piece of work, so that an interrupted run goes on. Knows no statistics."""
+"""The state of a run, a JSON line per finished piece, so that an interrupted run goes on. No statistics."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..runtime.errors import CalibrationError
 
 VERSION = 1
+T = TypeVar("T")
 
 
 class Journal:
-    """Values by key, kept in a file that only ever grows. A last line that a crash cut short is dropped when it is opened again."""
+    """Values by key in a file that only grows. A last line cut short by a crash is dropped on opening."""
 
     def __init__(self, path: Path, values: dict[str, Any], end: int) -> None:
         self.path, self._values = path, values
@@ -25,8 +29,8 @@ class Journal:
     def open(cls, path: Path, identity: Mapping[str, Any], *, resume: bool, force: bool) -> Journal:
         """Open the state at `path` for work on what `identity` names.
 
-        A state that is there is used with `resume`, thrown away with `force`, and refused otherwise. Raises CalibrationError,
-        also for a state of other work, with what differs.
+        A state that is there is used with `resume`, thrown away with `force`, and refused otherwise. Raises
+        CalibrationError, also for a state of other work, with what differs.
         """
         head = {"version": VERSION, **identity}
         if path.is_dir():
@@ -36,19 +40,19 @@ class Journal:
             journal = cls(path, {}, 0)
             journal._write(head)
             return journal
-        found, values, end = _read(path)
-        if not found:
-            return cls.open(
-                path, identity, resume=resume, force=True
-            )  # cut short before its first line was whole
-        if found != head:
-            odd = ", ".join(sorted(k for k in head.keys() | found.keys() if head.get(k) != found.get(k)))
+        old, values, end = _read(path)
+        if not old:  # cut short before its first line was whole
+            return cls.open(path, identity, resume=resume, force=True)
+        if old != head:
+            odd = ", ".join(sorted(k for k in head.keys() | old.keys() if head.get(k) != old.get(k)))
             raise CalibrationError(
-                f"{path}: a state of other work is there (another {odd}); --force throws it away, --output puts this elsewhere"
+                f"{path}: a state of other work is there (another {odd}); --force throws it away,"
+                " --output puts this elsewhere"
             )
         if values and not resume:
             raise CalibrationError(
-                f"{path}: {len(values)} finished pieces of this work are there; --resume uses them, --force throws them away"
+                f"{path}: {len(values)} finished pieces of this work are there; --resume uses them,"
+                " --force throws them away"
             )
         return cls(path, values, end)
 
@@ -62,15 +66,47 @@ class Journal:
         self._values[key] = value
         self._write([key, value])
 
+    def read(self, key: str, kind: type[T]) -> T:
+        """The value of `key` as the dataclass that it was written as."""
+        value = self._values[key]
+        return value if isinstance(value, kind) else restore(kind, value)
+
     def close(self) -> None:
         self._file.close()
 
     def _write(self, line: Any) -> None:
-        self._file.write(
-            json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-            + b"\n"
-        )
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain)
+        self._file.write(text.encode("utf-8", "surrogatepass") + b"\n")
         self._file.flush()  # survives the end of this process; a loss of power may cost some work
+
+
+def restore(kind: Any, value: Any) -> Any:
+    """A JSON value as what an annotation names: dataclasses, tuples, dicts of them, None; else as it is."""
+    if value is None:
+        return None
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        return kind(**{name: restore(hints[name], part) for name, part in value.items()})
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not NoneType]
+    if origin in (Union, UnionType):
+        return restore(parts[0], value) if len(parts) == 1 else value
+    if origin is dict:
+        return {key: restore(parts[1], part) for key, part in value.items()}
+    if origin is not tuple:
+        return value
+    if parts[-1] is not Ellipsis:
+        return tuple(restore(part, one) for part, one in zip(parts, value, strict=True))
+    is_simple = not get_origin(parts[0]) and not is_dataclass(parts[0])
+    return tuple(value) if is_simple else tuple(restore(parts[0], one) for one in value)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:

@@ -1,41 +1,54 @@
-"""The model class of lm-evaluation-harness: its only home, imported by the harness (entry point lm_eval.models) or run as a module.
+"""The model class of lm-evaluation-harness: its only home, imported by the harness (entry point
+lm_eval.models) or run as a module.
 
-A harness that finds entry points takes `lm_eval --model mars_export`; 0.4.13 and before do not look for them, and there
-`python -m mars_export.calibration.lm_eval` takes the same arguments.
+A harness that finds entry points takes `lm_eval --model mars_export`; 0.4.13 and before do not look for them,
+and there `python -m mars_export.calibration.lm_eval` takes the same arguments.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-
-from ..runtime.errors import CalibrationError
+from ..runtime.errors import CalibrationError, MarsError
 from .harness import NO_LIKELIHOOD, Answers
+
+try:
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    if __name__ == "__main__":
+        sys.exit(f"error: this needs lm-evaluation-harness ({error}); pip install 'mars-export[lm-eval]'")
+    raise
+
+KNOWN = ("bundle", "tau", "metric", "profile", "max_gen_toks", "run_on", "threads")
 
 
 @register_model("mars_export")
 class MarsLM(LM):  # type: ignore[misc]
-    """A bundle at one setting: --model_args bundle=PATH,tau=0.95 or profile=NAME; also metric, threads, max_gen_toks, run_on.
+    """A bundle at one setting: --model_args bundle=PATH,tau=0.95 or profile=NAME; also metric, threads,
+    max_gen_toks, run_on.
 
-    `run_on` is cpu or cuda. The harness passes a `device` whether its user gave one or not, a GPU by default, so that is not heeded.
+    `run_on` is cpu or cuda. The harness passes a `device` whether its user gave one or not, a GPU by default,
+    so that is not heeded.
     """
 
     def __init__(
-        self, bundle: str, tau: float | None = None, metric: str | None = None, profile: str | None = None, max_gen_toks: int = 256,
-        run_on: str = "cpu", threads: int | None = None, batch_size: int | str = 1, max_batch_size: int | None = None,
+        self,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
         device: str | None = None,  # noqa: ARG002
-    ) -> None:  # fmt: skip
+        **arguments: Any,
+    ) -> None:
         super().__init__()
+        if unknown := sorted(set(arguments) - set(KNOWN)):
+            raise CalibrationError(f"unknown model_args: {', '.join(unknown)} (known: {', '.join(KNOWN)})")
         if not str(batch_size).isdecimal() or int(batch_size) < 1 or max_batch_size is not None:
             raise CalibrationError(
                 f"batch_size must be a positive number, not {batch_size}; automatic sizes are not supported"
             )
-        self.answers = Answers.open(
-            str(bundle), tau, metric, profile, max_gen_toks, run_on, threads, int(batch_size)
-        )
+        self.answers = Answers.open(**arguments, batch=int(batch_size))
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
         return self.answers.answer([request.args for request in requests])
@@ -43,8 +56,7 @@ class MarsLM(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: Sequence[Any]) -> Any:  # noqa: ARG002
         raise CalibrationError(NO_LIKELIHOOD)
 
-    def loglikelihood_rolling(self, requests: Sequence[Any]) -> Any:  # noqa: ARG002
-        raise CalibrationError(NO_LIKELIHOOD)
+    loglikelihood_rolling = loglikelihood
 
     def apply_chat_template(
         self, chat_history: Sequence[dict[str, str]], add_generation_prompt: bool = True
@@ -59,4 +71,7 @@ class MarsLM(LM):  # type: ignore[misc]
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except MarsError as error:
+        sys.exit(f"error: {error}")

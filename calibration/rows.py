@@ -1,152 +1,171 @@
-"""What a calibration will do before it does it: its options, the rows it can use, and the candidates in their fixed order."""
+"""What every command over task rows begins with: what was asked for, the rows that can be used, each prompt
+tokenised once, and the folder for what comes of them. Decodes nothing."""
 
 from __future__ import annotations
 
-import math
+import hashlib
+import json
+import os
+import platform
 import random
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
-from ..runtime import GenerationConfig, MarsError, Session
-from ..runtime.accept import METRICS
+from ..runtime import MarsError, Session
 from ..runtime.errors import CalibrationError
-from .tasks.tasks import Task
-from .tau import bounds
-from .tau.record import recorded_metrics
+from .journal import Journal
+from .tasks.tasks import DATA, SUFFIX, Task, find, load
 
-# From safe to fast, and fixed before any data is seen: a sequence chosen with the rows it is tested on would void the guarantee.
-GRID: Mapping[str, tuple[float, ...]] = {
-    "probability": (0.99, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5),
-    "margin": (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.2),
-    "entropy": (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4),
-}
-SHORT_ANSWER = 4  # tokens: of so few, hardly any can be accepted together
-SEED = 20260407  # of the order in which rows are tested
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationOptions:
-    """What to look for: the fastest tau whose mean quality drop is below `max_drop` (0 to 1) with `confidence`.
-
-    Several `metrics` share the error: each is tested at (1 - confidence) / their number. `taus` replaces the grid of a single
-    metric; `limit` is the most rows used, `batch` the rows decoded together. Raises CalibrationError that lists every bad value.
-    """
-
-    max_drop: float = 0.02
-    confidence: float = 0.95
-    metrics: tuple[str, ...] = ("probability",)
-    taus: tuple[float, ...] = ()
-    limit: int | None = None
-    batch: int = 1
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 0 < self.max_drop < 1:
-            problems.append(f"max_drop must be between 0 and 1 (0.02 is two points), not {self.max_drop}")
-        if not 0.5 <= self.confidence < 1:
-            problems.append(f"confidence must be 0.5 or more and below 1, not {self.confidence}")
-        unknown = [m for m in self.metrics if m not in METRICS]
-        if unknown or not self.metrics or len(set(self.metrics)) < len(self.metrics):
-            problems.append(
-                f"metrics must be different ones of {', '.join(METRICS)}, not {', '.join(self.metrics) or 'none'}"
-            )
-        elif self.taus and len(self.metrics) > 1:
-            problems.append("taus can be given for one metric only")
-        elif self.taus and self._are_disordered():
-            problems.append("taus must be numbers that allow more than one token a step, from safe to fast")
-        if self.limit is not None and self.limit < 1:
-            problems.append(f"limit must be 1 or more, not {self.limit}")
-        if self.batch < 1:
-            problems.append(f"batch must be 1 or more, not {self.batch}")
-        if problems:
-            raise CalibrationError("; ".join(problems))
-
-    def _are_disordered(self) -> bool:
-        falling = [-t for t in self.taus] if self.metrics[0] == "entropy" else list(self.taus)
-        if not all(0 <= t < math.inf for t in self.taus) or falling != sorted(set(falling), reverse=True):
-            return True
-        return any(GenerationConfig(tau=t, metric=self.metrics[0]).one_token for t in self.taus)
-
-    @property
-    def level(self) -> float:
-        """The error that each metric's sequence may make."""
-        return (1 - self.confidence) / len(self.metrics)
-
-    @property
-    def items_needed(self) -> int:
-        """Fewest rows that can show the bound at all."""
-        return bounds.items_needed(self.max_drop, self.level)
-
-    def candidates(self, metric: str) -> tuple[float, ...]:
-        return self.taus or GRID[metric]
+STATE_FILES = "state-*.jsonl"
+SEED = 20260407  # of the order in which rows are used
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows that will be decoded, in the order they are tested, and how many could not be used."""
+    """The rows that will be decoded, their prompts as token ids, in the order in which they are used."""
 
     tasks: tuple[Task, ...]
-    prompt_tokens: tuple[int, ...]
-    too_long: tuple[int, ...]  # row numbers, from 1, whose prompt does not fit the context
+    too_long: tuple[int, ...] = ()  # row numbers, from 1, whose prompt does not fit the context
 
     @property
-    def limits(self) -> list[int]:
-        return [task.max_new_tokens for task in self.tasks]
+    def prompt_range(self) -> tuple[int, int]:
+        lengths = [len(task.prompt_ids or ()) for task in self.tasks]
+        return min(lengths), max(lengths)
 
     @property
     def judges(self) -> str:
-        """The task metrics in use."""
-        return ", ".join(sorted({task.metric for task in self.tasks}))
+        """The scores in use."""
+        return ", ".join(sorted({task.score_name for task in self.tasks}))
 
 
-def check_session(session: Session, options: CalibrationOptions) -> None:
-    """Raise CalibrationError when the session cannot be calibrated as wanted."""
+def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None) -> Plan:
+    """The rows to decode, at most `limit`, in a seeded order. Raises CalibrationError that names bad rows."""
     if session.text is None:
         raise CalibrationError(
-            f"{session.bundle.path}: this bundle has no tokenizer, and tasks are text; export a checkpoint that has one"
+            f"{session.bundle.path}: this bundle has no tokenizer, and tasks are text; export a checkpoint"
+            " that has one"
         )
-    lacking = [m for m in options.metrics if m not in recorded_metrics(session)]
-    if lacking:
-        raise CalibrationError(
-            f"this bundle's graph has no {' and no '.join(lacking)}; export it with --metrics, or calibrate probability only"
-        )
-
-
-def make_plan(session: Session, tasks: Sequence[Task], options: CalibrationOptions) -> Plan:
-    """Put the rows into their seeded order and leave out those that cannot fit. Raises CalibrationError when none is left."""
-    check_session(session, options)
     order = list(range(len(tasks)))
     random.Random(SEED).shuffle(order)
-    used: list[tuple[Task, int]] = []
-    too_long, refused = [], []
-    for i in order[: options.limit]:
+    rows: list[Task] = []
+    too_long: list[int] = []
+    refusals: list[str] = []
+    most = session.backend.max_capacity
+    for i in order[:limit]:
         try:
-            length = _prompt_length(session, tasks[i])
+            ids = tuple(session.text.encode(tasks[i].source))
         except MarsError as error:
-            refused.append(f"row {i + 1}: {error}")
+            refusals.append(f"row {i + 1}: {error}")
             continue
-        if length > session.backend.max_capacity:
+        if not ids:
+            refusals.append(f"row {i + 1}: the prompt is empty")
+        elif len(ids) > most:
             too_long.append(i + 1)
         else:
-            used.append((tasks[i], length))
-    if refused:
-        raise CalibrationError("prompts that cannot be decoded:\n  " + "\n  ".join(refused[:20]))
-    if not used:
+            rows.append(replace(tasks[i], prompt_ids=ids))
+    if refusals:
+        raise CalibrationError("prompts that cannot be decoded:\n  " + "\n  ".join(refusals[:20]))
+    if not rows:
         raise CalibrationError(
-            f"every prompt is longer than the context of {session.backend.max_capacity} tokens; nothing is left to decode"
+            f"every prompt is longer than the context of {most} tokens; nothing is left to decode"
         )
-    return Plan(tuple(t for t, _ in used), tuple(n for _, n in used), tuple(sorted(too_long)))
+    return Plan(tuple(rows), tuple(sorted(too_long)))
 
 
-def _prompt_length(session: Session, task: Task) -> int:
-    assert session.text is not None
-    length = len(session.text.encode(task.prompt))
-    if not length:
-        raise CalibrationError("the prompt is empty")
-    return length
+def identity(session: Session) -> dict[str, Any]:
+    """What finished work belongs to: a graph with its weights, and how it is run."""
+    files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
+    variant = session.variant
+    weights = files.get(variant.weights) if variant.weights else None
+    level, block = variant.accuracy_level, session.bundle.manifest.block
+    return {"graph": files[variant.file], "weights": weights, "level": level, "block": block}
 
 
-def are_short(lengths: Sequence[int]) -> bool:
-    """Whether the answers are too short for tau to matter."""
-    return statistics.median(lengths) <= SHORT_ANSWER
+@dataclass(frozen=True, slots=True)
+class TaskRequest:
+    """`task` is a built-in task's name or a file; `score` the score of rows that name none. `resume` goes on
+    with what an earlier run left in the output folder, `force` throws it away."""
+
+    prefix: ClassVar[str] = "work"  # of the folder
+    kind: ClassVar[str] = "work"
+    bundle: Path
+    task: str
+    output: Path | None = None
+    score: str | None = None
+    allow_exec: bool = False
+    device: str = "cpu"
+    threads: int | None = None
+    variant: str | None = None
+    accuracy_level: int | None = None
+    resume: bool = False
+    force: bool = False
+
+    @property
+    def file(self) -> Path:
+        return find(self.task)
+
+    @property
+    def task_name(self) -> str:
+        """The built-in task's name, or the file's without its folder."""
+        return self.file.name.removesuffix(SUFFIX) if self.file.parent == DATA else self.file.name
+
+    @property
+    def stem(self) -> str:
+        """The task's name without what says that it is a file of rows."""
+        return self.file.name.removesuffix(SUFFIX).removesuffix(".jsonl")
+
+    @property
+    def label(self) -> str:
+        """What the folder is named after, beside the bundle."""
+        return self.stem
+
+    @property
+    def folder(self) -> Path:
+        """Of the report and the state: one for each task and bundle."""
+        bundle = self.bundle.resolve().name.removesuffix(".bundle")
+        return self.output or Path(f"{self.prefix}-{self.label}-{bundle}")
+
+    @property
+    def machine(self) -> str:
+        """Where the figures come from, in words."""
+        count = self.threads
+        threads = "default threads" if not count else f"{count} thread{'s' if count > 1 else ''}"
+        return f"{platform.machine()}, {os.cpu_count()} logical cores, {self.device}, {threads}"
+
+    def rows(self) -> list[Task]:
+        return load(self.file, score=self.score, allow_exec=self.allow_exec)
+
+    def open(self) -> Session:
+        threads, variant, level = self.threads, self.variant, self.accuracy_level
+        return Session.open(self.bundle, self.device, threads=threads, variant=variant, accuracy_level=level)
+
+    def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
+        """The state of this bundle and task in the folder, which is made; other bundles' states lie beside
+        it.
+
+        Raises CalibrationError for a folder where a report must not or cannot be written, and as Journal.open
+        does.
+        """
+        self._make_folder()
+        known = json.dumps([identity(session), self.task_name], sort_keys=True)
+        name = STATE_FILES.replace("*", hashlib.sha256(known.encode()).hexdigest()[:12])
+        whole = {**identity(session), **work}
+        return Journal.open(self.folder / name, whole, resume=self.resume, force=self.force)
+
+    def _make_folder(self) -> None:
+        folder, problem = self.folder, None
+        if folder.exists() and not folder.is_dir():
+            problem = "a file is where the report's folder should be"
+        elif folder.is_dir() and not (self.force or any(folder.glob(STATE_FILES))) and any(folder.iterdir()):
+            problem = f"the folder holds other files and no {self.kind} (--force writes into it)"
+        else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                problem = f"the report's folder cannot be made: {error.strerror}"
+            if problem is None and not os.access(folder, os.W_OK):
+                problem = "the report's folder is read-only"
+        if problem is not None:
+            raise CalibrationError(f"{folder}: {problem}; give another with --output")

@@ -1,4 +1,7 @@
-"""Integer codes for weights: int4 or int8, with a scale for each block or channel. Knows arrays; nothing of graphs or files."""
+"""Integer codes for weights: int4 or int8, with a scale for each group or channel.
+
+Knows arrays; nothing of graphs or files.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,25 @@ from typing import Any
 import numpy as np
 
 SCHEMES = ("int4", "int8", "w8a8")
-BLOCK_SIZES = (16, 32, 64, 128, 256)
+GROUP_SIZES = (16, 32, 64, 128, 256)
 TABLES = ("float", "int8", "int4")  # how lm_head may be stored; the embedding may be float or int8
-SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a block's range, tried by `search`
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range, tried by `search`
 LOWEST = {("int4", True): -8, ("int8", True): -127, ("int4", False): 0, ("int8", False): 0}
 HIGHEST = {("int4", True): 7, ("int8", True): 127, ("int4", False): 15, ("int8", False): 255}
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How the numbers of one weight become codes. `block_size` inputs share a scale; None: all inputs of a channel do.
+    """How the numbers of one weight become codes. `group_size` inputs share a scale.
 
-    Symmetric codes are signed and have no zero point. `search` tries narrower ranges for each block and keeps the one
-    with the least squared error: outliers are clipped where that serves the others.
+    None: all inputs of a channel do.
+
+    Symmetric codes are signed and have no zero point. `search` tries narrower ranges for each group and keeps
+    the one with the least squared error: outliers are clipped where that serves the others.
     """
 
     kind: str  # "int4" or "int8"
-    block_size: int | None
+    group_size: int | None
     symmetric: bool = True
     search: bool = False
 
@@ -41,42 +46,42 @@ class Codec:
     def highest(self) -> int:
         return HIGHEST[self.kind, self.symmetric]
 
-    def num_blocks(self, inputs: int) -> int:
-        return inputs // (self.block_size or inputs)
+    def num_groups(self, inputs: int) -> int:
+        return inputs // (self.group_size or inputs)
 
     def encode(self, weight: np.ndarray, scale_dtype: np.dtype[Any]) -> Encoded:
-        """Encode a Linear weight [outputs, inputs]; codes are made for the scales as `scale_dtype` rounds them."""
+        """Encode a Linear weight [outputs, inputs]; codes fit the scales as `scale_dtype` rounds them."""
         outputs, inputs = weight.shape
-        blocks = np.asarray(weight, np.float32).reshape(outputs, self.num_blocks(inputs), -1)
+        groups = np.asarray(weight, np.float32).reshape(outputs, self.num_groups(inputs), -1)
         low, high = (
-            (np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0))
+            (np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0))
             if not self.symmetric
-            else _mirrored(blocks)
+            else _mirrored(groups)
         )
-        best = self._encode(blocks, low, high, scale_dtype)
+        best = self._encode(groups, low, high, scale_dtype)
         if self.search:
-            worst = best.squared_error(blocks)
+            worst = best.squared_error(groups)
             for shrink in SHRINKS[1:]:
-                tried = self._encode(blocks, low * np.float32(shrink), high * np.float32(shrink), scale_dtype)
-                error = tried.squared_error(blocks)
+                tried = self._encode(groups, low * np.float32(shrink), high * np.float32(shrink), scale_dtype)
+                error = tried.squared_error(groups)
                 best = best.where(error < worst, tried)
                 worst = np.minimum(error, worst)
         return best
 
     def _encode(
-        self, blocks: np.ndarray, low: np.ndarray, high: np.ndarray, scale_dtype: np.dtype[Any]
+        self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, scale_dtype: np.dtype[Any]
     ) -> Encoded:
         steps = self.highest - self.lowest if not self.symmetric else 2 * self.highest
         with np.errstate(over="ignore"):
             scales = ((high - low) / np.float32(steps)).astype(scale_dtype)
-        # A block of zeros, or of numbers too small for the scale's dtype, has codes of zero whatever its scale.
+        # A group of zeros, or of numbers too small for the scale's dtype, has codes of zero.
         wide = np.where(scales > 0, scales, 1).astype(np.float32)
         zeros = (
             None
             if self.symmetric
             else np.clip(np.rint(-low / wide), self.lowest, self.highest).astype(np.uint8)
         )
-        shifted = np.rint(blocks / wide[..., None])
+        shifted = np.rint(groups / wide[..., None])
         if zeros is not None:
             shifted += zeros[..., None]
         codes = np.clip(shifted, self.lowest, self.highest).astype(np.int8 if self.symmetric else np.uint8)
@@ -87,26 +92,26 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """codes [outputs, blocks, block] int8 or uint8; scales [outputs, blocks]; zeros [outputs, blocks] uint8 or None."""
+    """codes [outputs, groups, group] int8 or uint8; scales, zeros (uint8, or None) [outputs, groups]."""
 
     codes: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray | None
 
     def decoded(self) -> np.ndarray:
-        """The weight that the codes stand for, [outputs, blocks, block] fp32."""
+        """The weight that the codes stand for, [outputs, groups, group] fp32."""
         plain = self.codes.astype(np.float32)
         if self.zeros is not None:
             plain -= self.zeros[..., None]
         return plain * self.scales[..., None].astype(np.float32)
 
-    def squared_error(self, blocks: np.ndarray) -> np.ndarray:
-        """[outputs, blocks]"""
-        errors: np.ndarray = np.square(self.decoded() - blocks).sum(-1, dtype=np.float32)
+    def squared_error(self, groups: np.ndarray) -> np.ndarray:
+        """[outputs, groups]"""
+        errors: np.ndarray = np.square(self.decoded() - groups).sum(-1, dtype=np.float32)
         return errors
 
     def where(self, better: np.ndarray, other: Encoded) -> Encoded:
-        """`other`'s blocks where `better` [outputs, blocks], else these."""
+        """`other`'s groups where `better` [outputs, groups], else these."""
         zeros = (
             None if self.zeros is None or other.zeros is None else np.where(better, other.zeros, self.zeros)
         )
@@ -117,13 +122,13 @@ class Encoded:
         )
 
 
-def _mirrored(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    largest = np.abs(blocks).max(-1)
+def _mirrored(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    largest = np.abs(groups).max(-1)
     return -largest, largest
 
 
 def pack(codes: np.ndarray, dtype: str) -> bytes:
-    """The bytes of an ONNX tensor of `codes`: 4-bit codes lie two in a byte, the first one in the low half."""
+    """The bytes of an ONNX tensor of `codes`: 4-bit codes lie two in a byte, the first in the low half."""
     if not dtype.endswith("int4"):
         return codes.tobytes()
     flat = codes.reshape(-1).view(np.uint8) & 0xF
@@ -136,13 +141,14 @@ def pack(codes: np.ndarray, dtype: str) -> bytes:
 class Quantization:
     """How a bundle's weights are stored.
 
-    `scheme`: "int4" and "int8" are weights only, in blocks of `block_size` inputs; "w8a8" has one scale for each output
-    channel and quantizes activations to 8 bits as it runs, each token on its own. `head` and `embedding`: how lm_head and
-    the embedding table are stored ("float" is the graph's own precision). Tied tables in the same form are stored once.
+    `scheme`: "int4" and "int8" are weights only, in groups of `group_size` inputs; "w8a8" has one scale for
+    each output channel and quantizes activations to 8 bits as it runs, each token on its own. `head` and
+    `embedding`: how lm_head and the embedding table are stored ("float" is the graph's own precision). Tied
+    tables in the same form are stored once.
     """
 
     scheme: str
-    block_size: int = 32
+    group_size: int = 32
     symmetric: bool = True
     head: str = "int8"
     embedding: str = "int8"
@@ -150,29 +156,27 @@ class Quantization:
 
     def problems(self, inputs: Mapping[str, int]) -> list[str]:
         """What is wrong with these choices for Linear maps with so many `inputs`, by name."""
-        found = []
+        problems = []
         if self.scheme not in SCHEMES:
-            found.append(f"unknown quantization `{self.scheme}` (known: {', '.join(SCHEMES)})")
+            problems.append(f"unknown quantization `{self.scheme}` (known: {', '.join(SCHEMES)})")
         if self.head not in TABLES:
-            found.append(f"--head must be one of {', '.join(TABLES)}, not {self.head}")
+            problems.append(f"--head must be one of {', '.join(TABLES)}, not {self.head}")
         if self.embedding not in TABLES[:2]:
-            found.append(f"--embedding must be float or int8, not {self.embedding}")
+            problems.append(f"--embedding must be float or int8, not {self.embedding}")
         if self.scheme == "w8a8":
             if not self.symmetric:
-                found.append("--asymmetric is for int4 and int8: the channels of w8a8 have no zero point")
+                problems.append("--asymmetric is for int4 and int8: the channels of w8a8 have no zero point")
             if self.head == "int4":
-                found.append("--head int4 is for --precision int4 and int8")
-        elif self.block_size not in BLOCK_SIZES:
-            found.append(
-                f"--quant-block must be one of {', '.join(map(str, BLOCK_SIZES))}, not {self.block_size}"
+                problems.append("--head int4 is for --precision int4 and int8")
+        elif self.group_size not in GROUP_SIZES:
+            problems.append(
+                f"--group must be one of {', '.join(map(str, GROUP_SIZES))}, not {self.group_size}"
             )
         else:
             for name, count in inputs.items():
-                if count % self.block_size:
-                    found.append(
-                        f"--quant-block {self.block_size} does not divide the {count} inputs of {name}"
-                    )
-        return found
+                if count % self.group_size:
+                    problems.append(f"--group {self.group_size} does not divide the {count} inputs of {name}")
+        return problems
 
     @property
     def is_integer(self) -> bool:
@@ -183,14 +187,14 @@ class Quantization:
     def linear(self) -> Codec:
         if self.is_integer:
             return Codec("int8", None)
-        return Codec(self.scheme, self.block_size, self.symmetric, self.search)
+        return Codec(self.scheme, self.group_size, self.symmetric, self.search)
 
     def table(self, kind: str) -> Codec | None:
-        """The codec of a vocabulary table; int8 ones have one scale a row, so that a row can be read on its own."""
+        """The codec of a vocabulary table; int8 ones have one scale a row: each row can be read alone."""
         if kind == "float":
             return None
         return (
             Codec("int8", None)
             if kind == "int8"
-            else Codec("int4", self.block_size, self.symmetric, self.search)
+            else Codec("int4", self.group_size, self.symmetric, self.search)
         )

@@ -12,13 +12,41 @@ from ..runtime.console import Json, Threads, advance, err, out, print_json, prog
 
 app = typer.Typer()
 
-QuantBlock = Annotated[int, typer.Option(help="Inputs that share a scale, for int4 and int8.")]
+DEFAULT = "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
+
+# The words before 0.2 stay as second names: recipes of older bundles use them.
+Group = Annotated[
+    int, typer.Option("--group", "--quant-block", help="Inputs that share a scale, for int4 and int8.")
+]
 Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
 Search = Annotated[
-    bool, typer.Option("--search", help="Try narrower ranges for each block of int4 and int8; slower.")
+    bool, typer.Option("--search", help="Try narrower ranges for each group of int4 and int8; slower.")
 ]
 Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
 Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
+MaskToken = Annotated[
+    str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")
+]
+Revision = Annotated[str | None, typer.Option(help="Hub revision to pin.")]
+Base = Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")]
+Tied = Annotated[
+    bool | None,
+    typer.Option(
+        "--tied/--untied", help="Whether lm_head is the embedding, where config.json and weights disagree."
+    ),
+]
+TokenizerDirectory = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="DIR", help="Tokenizer files to use instead of the checkpoint's."),
+]
+NoOracle = Annotated[
+    bool, typer.Option("--no-oracle", help="Do not compare the checkpoint with transformers and peft.")
+]
+AllowDrift = Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")]
+Metrics = Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")]
+Logits = Annotated[
+    bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")
+]
 
 
 @app.command()
@@ -27,7 +55,7 @@ def onnx(
         str | None,
         typer.Argument(
             metavar="[CHECKPOINT]",
-            help="Hugging Face directory, hub id, PEFT adapter directory or .gguf; without it, the default checkpoint.",
+            help="Hugging Face or adapter directory, hub id or .gguf; without it, the default checkpoint.",
         ),
     ] = None,
     output: Annotated[
@@ -42,43 +70,40 @@ def onnx(
     precision: Annotated[
         str,
         typer.Option(
-            help="Of the weights: fp32, fp16, bf16 (TensorRT only), int8, int4, w8a8 (8-bit activations too), or auto."
+            help="Of weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto."
         ),
     ] = "fp32",
     activations: Annotated[
         str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")
     ] = "fp32",
-    quant_block: QuantBlock = 32,
+    group: Group = 32,
     asymmetric: Asymmetric = False,
     search: Search = False,
     head: Head = "int8",
     embedding: Embedding = "int8",
-    metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
-    logits: Annotated[
-        bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")
-    ] = False,
-    static: Annotated[
+    metrics: Metrics = False,
+    logits: Logits = False,
+    fixed: Annotated[
         bool,
-        typer.Option("--static", help="Also write graphs with every dimension fixed, sharing the weights."),
+        typer.Option(
+            "--fixed", "--static", help="Also write graphs with every dimension fixed, sharing the weights."
+        ),
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of the --static graphs.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the --fixed graphs.")] = 1,
     capacity: Annotated[
-        int, typer.Option(min=1, help="KV entries a row of the --static graphs holds.")
+        int, typer.Option(min=1, help="KV entries a row of the --fixed graphs holds.")
     ] = 1024,
-    prefill: Annotated[int, typer.Option(min=1, help="Slots of the --static prefill graph.")] = 128,
-    mask_token: Annotated[
-        str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
-    base: Annotated[
-        str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")
-    ] = None,
+    prefill: Annotated[int, typer.Option(min=1, help="Slots of the --fixed prefill graph.")] = 128,
+    mask_token: MaskToken = None,
+    tokenizer: TokenizerDirectory = None,
+    tied: Tied = None,
+    revision: Revision = None,
+    base: Base = None,
     kv_layout: Annotated[
         str, typer.Option("--kv-layout", help="static, or delta: plain operators for TensorRT before 10.15.")
     ] = "static",
-    allow_drift: Annotated[
-        bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")
-    ] = False,
+    allow_drift: AllowDrift = False,
+    no_oracle: NoOracle = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -88,26 +113,28 @@ def onnx(
     from .precision import choose_precision
 
     if checkpoint is None:
-        err.print(
-            "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
-        )
+        err.print(DEFAULT)
     if precision == "auto":
         precision, reason = choose_precision()
         err.print(f"precision {precision}: {reason}")
     options = ExportOptions(
-        block=block, precision=precision, activations=activations, quant_block=quant_block, asymmetric=asymmetric, search=search, head=head,
-        embedding=embedding, metrics=metrics, logits=logits, static=static, batch=batch, capacity=capacity, prefill=prefill,
-        allow_drift=allow_drift, kv_layout=kv_layout,
+        block=block, precision=precision, activations=activations, group=group, asymmetric=asymmetric,
+        search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, fixed=fixed,
+        batch=batch, capacity=capacity, prefill=prefill, allow_drift=allow_drift, oracle=not no_oracle,
+        kv_layout=kv_layout,
     )  # fmt: skip
     with progress_bars() as bars:
-        opened = open_checkpoint(checkpoint, revision=revision, base=base, mask_token=mask_token)
+        opened = open_checkpoint(
+            checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
+        )
         manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
         return
     drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
     out.print(
-        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)} graph(s)"
+        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)}"
+        " graph(s)"
     )
     if drift is not None:
         out.print(_drift_line(drift))
@@ -120,7 +147,7 @@ def trt(
         str | None,
         typer.Argument(
             metavar="[CHECKPOINT|BUNDLE]",
-            help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default checkpoint.",
+            help="A checkpoint as for `onnx`, or a bundle to add an engine to; without it, the default one.",
         ),
     ] = None,
     output: Annotated[
@@ -144,7 +171,7 @@ def trt(
     activations: Annotated[
         str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")
     ] = "fp16",
-    quant_block: QuantBlock = 32,
+    group: Group = 32,
     search: Search = False,
     head: Head = "float",
     batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
@@ -166,22 +193,18 @@ def trt(
         typer.Option("--kv-layout", help="static or delta, instead of what the target's TensorRT takes."),
     ] = None,
     fixed: Annotated[
-        bool, typer.Option("--fixed", help="An engine for exactly --batch rows of --block slots.")
+        bool,
+        typer.Option("--fixed", "--static", help="An engine for exactly --batch rows of --block slots."),
     ] = False,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")] = False,
-    logits: Annotated[
-        bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")
-    ] = False,
-    mask_token: Annotated[
-        str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Hub revision to pin.")] = None,
-    base: Annotated[
-        str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")
-    ] = None,
-    allow_drift: Annotated[
-        bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")
-    ] = False,
+    metrics: Metrics = False,
+    logits: Logits = False,
+    mask_token: MaskToken = None,
+    tokenizer: TokenizerDirectory = None,
+    tied: Tied = None,
+    revision: Revision = None,
+    base: Base = None,
+    allow_drift: AllowDrift = False,
+    no_oracle: NoOracle = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")
     ] = False,
@@ -193,7 +216,7 @@ def trt(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own into the bundle."""
+    """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own there."""
     from ..runtime.bundle.manifest import open_bundle
     from .checkpoint.open import open_checkpoint
     from .export import ExportOptions
@@ -210,9 +233,7 @@ def trt(
         fixed=fixed,
     )
     if source is None:
-        err.print(
-            "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
-        )
+        err.print(DEFAULT)
     with progress_bars() as bars:
         if source is not None and is_bundle(source):
             written = output or Path(source)
@@ -229,10 +250,13 @@ def trt(
         else:
             written = output or Path("mars.bundle")
             graph = ExportOptions(
-                block=block or 8, precision=precision or "fp16", activations=activations, quant_block=quant_block, search=search, head=head,
-                embedding="float", metrics=metrics, logits=logits, allow_drift=allow_drift,
+                block=block or 8, precision=precision or "fp16", activations=activations, group=group,
+                search=search, head=head, embedding="float", metrics=metrics, logits=logits,
+                allow_drift=allow_drift, oracle=not no_oracle,
             )  # fmt: skip
-            opened = open_checkpoint(source, revision=revision, base=base, mask_token=mask_token)
+            opened = open_checkpoint(
+                source, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
+            )
             outcome = export_engine(
                 opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
             )
@@ -280,7 +304,8 @@ def demo(
 def _print_engine(bundle: Path, outcome: Any) -> None:
     plan, variant = outcome.plan, outcome.variant
     out.print(
-        f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)}, {plan.backend}, KV layout {plan.kv_layout}"
+        f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)},"
+        f" {plan.backend}, KV layout {plan.kv_layout}"
     )
     for r in plan.ranges:
         out.print(
@@ -311,11 +336,13 @@ def _print_engine(bundle: Path, outcome: Any) -> None:
 
 def _drift_line(drift: Any) -> str:
     line = (
-        f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error {drift.max_logit_error:.1e},"
+        f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error"
+        f" {drift.max_logit_error:.1e},"
         f" confidence error {drift.max_confidence_error:.1e}"
     )
     flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
-    return line + (f", acceptance flips {flips}" if flips else "")
+    line += f", acceptance flips {flips}" if flips else ""
+    return line + (f"; the checkpoint as {drift.yardstick} reads it" if drift.yardstick else "")
 
 
 def _print_answer(answer: Any) -> None:
@@ -323,7 +350,8 @@ def _print_answer(answer: Any) -> None:
     if answer.tau >= 1:
         out.print(f"\n> {answer.request}", style="bold", markup=False)
     out.print(
-        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward  {stats.tokens / answer.seconds:5.1f} tokens/s  ",
+        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward "
+        f" {stats.tokens / answer.seconds:5.1f} tokens/s  ",
         end="",
         style="cyan",
     )

@@ -48,7 +48,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All requests at one tau; `tokens_per_second` is wall clock with prefill, `speed_up` is relative to the first tau."""
+    """All requests at one tau.
+
+    `tokens_per_second` is wall clock with prefill, `speed_up` is relative to the first tau.
+    """
 
     tau: float
     tokens: int
@@ -59,7 +62,7 @@ class Summary:
 
 
 def prepare(output: Path | None, progress: Progress | None = None) -> Path:
-    """Export the default checkpoint to `output` (the cache by default), unless the same bundle is there already."""
+    """Export the default checkpoint to `output` (the cache by default), unless the same is there."""
     target = output or embedded.cache_directory() / "default.bundle"
     identity = embedded.adapter_digest()
     if (target / MANIFEST_FILE).is_file():
@@ -88,9 +91,9 @@ def summarize(answers: Sequence[Answer]) -> list[Summary]:
     """One line for each tau, in the order of TAUS."""
     lines: list[Summary] = []
     for tau in TAUS:
-        chosen = [a for a in answers if a.tau == tau]
-        tokens, forwards = sum(a.stats.tokens for a in chosen), sum(a.stats.forwards for a in chosen)
-        speed = tokens / sum(a.seconds for a in chosen)
+        same_tau = [a for a in answers if a.tau == tau]
+        tokens, forwards = sum(a.stats.tokens for a in same_tau), sum(a.stats.forwards for a in same_tau)
+        speed = tokens / sum(a.seconds for a in same_tau)
         lines.append(
             Summary(
                 tau,

@@ -1,4 +1,6 @@
-"""checkpoint -> bundle: weights, graphs, tokenizer, self-check and manifest, written beside the target and renamed at the end."""
+"""checkpoint -> bundle: weights, graphs, tokenizer, self-check and manifest, written beside the target and
+renamed at the end.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ from ..runtime.bundle.manifest import (
     TextInfo,
     TokenInfo,
     Variant,
+    open_bundle,
     write_manifest,
 )
 from ..runtime.device.ort import FASTEST_LEVEL, LEVELED
-from ..runtime.errors import ExportError
+from ..runtime.errors import BundleError, ExportError
 from .checkpoint.compressed import require_same_form
 from .checkpoint.family import Dims
 from .checkpoint.open import Checkpoint
@@ -45,27 +48,30 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What `mars-export onnx` may be asked for. `static` adds fixed-shape graphs for `batch` rows and `capacity` entries.
+    """What `mars-export onnx` may be asked for.
 
-    `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in, and
-    `quant_block`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
+    `fixed` adds graphs of fixed shapes for `batch` rows and `capacity` entries.
+
+    `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in,
+    and `group`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
     """
 
     block: int = 8
     precision: str = "fp32"
     activations: str = "fp32"
-    quant_block: int = 32
+    group: int = 32
     asymmetric: bool = False
     search: bool = False
     head: str = "int8"
     embedding: str = "int8"
     metrics: bool = False
     logits: bool = False
-    static: bool = False
+    fixed: bool = False
     batch: int = 1
     capacity: int = 1024
     prefill: int = 128
     allow_drift: bool = False
+    oracle: bool = True
     kv_layout: str = "static"
     accuracy_level: int = FASTEST_LEVEL
 
@@ -79,7 +85,7 @@ class ExportOptions:
         if self.precision not in SCHEMES:
             return None
         return Quantization(
-            self.precision, self.quant_block, not self.asymmetric, self.head, self.embedding, self.search
+            self.precision, self.group, not self.asymmetric, self.head, self.embedding, self.search
         )
 
     def check(self, dims: Dims) -> None:
@@ -102,12 +108,14 @@ class ExportOptions:
                 problems.append("--precision w8a8 is computed with --activations fp32 only")
         if not 1 <= self.block <= min(MAX_BLOCK, context_length // 2):
             problems.append(
-                f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not {self.block}"
+                f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
+                f" {self.block}"
             )
-        if self.static:
+        if self.fixed:
             if not self.block <= self.capacity <= context_length:
                 problems.append(
-                    f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not {self.capacity}"
+                    f"--capacity must be {self.block} to {context_length} (the checkpoint's context), not"
+                    f" {self.capacity}"
                 )
             if not 1 <= self.prefill <= self.capacity:
                 problems.append(f"--prefill must be 1 to the capacity, not {self.prefill}")
@@ -127,19 +135,36 @@ def export_onnx(
 ) -> Manifest:
     """Write a bundle for ONNX Runtime to `target` and return its manifest.
 
-    Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that does not agree
-    with the checkpoint. Whatever happens, an existing target stays as it was until the new bundle is complete.
+    Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that
+    does not agree with the checkpoint. Whatever happens, an existing target stays as it was until the new
+    bundle is complete.
     """
     options.check(checkpoint.dims)
     report = progress or (lambda phase, done, total: None)
     with replacing(target, weight_bytes(checkpoint, options), force) as directory:
-        return write_bundle(directory, checkpoint, options, report)
+        manifest = write_bundle(directory, checkpoint, options, report)
+        _reopen(directory)
+        return manifest
+
+
+def _reopen(directory: Path) -> None:
+    """An export that succeeds has written a bundle that opens."""
+    try:
+        open_bundle(directory)
+    except BundleError as error:
+        problem = str(error).replace(f"{directory}: ", "").replace(f"{directory}/", "")
+        raise ExportError(
+            f"the bundle that was written does not open: {problem}; nothing was kept. Correct the"
+            " checkpoint's"
+            " config.json or tokenizer_config.json, or report it"
+        ) from error
+    (directory / ".verified.json").unlink(missing_ok=True)  # the reader's note to itself, no part of a bundle
 
 
 def write_bundle(
     directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress
 ) -> Manifest:
-    """Fill an empty directory with a bundle whose options were checked; nothing is put right when it fails."""
+    """Fill an empty directory with a bundle whose options were checked; a failure leaves it as it is."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     placed, weights = _write_weights(
         directory, checkpoint, options, weight_bytes(checkpoint, options), report
@@ -147,7 +172,7 @@ def write_bundle(
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-    drift = _self_check(directory, checkpoint, options, placed, model, report)
+    drift = _self_check(directory, checkpoint, options, placed, report)
     manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights)
     write_manifest(directory, manifest)
     return manifest
@@ -203,7 +228,7 @@ def _write_graphs(
             *(["margin", "entropy"] if spec.metrics else []),
             *(["logits"] if spec.logits else []),
         ]
-        fixed = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
+        sizes = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
         variants.append(
             Variant(
                 name,
@@ -214,7 +239,7 @@ def _write_graphs(
                 spec.precision,
                 spec.kv_layout,
                 tuple(outputs),
-                *fixed,
+                *sizes,
             )
         )
     return variants
@@ -222,7 +247,7 @@ def _write_graphs(
 
 def _shapes(options: ExportOptions) -> list[tuple[str, StepShape | None]]:
     shapes: list[tuple[str, StepShape | None]] = [("model", None)]
-    if options.static:
+    if options.fixed:
         for slots in dict.fromkeys((1, options.block, options.prefill)):
             shape = StepShape(options.batch, slots, options.capacity)
             shapes.append((f"model-b{shape.batch}-s{shape.slots}-c{shape.capacity}", shape))
@@ -248,7 +273,6 @@ def _self_check(
     checkpoint: Checkpoint,
     options: ExportOptions,
     placed: dict[str, Placed],
-    model: ModelInfo,
     report: Progress,
 ) -> Drift:
     from .check import selfcheck
@@ -261,15 +285,17 @@ def _self_check(
         report("self-check", done, layers)
 
     spec = _spec(checkpoint, options, None)
-    with_logits = replace(spec, logits=True)
-    judged = graph.build(with_logits, placed, WEIGHTS_FILE, _version())
-    outputs = ("token_ids", "confidence", *(("margin", "entropy") if spec.metrics else ()), "logits")
-    drift = selfcheck.check(
-        directory, judged, outputs, checkpoint, model, spec, options.accuracy_level, layer_done
+    judged = graph.build(replace(spec, logits=True), placed, WEIGHTS_FILE, _version())
+    return selfcheck.check(
+        directory,
+        judged,
+        checkpoint,
+        spec,
+        options.accuracy_level,
+        bounded=not options.allow_drift,
+        with_oracle=options.oracle,
+        progress=layer_done,
     )
-    if not options.allow_drift:
-        selfcheck.require(drift, spec.weight_precision)
-    return drift
 
 
 def _model_info(checkpoint: Checkpoint) -> ModelInfo:
@@ -286,10 +312,10 @@ def _model_info(checkpoint: Checkpoint) -> ModelInfo:
     )
 
 
-def _quantization_info(chosen: Quantization | None) -> QuantizationInfo | None:
-    if chosen is None:
+def _quantization_info(storage: Quantization | None) -> QuantizationInfo | None:
+    if storage is None:
         return None
-    return QuantizationInfo(chosen.linear.block_size, chosen.symmetric, chosen.head, chosen.embedding)
+    return QuantizationInfo(storage.linear.group_size, storage.symmetric, storage.head, storage.embedding)
 
 
 def _manifest(

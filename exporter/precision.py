@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ..runtime.machine import CPUINFO, cpu_flags
 
-# Instructions that multiply unsigned by signed bytes and add up in 32 bits: without them w8a8 has no fast kernel.
+# Instructions that multiply unsigned by signed bytes and add up in 32 bits: without them w8a8 has no fast
+# kernel.
 BYTE_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 
 
@@ -17,13 +18,15 @@ def choose_precision(cpuinfo: Path = CPUINFO) -> tuple[str, str]:
     if not words:
         return (
             "int8",
-            f"the instructions of this {platform.machine() or 'unknown'} processor are not known; int8 weights run everywhere",
+            f"the instructions of this {platform.machine() or 'unknown'} processor are not known;"
+            " int8 weights run everywhere",
         )
     found = [name for name in BYTE_PRODUCTS if name in words]
     if found:
         return (
             "w8a8",
-            f"this processor multiplies bytes ({found[0]}), so wide windows are cheapest with 8-bit activations",
+            f"this processor multiplies bytes ({found[0]}),"
+            " so wide windows are cheapest with 8-bit activations",
         )
     return (
         "int8",

@@ -1,4 +1,7 @@
-"""jinja2 chat template -> table of turns, for runtimes without jinja2. A table is proven against the template, or there is none."""
+"""jinja2 chat template -> table of turns, for runtimes without jinja2.
+
+A table is proven against the template, or there is none.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import itertools
 import random
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +28,7 @@ ROLE_SETS = (
     ("user",),
 )
 LONGEST_PATTERN = 4  # messages; every sequence of roles up to here is rendered
+SECONDS = 60.0  # for all of it; usual templates take one
 NUM_RANDOM, LONGEST_RANDOM = 300, 10
 SPACED = "\u00a0 \n{}\t \n\u2028"
 STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -49,11 +54,16 @@ CONTENTS = (
 Render = Callable[[Sequence[Mapping[str, str]]], str | None]
 
 
-def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
-    """The table that renders every conversation exactly as the chat template does, as far as it renders it at all.
+class _TooSlow(Exception):
+    """A template that takes so long has no table."""
 
-    None when there is no template, when it asks for the date, or when its text depends on more than neighbouring roles.
-    Raises CheckpointError when the template is not valid jinja2.
+
+def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
+    """The table that renders every conversation exactly as the chat template does, as far as it renders it at
+    all.
+
+    None when there is no template, when it asks for the date or takes too long, or when its text depends on
+    more than neighbouring roles. Raises CheckpointError when the template is not valid jinja2.
     """
     source = vocabulary.chat_template
     if source is None:
@@ -69,6 +79,13 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
     if "strftime_now" in source:
         return None
     render = _rendering(text)
+    try:
+        return _derived(render, source)
+    except _TooSlow:
+        return None
+
+
+def _derived(render: Render, source: str) -> ChatTurns | None:
     for roles in ROLE_SETS:
         # Where an answer ends the conversation, templates may treat it as one that is still being written.
         for ends in (roles, tuple(role for role in roles if role != "assistant")):
@@ -81,7 +98,11 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
 
 
 def _rendering(text: Text) -> Render:
+    end = time.monotonic() + SECONDS
+
     def render(messages: Sequence[Mapping[str, str]]) -> str | None:
+        if time.monotonic() > end:
+            raise _TooSlow
         try:
             return text.render(messages)
         except SessionError:
@@ -91,7 +112,9 @@ def _rendering(text: Text) -> Render:
 
 
 def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> ChatTurns | None:
-    """What stands between contents that cannot be taken for anything else; None when it depends on more than the neighbours."""
+    """What stands between contents that cannot be taken for anything else; None when it depends on more than
+    the neighbours.
+    """
     between: dict[str, dict[str, str]] = {}
     after: dict[str, str] = {}
     patterns = [
@@ -100,7 +123,8 @@ def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> Chat
     for pattern in patterns:
         contents = [f"q{i}mars{i}z" for i in range(len(pattern))]
         text = render(_conversation(pattern, contents))
-        # A conversation that is refused, or whose contents do not all come out, is one that the table shall not tell.
+        # A conversation that is refused, or whose contents do not all come out, is one that the table shall
+        # not tell.
         if text is None or re.findall("|".join(contents), text) != contents:
             continue
         parts = re.split("|".join(contents), text)

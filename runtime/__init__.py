@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import BundleError, CalibrationError, CheckpointError, ExportError, MarsError, SessionError
 
 if TYPE_CHECKING:
-    from .batcher import Engine, Request
+    from .batcher import Batcher, Engine, Request
     from .decode.config import GenerationConfig
     from .decode.schedule import Limits
     from .decode.stats import Stats

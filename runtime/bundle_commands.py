@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import BundleArgument, Device, Json, out, print_json, print_table
+from .console import BundleArgument, Device, Json, out, print_json, print_table, visible
 
 app = typer.Typer()
 profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
@@ -24,6 +24,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what a bundle holds."""
+    from rich.markup import escape
     from rich.table import Table
 
     from .bundle.manifest import open_bundle
@@ -33,21 +34,22 @@ def inspect(
         sys.stdout.write(manifest.to_json())
         return
     model, tokens = manifest.model, manifest.tokens
-    out.print(f"[bold]{bundle}[/]  format {manifest.format_version}, written by {manifest.producer}")
-    out.print(f"source    {manifest.source}" + (f" @ {manifest.revision}" if manifest.revision else ""))
-    out.print(
-        f"model     {model.type}, {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads}/{model.num_kv_heads} heads"
-        f" of {model.head_dim},"
-        f" vocabulary {model.vocab_size}, context {model.context_length}"
+    out.print(visible(bundle), style="bold", markup=False, end="")
+    _say(f"  format {manifest.format_version}, written by {manifest.producer}")
+    _say(f"source    {manifest.source}" + (f" @ {manifest.revision}" if manifest.revision else ""))
+    _say(
+        f"model     {model.type}, {model.num_layers} layers, hidden {model.hidden_size},"
+        f" {model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}, vocabulary"
+        f" {model.vocab_size}, context {model.context_length}"
     )
     if manifest.text is not None:
         chat = manifest.text.chat
-        out.print(
+        _say(
             "chat      needs jinja2"
             if chat is None
             else f"chat      roles {', '.join(chat.roles)}; in C++ too"
         )
-    out.print(
+    _say(
         f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}"
     )
     table = Table(
@@ -61,34 +63,43 @@ def inspect(
             if v.drift
             else ("", "")
         )
-        table.add_row(v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
+        cells = (v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
+        table.add_row(*(escape(visible(cell)) for cell in cells))
     out.print(table)
     for v in manifest.variants:
         if v.quantization is not None and not v.is_fixed and not v.is_engine:
             q = v.quantization
             grain = f"groups of {q.group_size}" if q.group_size else "one scale a channel"
-            out.print(
-                f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'}; lm_head {q.head}, embedding {q.embedding}"
+            _say(
+                f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'};"
+                f" lm_head {q.head}, embedding {q.embedding}"
             )
         if v.engine is not None:
             _print_engine_info(v.name, v.backend, v.engine)
     files = Table("file", "MB", "sha256", box=None)
     for entry in manifest.files:
-        files.add_row(entry.path, f"{entry.size / 1e6:.1f}", entry.sha256[:16])
+        files.add_row(entry.path, f"{entry.size / 1e6:.1f}", escape(visible(entry.sha256[:16])))
     out.print(files)
     for profile in manifest.profiles:
-        out.print(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+        _say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+
+
+def _say(line: str) -> None:
+    """A line with words of the bundle in it: no markup, nothing that a terminal obeys."""
+    out.print(visible(line), markup=False)
 
 
 def _print_engine_info(name: str, backend: str, info: Any) -> None:
-    out.print(
-        f"engine    {name}: {backend} {info.version}, CUDA {info.cuda}, for {', '.join(info.compute_capabilities)} on {info.platform}"
+    _say(
+        f"engine    {name}: {backend} {info.version}, CUDA {info.cuda},"
+        f" for {', '.join(info.compute_capabilities)} on {info.platform}"
     )
-    out.print(
-        f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory, from {info.graph} {info.graph_sha256[:16]}"
+    _say(
+        f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory,"
+        f" from {info.graph} {info.graph_sha256[:16]}"
     )
     for r in info.ranges:
-        out.print(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
+        _say(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
 
 
 @app.command()
@@ -100,7 +111,10 @@ def doctor(
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Say what is installed, which devices work, and whether a bundle would open here. Exits with 1 if it would not."""
+    """Say what is installed, which devices work, and whether a bundle would open here.
+
+    Exits with 1 if it would not.
+    """
     from .doctor import examine
 
     report = examine(bundle, device)
@@ -109,8 +123,8 @@ def doctor(
     else:
         for finding in report.findings:
             mark = {"good": "[green]ok[/]  ", "absent": "[dim]--[/]  ", "bad": "[red]no[/]  "}[finding.state]
-            out.print(f"{mark}{finding.subject}: ", end="")
-            out.print(finding.detail, markup=False)
+            out.print(mark, end="")
+            _say(f"{finding.subject}: {finding.detail}")
     if not report.is_good:
         raise typer.Exit(1)
 
@@ -144,7 +158,7 @@ def show_profile(
             print_json(row.to_dict())
         else:
             for key, value in row.to_dict().items():
-                out.print(f"{key:18} {value}", markup=False)
+                _say(f"{key:18} {value}")
 
 
 @profiles_app.command("remove")
@@ -152,4 +166,4 @@ def remove_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(m
     """Take a profile out of a bundle."""
     from .bundle.profiles import remove
 
-    out.print(f"removed {remove(bundle, name)} profile(s) named {name}", markup=False)
+    _say(f"removed {remove(bundle, name)} profile(s) named {name}")

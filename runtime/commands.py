@@ -84,6 +84,12 @@ Window = Annotated[
         " the bundle's block.",
     ),
 ]
+DraftBundle = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft", help="Bundle of a smaller model with the same tokenizer, to propose tokens (exact mode)."
+    ),
+]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
 
@@ -123,6 +129,7 @@ def generate(
     variant: VariantName = None,
     threads: Threads = None,
     accuracy_level: Level = None,
+    draft: DraftBundle = None,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -135,7 +142,9 @@ def generate(
     )  # fmt: skip
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
-    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
+    session = Session.open(
+        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
+    )
     config = _profiled(session, profile, config)
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
@@ -171,6 +180,7 @@ def chat(
     variant: VariantName = None,
     threads: Threads = None,
     accuracy_level: Level = None,
+    draft: DraftBundle = None,
     runs: Runs = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
@@ -183,7 +193,9 @@ def chat(
         max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
-    session = Session.open(bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level)
+    session = Session.open(
+        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
+    )
     config = _profiled(session, profile, config)
     history: list[dict[str, str]] = _messages(system, None)
     start = len(history)

@@ -1,8 +1,11 @@
-"""What the command line has in common: its two consoles, options that several commands take, tables, bars and errors. Knows no command."""
+"""What the command line has in common: its two consoles, options that several commands take, tables, bars and
+errors. Knows no command.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,7 +35,8 @@ VariantName = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        help="What tau bounds: probability, margin (top-2) or entropy (nats). The last two need --metrics at export."
+        help="What tau bounds: probability, margin (top-2) or entropy (nats)."
+        " The last two need --metrics at export."
     ),
 ]
 Level = Annotated[
@@ -43,20 +47,41 @@ Level = Annotated[
 ]
 
 
+def visible(text: object) -> str:
+    """Text of others without what a terminal obeys or cannot show: control characters and lone surrogates are
+    written out.
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text)
+    )
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
     table = Table(*(Column(name, justify="right" if of_numbers else "left") for name in columns), box=None)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(visible(cell)) for cell in row))
     # A console as wide as the table, wherever the output goes: a long line is better than cells broken apart.
     Console(file=out.file, highlight=False, width=max(out.width, 240)).print(table)
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    """One line of JSON; what JSON has no number for is null."""
+    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    """`value` with null for infinities and NaN, and with lone surrogates written out."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def progress_bars() -> Progress:
@@ -85,7 +110,7 @@ def advance(bars: Progress) -> Any:
 
 def print_error(error: MarsError) -> None:
     err.print("error: ", style="bold red", end="")
-    err.print(str(error), markup=False)
+    err.print(visible(error), markup=False)
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Where a measured cost table is kept between sessions: one small file in the user's cache folder. A bad file counts as none."""
+"""Where a measured cost table is kept between sessions: one small file in the user's cache folder.
+
+A bad file counts as none.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ machine_is_busy = machine.is_busy
 
 @dataclass(frozen=True, slots=True)
 class CostFile:
-    """A file named after everything that the cost of a step depends on, so that another machine or graph finds none."""
+    """A file named after everything that the cost of a step depends on, so that another machine or graph
+    finds none.
+    """
 
     path: Path
 

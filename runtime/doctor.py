@@ -1,4 +1,7 @@
-"""What works on this machine: packages, devices, and whether a bundle opens. Findings are values; nothing is printed here."""
+"""What works on this machine: packages, devices, and whether a bundle opens.
+
+Findings are values; nothing is printed here.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class Report:
 
 
 def examine(bundle: Path | None = None, device: str = "cpu") -> Report:
-    """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding step."""
+    """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding
+    step.
+    """
     here = look_around()
     findings = [
         Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
@@ -118,7 +123,8 @@ def _bundle(path: Path, device: str, here: Here) -> list[Finding]:
         Finding(
             str(path),
             "good",
-            f"format {bundle.manifest.format_version}, {len(bundle.manifest.files)} files, {size:.0f} MB, all hashes match",
+            f"format {bundle.manifest.format_version}, {len(bundle.manifest.files)} files, {size:.0f} MB,"
+            " all hashes match",
         )
     ]
     opened = False

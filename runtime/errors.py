@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 class MarsError(Exception):
-    """Anything that a user of mars-export can put right. The command line prints it as one block and exits with 1."""
+    """Anything that a user of mars-export can put right.
+
+    The command line prints it as one block and exits with 1.
+    """
 
 
 class CheckpointError(MarsError):
@@ -30,6 +33,8 @@ class CalibrationError(MarsError):
 
 
 def listed(problems: Sequence[str], most: int = 20) -> str:
-    """Problems as the end of a message: each on a line of its own, and how many more there are than `most`."""
+    """Problems as the end of a message: each on a line of its own, and how many more there are
+    than `most`.
+    """
     shown = [*problems[:most], *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
     return "".join(f"\n  {problem}" for problem in shown)

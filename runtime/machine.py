@@ -1,4 +1,7 @@
-"""The machine and its user: memory, cores, load, processor, cache directory. Knows Linux; elsewhere it says less."""
+"""The machine and its user: memory, cores, load, processor, cache directory.
+
+Knows Linux; elsewhere it says less.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ CACHE_VARIABLE = "MARS_EXPORT_CACHE"
 
 
 def forget_peak() -> bool:
-    """Begin a new measurement of `peak`. False where that is not allowed: it counts from the process's start."""
+    """Begin a new measurement of `peak`. False where that is not allowed: it counts from the
+    process's start.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -27,7 +32,9 @@ def peak() -> int:
 
 
 def available() -> int | None:
-    """Bytes that this process may still take: free memory, or its control group's limit. None where unknown."""
+    """Bytes that this process may still take: free memory, or its control group's limit. None
+    where unknown.
+    """
     limits = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
     most, used = _number(GROUP / "memory.max"), _number(GROUP / "memory.current")
     if most is not None and used is not None:

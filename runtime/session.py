@@ -14,6 +14,7 @@ from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
 from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
+from .decode.draft import Draft
 from .decode.policy import Policy
 from .decode.proposals import Hopes
 from .decode.row import Accepted, FinishReason, Row
@@ -76,6 +77,7 @@ class Session:
         self.bundle, self.variant, self.backend = bundle, variant, backend
         self._cost: Cost | None = None
         self._hopes = Hopes()
+        self._draft: Session | None = None
         self._cost_file, self._measuring = cost_file, threading.Lock()
         manifest = bundle.manifest
         self.text = Text.of(bundle) if manifest.text is not None else None
@@ -90,12 +92,14 @@ class Session:
         variant: str | None = None,
         accuracy_level: int | None = None,
         verify: bool = False,
+        draft: str | Path | None = None,
     ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
 
         `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `accuracy_level`, for
         int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast; None is the
-        level the export measured. `verify` hashes all files even if they were found good before. Raises BundleError for a bad
+        level the export measured. `verify` hashes all files even if they were found good before. `draft` is the bundle of a
+        smaller model with the same tokenizer, whose proposals exact mode verifies. Raises BundleError for a bad
         bundle, SessionError when no variant runs here; never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
@@ -108,7 +112,11 @@ class Session:
         backend = _backend(bundle, chosen, device, threads, accuracy_level)
         # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
         running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
-        return cls(bundle, running, backend, CostFile.of(bundle, running, device, threads))
+        session = cls(bundle, running, backend, CostFile.of(bundle, running, device, threads))
+        if draft is not None:
+            session._draft = cls.open(draft, device, threads=threads, verify=verify)
+            _check_draft(bundle, session._draft.bundle)
+        return session
 
     def generate(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
@@ -176,7 +184,13 @@ class Session:
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
-        return Row(index, self.encode(prompt), config, eos_ids, stop, stats, self._hopes), text
+        proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
+        return Row(index, self.encode(prompt), config, eos_ids, stop, stats, self._hopes, proposer), text
+
+    def as_draft(self) -> Draft:
+        """This model as the draft of one row of a larger one."""
+        manifest = self.bundle.manifest
+        return Draft(self.backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos)
 
     def profile(self, name: str) -> GenerationConfig:
         """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full unless it says otherwise.
@@ -364,3 +378,16 @@ def _backend(
     from .device.ort import OrtBackend
 
     return OrtBackend.of(bundle, variant, device, threads, accuracy_level)
+
+
+def _check_draft(bundle: Bundle, draft: Bundle) -> None:
+    """Proposals are token ids: they must mean the same to both models."""
+
+    def vocabulary(of: Bundle) -> object:
+        text, files = of.manifest.text, {entry.path: entry.sha256 for entry in of.manifest.files}
+        return files[text.tokenizer] if text is not None else of.manifest.model.vocab_size
+
+    if vocabulary(bundle) != vocabulary(draft):
+        raise SessionError(
+            f"{draft.path}: the draft has another tokenizer than {bundle.path}; export both from checkpoints of one family"
+        )

@@ -1,26 +1,42 @@
-"""Text in, text out: the bundle's tokenizer and chat template, streaming, stop strings. The only file that knows text."""
+"""Text in, text out: the bundle's tokenizer and chat template, streaming, stop strings.
+
+The only file that knows text.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from .bundle.files import read_small
 from .bundle.manifest import Bundle
-from .errors import BundleError, SessionError
+from .bundle.turns import ChatTurns
+from .errors import BundleError, MarsError, SessionError
+from .template import Template
 
 Message = Mapping[str, Any]
 
+MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
+TOKENIZER_LIMIT = 1 << 30  # bytes
+# A prompt is refused before it is tokenized when it has more characters than a full context of very long
+# tokens.
+CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
+
 
 class Text:
-    """The tokenizer and chat template of a bundle."""
+    """The tokenizer and chat template of a bundle.
+
+    `turns` is the template as a table, which is preferred where it can tell. Prompts of more than `most`
+    characters are refused.
+    """
 
     def __init__(
         self,
@@ -28,22 +44,18 @@ class Text:
         chat_template: str | None,
         bos_token: str | None = None,
         eos_token: str | None = None,
+        turns: ChatTurns | None = None,
+        most: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals |= {
-            "raise_exception": _raise,
-            "strftime_now": lambda form: datetime.now().strftime(form),
-        }
+        self._turns, self._most = turns, most
         try:
-            self._template = environment.from_string(chat_template) if chat_template else None
-        except TemplateError as error:
+            self._template = Template(chat_template) if chat_template else None
+        except Exception as error:  # whatever parsing and compiling a hostile program can raise
             raise BundleError(
-                f"the chat template is not valid jinja2 ({error}); export again with a corrected template"
+                f"the chat template is not valid jinja2 ({_words(error)});"
+                " export again with a corrected template"
             ) from error
 
     @classmethod
@@ -52,47 +64,162 @@ class Text:
         info = bundle.manifest.text
         if info is None:
             raise BundleError(f"{bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
-        try:
-            tokenizer = Tokenizer.from_file(str(bundle.path / info.tokenizer))
-        except Exception as error:  # the Rust library raises plain Exception
-            raise BundleError(
-                f"{bundle.path / info.tokenizer}: not a readable tokenizer ({error}); export again"
-            ) from error
-        return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token)
+        file = bundle.path / info.tokenizer
+        with _no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
+            data = read_small(file.resolve(), TOKENIZER_LIMIT)
+            if sha256(data).hexdigest() not in (
+                e.sha256 for e in bundle.manifest.files if e.path == file.name
+            ):
+                raise ValueError("it was changed while the bundle was opened")
+            tokenizer = Tokenizer.from_buffer(data)
+        most = max(ALWAYS_TAKEN, CHARACTERS_PER_TOKEN * bundle.manifest.model.context_length)
+        return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token, info.chat, most)
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
-        """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for the answer."""
-        if isinstance(prompt, str):
-            return list(self.tokenizer.encode(prompt).ids)
-        return list(self.tokenizer.encode(self.render(prompt), add_special_tokens=False).ids)
+        """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for
+        the answer.
+
+        Raises SessionError for what cannot be a prompt, the too long ones before any work.
+        """
+        is_text = isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else self.render(prompt)
+        self._check(len(text))
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise SessionError(
+                f"the prompt holds half a character (a lone surrogate, U+{ord(text[error.start]):04X}) at"
+                f" {error.start}; give whole Unicode text"
+            ) from error
+        with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
+            return list(self.tokenizer.encode(text, add_special_tokens=is_text).ids)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The chat template's text for `messages` and the beginning of an answer. Raises SessionError."""
-        if self._template is None:
+        if self._template is None and self._turns is None:
             raise SessionError("this bundle has no chat template; pass the whole prompt as one text")
-        wrong = [
-            i
-            for i, m in enumerate(messages)
-            if not isinstance(m, Mapping) or not isinstance(m.get("role"), str) or "content" not in m
-        ]
+        if not isinstance(messages, Sequence):
+            raise SessionError(f"a prompt is a text, messages or token ids, not {type(messages).__name__}")
+        wrong = [i for i, m in enumerate(messages) if not _is_message(m)]
         if wrong or not messages:
             raise SessionError(
-                f"messages must be a non-empty list of {{role, content}}; wrong: {wrong or 'empty'}"
+                f"messages must be a non-empty list of {{role, content}}; wrong: {wrong[:20] or 'empty'}"
+            )
+        self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)))
+        if self._turns is not None and all(_is_plain(m) for m in messages):
+            text = self._turns.render(messages)
+            if text is not None:
+                return text
+        if self._template is None:
+            raise SessionError(
+                "the bundle's chat table does not know such a conversation; pass it as one text"
             )
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens)
+            return self._template.render(messages, add_generation_prompt=True, **self._tokens)
         except Exception as error:  # a template is a program of somebody else's: it can fail in any way
-            raise SessionError(f"the chat template refuses these messages: {error}") from error
+            raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        with _no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
+            return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _check(self, length: int) -> None:
+        if self._most is not None and length > self._most:
+            raise SessionError(
+                f"the prompt has {length} characters, this bundle's context takes at most {self._most};"
+                " shorten it"
+            )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether it is all that a table of turns was proven for."""
+    return message.keys() == {"role", "content"} and isinstance(message["content"], str)
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, if it says anything, in a length that can be read."""
+    return (str(error) or type(error).__name__)[:2000]
+
+
+@contextmanager
+def _no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
+    """The Rust library raises plain Exception, and panics of it are no Exception at all: a hostile tokenizer
+    can cause both.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{what} ({_words(error)}); {remedy}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatcher:
+    """Finds stop strings in a text that grows: one step for each character, however many strings there are
+    (Aho-Corasick).
+
+    A state is the longest end of the text that begins a stop string; state 0 is none. `depths` are the
+    lengths of these ends, `matches` the length of the longest stop string that a state ends with, 0 for none.
+    """
+
+    edges: tuple[Mapping[str, int], ...]
+    fails: tuple[int, ...]
+    depths: tuple[int, ...]
+    matches: tuple[int, ...]
+
+    def step(self, state: int, character: str) -> int:
+        while state and character not in self.edges[state]:
+            state = self.fails[state]
+        return self.edges[state].get(character, 0)
+
+
+@lru_cache(maxsize=64)
+def stop_matcher(stop: tuple[str, ...]) -> StopMatcher:
+    """The matcher of some stop strings. Raises SessionError for too many or too long ones."""
+    if len(stop) > MOST_STOPS or any(len(s) > LONGEST_STOP for s in stop):
+        raise SessionError(
+            f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters are taken,"
+            f" not {len(stop)} of up to {max(map(len, stop))}; give fewer or shorter ones"
+        )
+    edges: list[dict[str, int]] = [{}]
+    depths, matches = [0], [0]
+    for text in stop:
+        state = 0
+        for character in text:
+            if character not in edges[state]:
+                edges[state][character] = len(edges)
+                edges.append({})
+                depths.append(depths[state] + 1)
+                matches.append(0)
+            state = edges[state][character]
+        matches[state] = len(text)
+    fails, rest = [0] * len(edges), deque(edges[0].values())
+    while rest:
+        state = rest.popleft()
+        for character, following in edges[state].items():
+            back = fails[state]
+            while back and character not in edges[back]:
+                back = fails[back]
+            fails[following] = edges[back].get(character, 0)
+            matches[following] = max(matches[following], matches[fails[following]])
+            rest.append(following)
+    return StopMatcher(tuple(edges), tuple(fails), tuple(depths), tuple(matches))
 
 
 class TextStream:
-    """The growing text of one answer. Never shows half a character, nor text that may turn out to be a stop string."""
+    """The growing text of one answer.
+
+    Never shows half a character, nor text that may turn out to be a stop string.
+    """
 
     def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
-        self._source, self._stop = text, tuple(stop)
+        self._source = text
+        self._matcher, self._state = stop_matcher(tuple(stop)), 0
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
         self._unread = 0  # of those, the last ones that have no text yet
@@ -113,16 +240,23 @@ class TextStream:
     def _step(self, token: int) -> str | None:
         try:
             return self._decoder.step(self._source.tokenizer, token)
-        except Exception:  # the Rust library raises plain Exception
-            # With byte fallback a run of bytes is text as a whole or not at all: one broken byte takes back the characters
-            # before it, which were shown. The run then counts from behind them.
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # the Rust library raises plain Exception, or panics
+            # With byte fallback a run of bytes is text as a whole or not at all: one broken byte takes back
+            # the characters before it, which were shown. The run then counts from behind them.
             self._decoder = DecodeStream(skip_special_tokens=True)
-            pieces = [self._decoder.step(self._source.tokenizer, i) for i in self._token_ids[-self._unread :]]
+            with _no_panic(
+                SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"
+            ):
+                pieces = [
+                    self._decoder.step(self._source.tokenizer, i) for i in self._token_ids[-self._unread :]
+                ]
             return "".join(piece for piece in pieces if piece)
 
     def read(self) -> str:
         """The text that became certain since the last call."""
-        return self._up_to(len(self._text) - (0 if self.stopped else self._held_back()))
+        return self._up_to(len(self._text) - (0 if self.stopped else self._matcher.depths[self._state]))
 
     def finish(self) -> str:
         """All text not shown yet; an unfinished character becomes U+FFFD."""
@@ -142,28 +276,16 @@ class TextStream:
         return self._text
 
     def _append(self, piece: str) -> None:
-        start = max(0, len(self._text) - max(map(len, self._stop), default=0) + 1)
+        at, first = len(self._text), None
         self._text += piece
-        found = [at for at in (self._text.find(s, start) for s in self._stop) if at >= 0]
-        if found:
-            self._text, self.stopped = self._text[: min(found)], True
+        for character in piece:
+            at += 1
+            self._state = self._matcher.step(self._state, character)
+            if length := self._matcher.matches[self._state]:
+                first = at - length if first is None else min(first, at - length)
+        if first is not None:
+            self._text, self.stopped = self._text[:first], True
 
     def _up_to(self, end: int) -> str:
         shown, self._shown = self._shown, max(self._shown, end)
         return self._text[shown : self._shown]
-
-    def _held_back(self) -> int:
-        longest = max((len(s) - 1 for s in self._stop), default=0)
-        for length in range(min(longest, len(self._text)), 0, -1):
-            tail = self._text[-length:]
-            if any(s.startswith(tail) for s in self._stop):
-                return length
-        return 0
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)

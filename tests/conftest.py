@@ -35,7 +35,9 @@ def _interrupts_arrive() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _every_step_costs_the_same() -> Iterator[None]:
-    """No test depends on how fast this machine is: with steps that all cost the same, windows are always full."""
+    """No test depends on how fast this machine is: with steps that all cost the same, windows are always
+    full.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mars_export.runtime.session.measure", lambda *_: Cost(((1, 1.0),)))
         patch.setattr("mars_export.runtime.session.CostFile", SimpleNamespace(of=lambda *_: None))
@@ -44,7 +46,10 @@ def _every_step_costs_the_same() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Named:
-    """Directory of the tiny checkpoint with a given name, written at its first use. Read only: copy before changing it."""
+    """Directory of the tiny checkpoint with a given name, written at its first use.
+
+    Read only: copy before changing it.
+    """
     root = tmp_path_factory.mktemp("checkpoints")
     return cache(lambda name: tiny.write(tiny.TINIES[name], root / name))
 

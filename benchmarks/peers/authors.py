@@ -1,4 +1,7 @@
-"""The MARS authors' samplers out of a checkout (`path`), on the stock model in transformers fp32. Settings: tau, sampler, block."""
+"""The MARS authors' samplers out of a checkout (`path`), on the stock model in transformers fp32.
+
+Settings: tau, sampler, block.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
         (prompt,), (limit,), settings = request.prompts, request.limits, request.settings
         tau = settings["tau"]
         model = Timed(stock)
-        # Their samplers take every token equal to the padding id for padding, so it must be one that does not occur.
+        # Their samplers take every token equal to the padding id for padding, so it must be one that does not
+        # occur.
         padding = next(
             i
             for i in reversed(range(stock.config.vocab_size))
@@ -68,7 +72,9 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
 
 
 def _until_end(tokens: list[int], padding: int, eos: list[int]) -> list[int]:
-    """Tokens up to an end token: these samplers fill up with padding, and keep what came after an end in the same step."""
+    """Tokens up to an end token: these samplers fill up with padding, and keep what came after an end in the
+    same step.
+    """
     kept: list[int] = []
     for token in tokens:
         if token == padding:

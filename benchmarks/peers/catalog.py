@@ -1,4 +1,6 @@
-"""Which systems take part: what each installs, how its model is made from the merged weights, and what it is asked to do."""
+"""Which systems take part: what each installs, how its model is made from the merged weights, and what it is
+asked to do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CONTEXT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An adapter process: its module, environment (None: the driver's own), options, and the command that makes its model.
+    """An adapter process: module, environment (None: the driver's own), options, what makes its model.
 
     `{out}` in the command is where to write; the result is renamed to `model` when it is whole.
     """
@@ -39,7 +41,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the table: what `program` is asked with which settings. `kind` is ours, peer (one token a step) or authors."""
+    """A line of the table: what `program` is asked with which settings.
+
+    `kind` is ours, peer (one token a step) or authors.
+    """
 
     label: str
     program: str

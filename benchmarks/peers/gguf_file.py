@@ -1,4 +1,6 @@
-"""A Llama-type Hugging Face directory as GGUF files for llama.cpp, without a vocabulary: prompts are token ids. Runs in llama.cpp's environment.
+"""A Llama-type Hugging Face directory as GGUF files for llama.cpp, without a vocabulary.
+
+Prompts are token ids. Runs in llama.cpp's environment.
 
 python -m peers.gguf_file DIRECTORY OUT --kinds q4_0 q8_0
 """
@@ -27,7 +29,9 @@ LINEARS = {
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighbouring numbers of a head, Hugging Face's Llama its two halves: rows change places. [heads * d, in]"""
+    """llama.cpp rotates neighbouring numbers of a head, Hugging Face's Llama its two halves: rows change
+    places. [heads * d, in]
+    """
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -38,7 +42,8 @@ def write_fp32(directory: Path, target: Path) -> None:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama" or config.get("attention_bias") or config.get("rope_scaling"):
         raise SystemExit(
-            f"{directory}: only plain Llama models without biases or scaled rotary angles can be written, not {config['model_type']}"
+            f"{directory}: only plain Llama models without biases or scaled rotary angles can be written,"
+            f" not {config['model_type']}"
         )
     heads, kv_heads, layers = (
         config["num_attention_heads"],

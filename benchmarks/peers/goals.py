@@ -1,4 +1,4 @@
-"""The ratios that were set as goals, computed from what was measured; one whose parts are absent is left out."""
+"""The ratios that were set as goals, from what was measured; one whose parts are absent is left out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Goal:
 
 
 def goals(summaries: Sequence[Summary]) -> list[Goal]:
-    """All goals of every task. They were set for the assistant task at tau 0.95; the others are reported beside it."""
+    """All goals of every task.
+
+    They were set for the assistant task at tau 0.95; the others are reported beside it.
+    """
     found: list[Goal] = []
     for task in dict.fromkeys(s.task for s in summaries):
         single = [s for s in summaries if s.task == task and s.batch == 1]
@@ -127,7 +130,8 @@ def lines(found: Sequence[Goal]) -> str:
         [
             *head,
             *(
-                f"| {g.task} | {g.batch} | {g.what} | {g.wanted:.2f} | {g.ratio:.2f} | {'yes' if g.met else 'no'} | {g.ours} / {g.theirs} |"
+                f"| {g.task} | {g.batch} | {g.what} | {g.wanted:.2f} | {g.ratio:.2f} |"
+                f" {'yes' if g.met else 'no'} | {g.ours} / {g.theirs} |"
                 for g in found
             ),
         ]

@@ -1,4 +1,6 @@
-"""`generate` of Hugging Face models with KV cache, one token a step: transformers in fp32, or optimum's ONNX export (`runtime: "onnx"`)."""
+"""`generate` of Hugging Face models with KV cache, one token a step: transformers in fp32, or optimum's ONNX
+export (`runtime: "onnx"`).
+"""
 
 from __future__ import annotations
 

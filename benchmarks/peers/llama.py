@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: a GGUF file, greedy, one token a step, the prompt read anew each time."""
+"""llama.cpp through llama-cpp-python: a GGUF file, greedy, one token a step, each prompt read anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What this machine can do at most: memory read per second and products per second, so that a limit is measured and not guessed."""
+"""What this machine can do at most: memory read per second and products per second, so that a limit is
+measured and not guessed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SIDE = 1536
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """Processor, load, and the best of several tries of reading memory and of multiplying fp32 matrices with `threads` threads."""
+    """Processor, load, and the best of several tries of reading memory and of multiplying fp32 matrices with
+    `threads` threads.
+    """
     return {
         "processor": _model(),
         "cores": os.cpu_count(),
@@ -45,7 +49,8 @@ def _read(threads: int) -> float:
 
 def _multiply(threads: int) -> float:
     pairs = [np.ones((SIDE, SIDE), np.float32) for _ in range(threads)]
-    # numpy's BLAS has threads of its own: as many products at once as threads were asked for keep them all busy.
+    # numpy's BLAS has threads of its own: as many products at once as threads were asked for keep them all
+    # busy.
     return threads * 2 * SIDE**3 / _best(threads, lambda a: a @ a, pairs, 8) / 1e9
 
 

@@ -1,4 +1,7 @@
-"""What rounds amount to: medians of rates, and whether the answers are the expected ones. Knows no process and no file."""
+"""What rounds amount to: medians of rates, and whether the answers are the expected ones.
+
+Knows no process and no file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ Ids = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass over a task's rows: the answers, and sums over its requests. `first_seconds` holds one time for each request."""
+    """One pass over a task's rows: the answers, and sums over its requests.
+
+    `first_seconds` holds one time for each request.
+    """
 
     answers: Ids
     tokens: int
@@ -50,7 +56,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Medians over rounds. `accuracy` and `equal` are shares of the rows, `equal` those answered as the reference did."""
+    """Medians over rounds.
+
+    `accuracy` and `equal` are shares of the rows, `equal` those answered as the reference did.
+    """
 
     label: str
     kind: str
@@ -78,7 +87,9 @@ def summarize(
     accuracy: float,
     reference: Ids | None,
 ) -> Summary:
-    """`rounds` must not be empty; answers are those of the first round (a system that answers greedily repeats itself)."""
+    """`rounds` must not be empty; answers are those of the first round (a system that answers greedily
+    repeats itself).
+    """
     first = rounds[0]
     return Summary(
         label,
@@ -106,14 +117,16 @@ def table(summaries: Sequence[Summary]) -> str:
         lines = [
             f"{key[0]}, batch {key[1]}",
             "",
-            "| system | tokens/s | decode tokens/s | TTFT ms | tokens/forward | tokens/answer | right | as ours fp32 tau 1 |",
+            "| system | tokens/s | decode tokens/s | TTFT ms | tokens/forward | tokens/answer | right |"
+            " as ours fp32 tau 1 |",
             "|---|---|---|---|---|---|---|---|",
         ]
         for s in rows:
             per_forward = "-" if s.tokens_per_forward is None else f"{s.tokens_per_forward:.2f}"
             equal = "-" if s.equal is None else f"{s.equal:.0%}"
             lines.append(
-                f"| {s.label} | {s.tokens_per_second:.1f} | {s.decode_tokens_per_second:.1f} | {s.ttft_ms:.0f} | {per_forward}"
+                f"| {s.label} | {s.tokens_per_second:.1f} | {s.decode_tokens_per_second:.1f} |"
+                f" {s.ttft_ms:.0f} | {per_forward}"
                 f" | {s.mean_tokens:.1f} | {s.accuracy:.0%} | {equal} |"
             )
         blocks.append("\n".join(lines))

@@ -1,4 +1,4 @@
-"""The default checkpoint with its adapter merged in, as a plain fp32 Hugging Face directory that every peer can read.
+"""The default checkpoint with its adapter merged in: a plain fp32 Hugging Face directory for every peer.
 
 python -m peers.merged DIRECTORY
 """

@@ -1,4 +1,7 @@
-"""mars-export itself: one bundle, any tau, cache loop and batch. Settings: tau, window, commit, cache_block."""
+"""mars-export itself: one bundle, any tau, cache loop and batch.
+
+Settings: tau, window, commit, cache_block.
+"""
 
 from __future__ import annotations
 

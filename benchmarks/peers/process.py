@@ -23,7 +23,10 @@ class PeerError(Exception):
 
 
 class Process:
-    """One adapter. Its stderr goes to `log`. Raises PeerError when it does not start, fails, or does not answer in time."""
+    """One adapter. Its stderr goes to `log`.
+
+    Raises PeerError when it does not start, fails, or does not answer in time.
+    """
 
     def __init__(
         self,

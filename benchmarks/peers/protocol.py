@@ -1,7 +1,11 @@
-"""The adapter's side of the line protocol: one JSON object a line, requests in on stdin, replies out on stdout. Standard library only.
+"""The adapter's side of the line protocol: one JSON object a line, requests in, replies out.
 
-The first request loads a model, every later one answers prompts: it holds the fields of Request. A reply holds the fields
-of Reply, or `error`. What libraries print to stdout goes to stderr, so that it cannot be mistaken for a reply.
+On stdin and stdout. Standard library only.
+
+The first request loads a model, every later one answers prompts: it holds the fields of Request. A reply
+holds the fields
+of Reply, or `error`. What libraries print to stdout goes to stderr, so that it cannot be mistaken for a
+reply.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts to answer greedily: token ids, the most new tokens of each, the ids that end an answer, the model's mask."""
+    """Prompts to answer greedily: token ids, the most new tokens of each, the ids that end an answer, the
+    model's mask.
+    """
 
     prompts: list[list[int]]
     limits: list[int]
@@ -30,7 +36,8 @@ class Request:
 class Reply:
     """New token ids of each prompt, an end token included. Times in seconds from the request's start.
 
-    `first_seconds` is when the first `first_tokens` tokens (of all rows together) were there; `forwards` None: not known.
+    `first_seconds` is when the first `first_tokens` tokens (of all rows together) were there; `forwards`
+    None: not known.
     """
 
     token_ids: list[list[int]]
@@ -44,7 +51,10 @@ Answer = Callable[[Request], Reply]
 
 
 def serve(load: Callable[[dict[str, Any]], tuple[Answer, str]]) -> None:
-    """Answer requests until stdin ends. `load` gets the first request and returns what answers, and the versions that do."""
+    """Answer requests until stdin ends.
+
+    `load` gets the first request and returns what answers, and the versions that do.
+    """
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     requests = (json.loads(line) for line in sys.stdin)

@@ -1,4 +1,6 @@
-"""Interleaved rounds: every system answers a row before the next row begins, so that a change of the machine's load meets all alike."""
+"""Interleaved rounds: every system answers a row before the next row begins, so that a change of the
+machine's load meets all alike.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Tell = Callable[[str], None]
 def run_round(
     entries: Sequence[Entry], processes: Mapping[str, Answers], prompts: Prompts, start: int, tell: Tell
 ) -> tuple[dict[str, Round], dict[str, str]]:
-    """One pass over the rows. Returns the rounds by label and, by label, why an entry failed; a failed one is asked no more.
+    """One pass over the rows: the rounds by label, and why an entry failed; that one is asked no more.
 
     Entry number `start` (modulo their count) begins, so that no one always comes after the same other.
     """

@@ -17,7 +17,9 @@ DATA = Path(__file__).resolve().parent.parent.parent / "examples" / "default-che
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The rows of a task for one model: token ids, limits, the model's special tokens, and how answers are judged."""
+    """The rows of a task for one model: token ids, limits, the model's special tokens, and how answers are
+    judged.
+    """
 
     task: str
     rows: tuple[Task, ...]

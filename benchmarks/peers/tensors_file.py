@@ -15,7 +15,9 @@ NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 def write(
     path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, make: Callable[[str], np.ndarray]
 ) -> None:
-    """Write one tensor for each name of `shapes`, all of `dtype`; `make(name)` gives its numbers when its turn comes."""
+    """Write one tensor for each name of `shapes`, all of `dtype`; `make(name)` gives its numbers when its
+    turn comes.
+    """
     entries, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + math.prod(shape) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""The two plots of a benchmark: speed against score, and what a step costs against what it yields. Reads a report, nothing else."""
+"""The plots of a benchmark: speed against score, what a step costs against what it yields. Reads a report."""
 
 from __future__ import annotations
 
@@ -7,49 +7,46 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from ..tau.figure import INK, PAPER, QUIET, name_point, two_panels
-from ..tau.setting import Setting
-from .comparison import Compared
+from ...runtime.decode.config import Window
+from ..drawing import COLORS, PAPER, QUIET, name_point, two_panels
+from .compare import Comparison
 from .report import BenchReport
+from .settings import Setting
 
-COLORS = ("#2f7ebc", "#d1703c", "#5f9e52", "#8a62b0", "#b5912a", "#3a9a9a")
 MARKERS = {"cursor": "o", "block": "s"}
-Series = tuple[int, str, str]
+Series = tuple[int, Window, str]
 """Batch, window and commit: settings that differ in nothing but tau, and are joined by a line."""
-Colors = Mapping[tuple[int, str], str]
+Colors = Mapping[tuple[int, Window], str]
 """By batch and window; the commit is told by the marker."""
 
 
 def save_png(report: BenchReport, path: Path) -> None:
-    with two_panels(INK) as (figure, left, right):
-        pairs = dict.fromkeys((s.batch, s.window_name) for s in report.options.settings if not s.is_baseline)
-        pairs |= dict.fromkeys(
-            (batch, Setting(batch).window_name)
-            for batch in report.options.batches
-            if not any(batch == b for b, _ in pairs)
-        )
-        colors = dict(zip(pairs, cycle(COLORS), strict=False))
+    options = report.options
+    pairs = dict.fromkeys((s.batch, s.window) for s in options.settings if not s.is_baseline)
+    alone = [batch for batch in options.batches if not any(batch == b for b, _ in pairs)]
+    pairs |= dict.fromkeys((batch, Setting(batch).window) for batch in alone)
+    colors = dict(zip(pairs, cycle(COLORS), strict=False))
+    with two_panels(path) as (_, left, right):
         _pareto(left, report, colors)
         _costs(right, report, colors)
-        figure.savefig(path, dpi=160, facecolor=PAPER, metadata={"Software": None})
 
 
-def _series(one: Compared) -> Series:
-    return one.setting.batch, one.setting.window_name, one.setting.commit_name
+def _series(one: Comparison) -> Series:
+    return one.setting.batch, one.setting.window, one.setting.commit_name
 
 
 def _color(setting: Setting, colors: Colors) -> str:
     """One-token mode has no window: it takes the first colour of its batch."""
-    found = colors.get((setting.batch, setting.window_name))
+    found = colors.get((setting.batch, setting.window))
     return found or next(color for (batch, _), color in colors.items() if batch == setting.batch)
 
 
-def _fastest(some: Sequence[Compared]) -> list[Compared]:
-    """The series with the fastest setting, from slow to fast: the one that is labelled; to label all would cover them."""
+def _fastest(some: Sequence[Comparison]) -> list[Comparison]:
+    """The series with the fastest setting, from slow to fast: the one that is labelled."""
     if not some:
         return []
     best = _series(max(some, key=lambda one: one.tokens_per_second.median))
-    return sorted((one for one in some if _series(one) == best), key=lambda one: one.tokens_per_second.median)
+    return [one for one in sorted(some, key=lambda one: one.tokens_per_second.median) if _series(one) == best]
 
 
 def _pareto(axes: Any, report: BenchReport, colors: Colors) -> None:
@@ -66,48 +63,44 @@ def _pareto(axes: Any, report: BenchReport, colors: Colors) -> None:
         path = [base, *sorted(points, key=lambda one: -one.setting.tau)]
         style = "-" if points[0].setting.commit.kind == "cursor" else (0, (4, 2))
         color = _color(points[0].setting, colors)
-        axes.plot(
-            *zip(*map(_place, path), strict=True), color=color, alpha=0.5, linewidth=1.3, linestyle=style
-        )
+        x, y = zip(*map(_place, path), strict=True)
+        axes.plot(x, y, color=color, alpha=0.5, linewidth=1.3, linestyle=style)
     name_point(axes, "one token", *_place(plain[0]), 9)
     for i, one in enumerate(_fastest(others)):  # by turns above and below: neighbours are often close
         offset, side = ((6, -5), "top") if i % 2 else ((6, 5), "bottom")
-        text = f"tau {one.setting.tau:g}"
-        axes.annotate(
-            text, _place(one), xytext=offset, textcoords="offset points", ha="left", va=side, fontsize=8.5
-        )
+        _note(axes, f"tau {one.setting.tau:g}", _place(one), offset, ha="left", va=side)
     _legend(axes, report, colors)
     axes.margins(x=0.2)
     axes.set_xlim(left=0)
     _scores(axes, [100 * one.score for one in report.compared])
 
 
-def _place(one: Compared) -> tuple[float, float]:
+def _place(one: Comparison) -> tuple[float, float]:
     return one.tokens_per_second.median, 100 * one.score
 
 
-def _point(axes: Any, one: Compared, color: str) -> None:
-    """The median speed, with a bar from the slowest to the fastest round."""
+def _point(axes: Any, one: Comparison, color: str) -> None:
+    """The median speed, a bar from the slowest to the fastest round, and one for the score's interval."""
     speed, score = one.tokens_per_second, 100 * one.score
     axes.plot(
-        [speed.low, speed.high], [score, score], color=color, alpha=0.3, linewidth=3, solid_capstyle="butt"
+        [speed.low, speed.high], [score] * 2, color=color, alpha=0.3, linewidth=3, solid_capstyle="butt"
     )
-    face = PAPER if one.setting.is_baseline else color
-    marker = MARKERS[one.setting.commit.kind]
     axes.plot(
-        speed.median,
-        score,
-        marker,
-        markersize=7,
-        markerfacecolor=face,
-        markeredgecolor=color,
-        markeredgewidth=1.4,
-        zorder=4,
+        [speed.median] * 2, [100 * end for end in one.score_interval], color=color, alpha=0.2, linewidth=1
     )
+    style = {"markersize": 7, "markeredgecolor": color, "markeredgewidth": 1.4, "zorder": 4}
+    face = PAPER if one.setting.is_baseline else color
+    axes.plot(speed.median, score, MARKERS[one.setting.commit.kind], markerfacecolor=face, **style)
+
+
+def _note(
+    axes: Any, text: str, place: tuple[float, float], offset: tuple[float, float], **style: Any
+) -> None:
+    axes.annotate(text, place, xytext=offset, textcoords="offset points", fontsize=8.5, **style)
 
 
 def _scores(axes: Any, scores: list[float]) -> None:
-    """Several points of score from bottom to top, so that a difference of next to nothing does not look like one."""
+    """Several points from bottom to top, so that a difference of next to nothing does not look like one."""
     low, high = min(scores), max(scores)
     margin = max(3.0, 0.3 * (high - low))
     axes.set_ylim(low - margin, min(high + margin, 101.5))
@@ -120,15 +113,11 @@ def _legend(axes: Any, report: BenchReport, colors: Colors) -> None:
     if len(colors) > 1:
         axes.plot([], [], "o", color="none", markeredgecolor=QUIET, markeredgewidth=1.4, label="one token")
         for (batch, window), color in colors.items():
-            axes.plot(
-                [],
-                [],
-                "o",
-                color=color,
-                label=f"batch {batch}" + (f", window {window}" if has_windows else ""),
-            )
+            label = f"batch {batch}" + (f", window {window}" if has_windows else "")
+            axes.plot([], [], "o", color=color, label=label)
     if "block" in report.options.commits:
-        axes.plot([], [], MARKERS["block"], color=QUIET, label=f"block commit ({report.options.cache_block})")
+        label = f"block commit ({report.options.cache_block})"
+        axes.plot([], [], MARKERS["block"], color=QUIET, label=label)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8.5, loc="best")
 
@@ -139,23 +128,11 @@ def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
     costs = {curve.batch: curve for curve in report.curves}
     for batch, curve in costs.items():
         color, base = _color(Setting(batch), colors), curve.milliseconds[0].median
-        axes.fill_between(
-            curve.slots,
-            [p.low for p in curve.relative],
-            [p.high for p in curve.relative],
-            color=color,
-            alpha=0.15,
-            linewidth=0,
-        )
+        low, high = [p.low for p in curve.relative], [p.high for p in curve.relative]
+        axes.fill_between(curve.slots, low, high, color=color, alpha=0.15, linewidth=0)
+        label = f"cost, batch {batch} (one slot: {base:.3g} ms)"
         middle = [p.median for p in curve.relative]
-        axes.plot(
-            curve.slots,
-            middle,
-            "-",
-            color=color,
-            linewidth=1.6,
-            label=f"cost, batch {batch} (one slot: {base:.3g} ms)",
-        )
+        axes.plot(curve.slots, middle, "-", color=color, linewidth=1.6, label=label)
     _break_evens(axes, report, colors)
     # A window that changes has no number of slots, so it has no dot.
     yields = [one for one in report.compared if report.window_size(one.setting) is not None]
@@ -163,30 +140,21 @@ def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
     for one in yields:
         slots, k = _slots(report, one), one.tokens_per_forward
         color = _color(one.setting, colors)
-        axes.plot(
-            [slots, slots], [costs[one.setting.batch].cost(slots), k], color=color, alpha=0.35, linewidth=1
-        )
+        height = costs[one.setting.batch].cost(slots)
+        axes.plot([slots, slots], [height, k], color=color, alpha=0.35, linewidth=1)
         axes.plot(slots, k, "o", markersize=7, color=color, zorder=4)
     top = max([axes.get_ylim()[1], *(one.tokens_per_forward for one in yields)])
     named = _fastest(yields)
     for one, height in zip(named, _apart([one.tokens_per_forward for one in named], 0.06 * top), strict=True):
         text = f"tau {one.setting.tau:g}: {one.tokens_per_forward:.2f}"
-        axes.annotate(
-            text,
-            (_slots(report, one), height),
-            xytext=(-8, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            fontsize=8.5,
-        )
+        _note(axes, text, (_slots(report, one), height), (-8, 0), ha="right", va="center")
     axes.legend(frameon=False, fontsize=8.5, loc="upper left")
     axes.set_xticks(report.curves[0].slots)
     axes.set_xlim(0.4, report.curves[0].slots[-1] + 0.6)
     axes.set_ylim(0, top * (1.1 + 0.05 * len(costs)))
 
 
-def _slots(report: BenchReport, one: Compared) -> float:
+def _slots(report: BenchReport, one: Comparison) -> float:
     """Of its usual step: what the last one yielded is pending, and a full window less one are masks."""
     return one.tokens_per_forward + (report.window_size(one.setting) or 1) - 1
 
@@ -200,8 +168,7 @@ def _break_evens(axes: Any, report: BenchReport, colors: Colors) -> None:
         axes.plot(slots, k, "x", color=color, markersize=6, markeredgewidth=1.5, zorder=4)
     if len(known) == 1:
         k = known[0][2]
-        text = f"below {k:.2f} tokens per forward nothing is gained"
-        axes.annotate(text, (0.4, k), xytext=(5, 6), textcoords="offset points", fontsize=8.5, color=QUIET)
+        _note(axes, f"below {k:.2f} tokens per forward nothing is gained", (0.4, k), (5, 6), color=QUIET)
 
 
 def _apart(values: Sequence[float], least: float) -> list[float]:

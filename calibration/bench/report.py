@@ -1,29 +1,23 @@
-"""What a benchmark found, in words and tables, and the folder of its report. Measures nothing and prints nothing."""
+"""What a benchmark found, in words and tables. Measures nothing, draws nothing and writes no file."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...runtime.errors import CalibrationError
-from ..tau.report import percent, require_matplotlib
-from ..tau.setting import BenchOptions, Setting
-from .comparison import Compared
-from .cost_curve import CostCurve
-from .spread import Percentiles, Rounds
+from ..rounds import Percentiles, busy_note, percent
+from .compare import Comparison
+from .settings import BenchOptions, Setting
+from .steps import CostCurve
 
-SCHEMA = 1
-JSON_FILE, PICTURE_FILE = "bench.json", "bench.png"
-BUSY = 0.5  # running programs for each core, before the benchmark itself began
+SCHEMA = 2
+COMPUTED = ("curves", "compared", "options", "no_picture")  # of a report, not written as they are
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Everything that a report shows. `machine` and `load` say where it was measured, and beside how many other programs."""
+    """Everything that a report shows. `machine` and `load` say where and beside what it was measured."""
 
     task: str
     bundle: str
@@ -41,25 +35,20 @@ class BenchReport:
     cursor: int
     capacity: int
     curves: tuple[CostCurve, ...]
-    compared: tuple[Compared, ...]
+    compared: tuple[Comparison, ...]
     no_picture: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of bench.json; docs/bench.md describes them."""
-        plain = {
-            name: getattr(self, name)
-            for name in self.__slots__
-            if name not in ("curves", "compared", "options", "no_picture")
-        }
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in COMPUTED}
+        even = [{"batch": b, "window": w, "tokens_per_forward": k} for b, w, k in self.break_evens]
         return {
             "schema": SCHEMA,
             **plain,
             "options": asdict(self.options),
             "notes": self.notes,
             "curves": [curve.to_dict() for curve in self.curves],
-            "break_even": [
-                {"batch": b, "window": w, "tokens_per_forward": k} for b, w, k in self.break_evens
-            ],
+            "break_even": even,
             "compared": [line.to_dict() for line in self.compared],
         }
 
@@ -71,53 +60,43 @@ class BenchReport:
             return f"{self.task}: no setting was faster than one-token mode."
         plain = next(line for line in self.compared if line.setting == best.setting.baseline)
         return (
-            f"{self.task}, batch {best.setting.batch}: tau {best.setting.tau:g} is {best.speed_up.median:.2f} times as fast as one-token mode"
-            f" ({_speed(best)} against {_speed(plain)} tokens/s), score {percent(best.score)} against {percent(plain.score)}."
+            f"{self.task}, batch {best.setting.batch}: tau {best.setting.tau:g} is {best.speed_up.median:.2f}"
+            f" times as fast as one-token mode ({_speed(best)} against {_speed(plain)} tokens/s), score"
+            f" {_score(best)} against {_score(plain)} %."
         )
 
     @property
     def break_evens(self) -> list[tuple[int, int, float | None]]:
-        """(batch, window, tokens per forward below which nothing is gained) of each curve, for the full window and those asked for."""
-        windows = dict.fromkeys(
-            [
-                self.block,
-                *(size for line in self.compared if (size := self.window_size(line.setting)) is not None),
-            ]
-        )
+        """(batch, window, tokens per forward below which nothing is gained) of each curve."""
+        sizes = [self.window_size(line.setting) for line in self.compared]
+        windows = dict.fromkeys([self.block, *(size for size in sizes if size is not None)])
         return [
             (curve.batch, window, curve.break_even(window)) for curve in self.curves for window in windows
         ]
 
     def window_size(self, setting: Setting) -> int | None:
-        """Predictions of a full step with cursor commit; None where it is not known: one-token mode and block commit aside, a
-        window that is chosen while decoding."""
-        if (
-            setting.config(1).one_token
-            or setting.commit.kind != "cursor"
-            or not isinstance(setting.window, int)
-        ):
+        """Predictions of a full step with cursor commit; None where it is not known: one-token mode and block
+        commit aside, a window that is chosen while decoding."""
+        if setting.one_token or setting.commit.kind != "cursor" or setting.window == "auto":
             return None
-        return min(setting.window, self.block)
+        return self.block if setting.window == "full" else min(int(setting.window), self.block)
 
     @property
     def facts(self) -> list[str]:
         """What the figures rest on, and what they mean, in sentences."""
         rounds = f"{self.options.rounds} round{'s' if self.options.rounds > 1 else ''}"
-        found = [
+        low, high = self.prompt_tokens
+        return [
             *(_break_even_line(batch, window, k) for batch, window, k in self.break_evens),
-            f"{self.num_rows} rows, {rounds}, judged by {self.judges}; prompts of {self.prompt_tokens[0]} to {self.prompt_tokens[1]} tokens",
+            f"{self.num_rows} rows, {rounds}, judged by {self.judges}; prompts of {low} to {high} tokens",
             f"{self.bundle}, variant {self.variant}, {self.precision}, block {self.block}; {self.machine}",
+            *(f"note: {note}" for note in self.notes),
         ]
-        return found + [f"note: {note}" for note in self.notes]
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know before quoting a figure."""
-        cores, notes = os.cpu_count() or 1, []
-        if self.load is not None and self.load > BUSY * cores:
-            notes.append(
-                f"the machine was busy (load {self.load:g} on {cores} cores before the start): trust ratios more than speeds"
-            )
+        notes = [note] if (note := busy_note(self.load)) else []
         if self.too_long:
             notes.append(
                 f"{len(self.too_long)} rows were left out, their prompts are longer than the context"
@@ -130,9 +109,8 @@ class BenchReport:
             notes.append("this system does not tell the peak memory of a part of a run")
         largest = max(self.options.batches)
         if self.num_rows < 2 * largest:
-            notes.append(
-                f"{self.num_rows} rows keep a batch of {largest} full for a short time only; --limit gives more"
-            )
+            short = f"{self.num_rows} rows keep a batch of {largest} full for a short time only"
+            notes.append(f"{short}; --limit gives more")
         if self.no_picture is not None:
             notes.append(f"no picture: {self.no_picture}")
         return notes
@@ -141,9 +119,18 @@ class BenchReport:
 
     @property
     def speed_table(self) -> list[tuple[str, ...]]:
-        cells = [(*_names(line.setting), _speed(line), _ratio(line.speed_up), f"{line.tokens_per_forward:.2f}", percent(line.score),
-                  "-" if line.peak_memory is None else f"{line.peak_memory / 1e6:.0f}") for line in self.compared]  # fmt: skip
-        return _table(("tokens/s", "speed-up", "tok/fwd", "score", "MB"), cells)
+        cells = [
+            (
+                *_names(line.setting),
+                _speed(line),
+                str(line.speed_up),
+                f"{line.tokens_per_forward:.2f}",
+                _score(line),
+                "-" if line.peak_memory is None else f"{line.peak_memory / 1e6:.0f}",
+            )
+            for line in self.compared
+        ]
+        return _table(("tokens/s", "speed-up", "tok/fwd", "score, %", "MB"), cells)
 
     @property
     def latency_table(self) -> list[tuple[str, ...]]:
@@ -159,42 +146,25 @@ class BenchReport:
         """Milliseconds of a step by its slots, and in steps of one slot."""
         lines: list[tuple[str, ...]] = [("slots", *(str(slots) for slots in self.curves[0].slots))]
         for curve in self.curves:
-            lines.append(
-                (f"batch {curve.batch}, ms", *(_short(point.median) for point in curve.milliseconds))
-            )
-            lines.append(("x one slot", *(f"{point.median:.2f}" for point in curve.relative)))
+            lines.append((f"batch {curve.batch}, ms", *(_short(p.median) for p in curve.milliseconds)))
+            lines.append(("x one slot", *(f"{p.median:.2f}" for p in curve.relative)))
         return lines
 
 
-def write(report: BenchReport, folder: Path) -> BenchReport:
-    """Write bench.json and, with matplotlib, bench.png into `folder`; returns the report as written."""
-    from . import figure as bench_figure
-
-    try:
-        require_matplotlib()
-        bench_figure.save_png(report, folder / PICTURE_FILE)
-    except CalibrationError as error:
-        report = replace(report, no_picture=str(error))
-    text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
-    (folder / JSON_FILE).write_text(text + "\n", encoding="utf-8")
-    return report
-
-
 def _names(setting: Setting) -> Iterator[str]:
-    one = setting.config(1).one_token
     yield str(setting.batch)
     yield f"{setting.tau:g}"
-    yield "-" if one else setting.window_name
+    yield "-" if setting.one_token else str(setting.window)
     yield setting.commit_name
 
 
 def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """A head and lines that begin with batch, tau, window and commit; the last two are left out where all have the usual one."""
+    """A head and lines that begin with batch, tau, window and commit; the last two if any is unusual."""
     usual: list[set[str]] = [set(), set(), {"-", "auto"}, {"cursor"}]
-    shown = [i for i in range(4) if not {line[i] for line in lines} <= usual[i]] + list(
-        range(4, 4 + len(head))
-    )
-    return [tuple(line[i] for i in shown) for line in [("batch", "tau", "window", "commit", *head), *lines]]
+    columns = [i for i in range(4) if not {line[i] for line in lines} <= usual[i]]
+    columns += range(4, 4 + len(head))
+    whole = [("batch", "tau", "window", "commit", *head), *lines]
+    return [tuple(line[i] for i in columns) for line in whole]
 
 
 def _break_even_line(batch: int, window: int, k: float | None) -> str:
@@ -204,16 +174,14 @@ def _break_even_line(batch: int, window: int, k: float | None) -> str:
     return f"{where}: below {k:.2f} tokens/forward this device gains nothing"
 
 
-def _speed(line: Compared) -> str:
+def _speed(line: Comparison) -> str:
     return _short(line.tokens_per_second.median)
 
 
-def _ratio(value: Rounds) -> str:
-    return (
-        f"{value.median:.2f}x"
-        if value.low == value.high
-        else f"{value.median:.2f}x ({value.low:.2f}-{value.high:.2f})"
-    )
+def _score(line: Comparison) -> str:
+    """With its interval: of few rows it says little."""
+    low, high = line.score_interval
+    return f"{percent(line.score)[:-2]} ({100 * low:.0f}-{100 * high:.0f})"
 
 
 def _short(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, in another process with limits of time, memory and file size. It is no sandbox: opt in."""
+"""Runs code that a model wrote in another process, with limits. It is no sandbox: opt in."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FILE_SIZE = 1 << 20  # bytes
 # The program lowers its own limits before it runs anything else; hard limits cannot be raised again.
 _PRELUDE = f"""\
 import resource as _r
-for _kind, _most in ((_r.RLIMIT_CPU, {SECONDS}), (_r.RLIMIT_AS, {MEMORY}), (_r.RLIMIT_FSIZE, {FILE_SIZE}), (_r.RLIMIT_CORE, 0)):
-    _r.setrlimit(_kind, (_most, _most))
+for _kind, _most in dict(CPU={SECONDS}, AS={MEMORY}, FSIZE={FILE_SIZE}, CORE=0).items():
+    _r.setrlimit(getattr(_r, "RLIMIT_" + _kind), (_most, _most))
 del _r, _kind, _most
 """
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.S)
@@ -31,9 +31,11 @@ def is_supported() -> bool:
 
 
 def passes_tests(code: str, tests: str, seconds: float = SECONDS) -> bool:
-    """Whether `code` (in a Markdown fence or not) followed by `tests` runs to its end without an error, within the limits.
+    """Whether `code` (in a Markdown fence or not) followed by `tests` runs to its end without an error,
+    within the limits.
 
-    A program that ends itself early passes nothing: the last line, which only the end of the tests reaches, must be printed.
+    A program that ends itself early passes nothing: the last line, which only the end of the tests reaches,
+    must be printed.
     """
     fenced = _FENCE.search(code)
     proof = os.urandom(16).hex()
@@ -44,13 +46,13 @@ def passes_tests(code: str, tests: str, seconds: float = SECONDS) -> bool:
 
 
 def _last_line(directory: str, seconds: float) -> str:
-    """The last line that the program prints if it ends well and in time, else "". Whatever it started is ended with it."""
+    """The last line of a program that ends well and in time, else "". What it started ends with it."""
     output = Path(directory, "output")
     with output.open("wb") as sink:
         process = subprocess.Popen(
             [sys.executable, "-I", "program.py"],
-            cwd=directory, env={"PATH": os.defpath, "HOME": directory}, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            cwd=directory, env={"PATH": os.defpath, "HOME": directory}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
             good = process.wait(seconds) == 0

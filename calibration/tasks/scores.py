@@ -1,4 +1,4 @@
-"""How good an answer is: the named metrics, each a score of 0 to 1. Knows no task file, no model and no tau."""
+"""How good an answer is: the named scores, each from 0 to 1. Knows no task file, no model and no tau."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...runtime.errors import CalibrationError
+from . import texts
 from .execution import passes_tests
 
 _FINAL = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
@@ -29,18 +30,20 @@ class Output:
     token_ids: tuple[int, ...] = ()
 
 
-Score = Callable[[Output, Output], float]
-"""(output, expected) -> 0 (wrong) to 1 (right). `expected` is the row's answer, or the model's own one-token output."""
+Judge = Callable[[Output, Output], float]
+"""(output, expected) -> 0 (wrong) to 1 (right). `expected` is the row's answer, or the one-token output."""
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """A named score. `needs` says what the output is compared with; `runs_code` that it executes what the model wrote."""
+class Score:
+    """A named score. `needs` says what the output is compared with; `runs_code` that it executes what the
+    model wrote; `library` what it cannot do without."""
 
     name: str
     needs: Literal["answer", "reference", "nothing"]
-    score: Score
+    judge: Judge
     runs_code: bool = False
+    library: str | None = None
 
 
 def exact_match(output: Output, expected: Output) -> float:
@@ -55,8 +58,8 @@ def normalized_match(output: Output, expected: Output) -> float:
 
 def final_number(output: Output, expected: Output) -> float:
     """The same number after the last `####`, or else the same last number."""
-    wanted = _last_number(expected.text)
-    return float(wanted is not None and _last_number(output.text) == wanted)
+    number = _last_number(expected.text)
+    return float(number is not None and _last_number(output.text) == number)
 
 
 def json_equal(output: Output, expected: Output) -> float:
@@ -102,63 +105,79 @@ def edit_similarity(output: Output, expected: Output) -> float:
     return 1 - _edit_distance(output.token_ids, expected.token_ids) / longest if longest else 1.0
 
 
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        *(
-            Metric(f.__name__, "answer", f)
-            for f in (exact_match, normalized_match, final_number, json_equal, regex, contains)
-        ),
-        Metric("json_valid", "nothing", json_valid),
-        Metric("code_tests", "answer", code_tests, runs_code=True),
-        *(Metric(f.__name__, "reference", f) for f in (agreement, edit_similarity)),
+def _text(judge: Callable[[str, str], float]) -> Judge:
+    return lambda output, expected: judge(output.text, expected.text)
+
+
+_ANSWER = (exact_match, normalized_match, final_number, json_equal, regex, contains)
+SCORES: dict[str, Score] = {
+    score.name: score
+    for score in (
+        *(Score(judge.__name__, "answer", judge) for judge in _ANSWER),
+        Score("json_valid", "nothing", json_valid),
+        Score("code_tests", "answer", code_tests, runs_code=True),
+        *(Score(judge.__name__, "reference", judge) for judge in (agreement, edit_similarity)),
+        Score("rougeL", "answer", _text(texts.rouge_l), library="rouge_score"),
+        Score("token_f1", "answer", _text(texts.token_f1), library="rouge_score"),
+        Score("bleu", "answer", _text(texts.bleu), library="sacrebleu"),
+        Score("chrf", "answer", _text(texts.chrf), library="sacrebleu"),
     )
 }
 
 
-def own(name: str) -> Metric:
-    """A user's metric, `module:function`: called with two texts, output and answer, it returns a score of 0 to 1.
+def own(name: str) -> Score:
+    """A user's score, `module:function`: called with two texts, output and answer, it returns 0 to 1.
 
     The module is looked for in the working directory too. Raises CalibrationError when it cannot be had.
     """
     module, _, function = name.partition(":")
     if not module or not function.isidentifier():
         raise CalibrationError(
-            f"unknown metric {name!r} (known: {', '.join(METRICS)}, or your own as module:function)"
+            f"unknown score {name!r} (known: {', '.join(SCORES)}, or your own as module:function)"
         )
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), function)
+        call = getattr(importlib.import_module(module), function)
     except Exception as error:  # a module of the user's can fail in any way
-        raise CalibrationError(f"metric {name}: {type(error).__name__}: {error}") from error
+        raise CalibrationError(f"score {name}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(here)
-    if not callable(found):
-        raise CalibrationError(f"metric {name}: {function} is not a function")
+    if not callable(call):
+        raise CalibrationError(f"score {name}: {function} is not a function")
 
-    def score(output: Output, expected: Output) -> float:
-        value = found(output.text, expected.text)
+    def judge(output: Output, expected: Output) -> float:
+        try:
+            value = call(output.text, expected.text)
+        except Exception as error:  # and so can a function of the user's
+            raise CalibrationError(
+                f"score {name} raised {type(error).__name__}: {error}; called with {_short(output.text)} and"
+                f" {_short(expected.text)}"
+            ) from error
         if not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise CalibrationError(f"metric {name} gave {value!r}; a score of 0 to 1 is expected")
+            raise CalibrationError(f"score {name} gave {value!r}; a number from 0 to 1 is expected")
         return float(value)
 
-    return Metric(name, "answer", score)
+    return Score(name, "answer", judge)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _words(text: str) -> list[str]:
-    kept = (
+    characters = (
         " " if unicodedata.category(c)[0] in "PSZC" else c
         for c in unicodedata.normalize("NFKC", text).casefold()
     )
-    return "".join(kept).split()
+    return "".join(characters).split()
 
 
 def _last_number(text: str) -> float | None:
-    found = _FINAL.findall(text) or _NUMBER.findall(text)
-    if not found or len(found[-1]) > _MOST_DIGITS:
+    numbers = _FINAL.findall(text) or _NUMBER.findall(text)
+    if not numbers or len(numbers[-1]) > _MOST_DIGITS:
         return None
-    return float(found[-1].replace(",", ""))
+    return float(numbers[-1].replace(",", ""))
 
 
 def _canonical(value: Any) -> str:

@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CalibrationError
-from . import execution
-from . import scores as metrics
-from .scores import METRICS, Metric, Output
+from . import execution, scores, texts
+from .scores import SCORES, Output, Score
 
 ROLES = ("system", "user", "assistant")
-FIELDS = ("messages", "prompt", "answer", "metric", "max_new_tokens")
+FIELDS = (
+    "messages",
+    "prompt",
+    "answer",
+    "score",
+    "metric",
+    "max_new_tokens",
+)  # metric: an older name of score
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".calibration.jsonl"
 NOTHING = Output("")
@@ -34,50 +40,65 @@ class Message:
 class Task:
     """One row: a prompt, how its output is judged, and the longest output.
 
-    `messages` go through the chat template; where there are none, `text` is continued as it stands. `answer` may be None
-    where the metric does not need one. `metric` is a name in METRICS, or `scorer` is a user's own.
+    `messages` go through the chat template; where there are none, `text` is continued as it stands.
+    `prompt_ids` is either of them tokenised. `answer` may be None where the score does not need one.
+    `score_name` is one of SCORES, or `own_score` is a user's. `number` is the row's in its file, from 1.
     """
 
     messages: tuple[Message, ...]
-    metric: str
+    score_name: str
     answer: str | None
     max_new_tokens: int
     text: str | None = None
-    scorer: Metric | None = None
+    own_score: Score | None = None
+    number: int = 0
+    prompt_ids: tuple[int, ...] | None = None
 
     @property
-    def prompt(self) -> str | list[dict[str, str]]:
-        """The prompt as the runtime takes it."""
-        return (
-            self.text
-            if self.text is not None
-            else [{"role": m.role, "content": m.content} for m in self.messages]
-        )
+    def source(self) -> str | list[dict[str, str]]:
+        """The prompt as it was written."""
+        if self.text is not None:
+            return self.text
+        return [{"role": m.role, "content": m.content} for m in self.messages]
 
     @property
-    def judge(self) -> Metric:
-        return self.scorer or METRICS[self.metric]
+    def prompt(self) -> str | list[dict[str, str]] | tuple[int, ...]:
+        """The prompt as the runtime takes it, tokenised if it has been."""
+        return self.source if self.prompt_ids is None else self.prompt_ids
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the output is compared with the model's own one-token output, not with `answer`."""
-        return self.judge.needs == "reference"
+    def shown(self) -> str:
+        """The text that was continued, or the last message."""
+        return self.text if self.text is not None else self.messages[-1].content
+
+    @property
+    def judge(self) -> Score:
+        return self.own_score or SCORES[self.score_name]
 
     def score(self, output: Output, reference: Output | None = None) -> float:
-        """How good an output is, 0 to 1; `reference` is the one-token output, for the metrics that need it."""
+        """How good an output is, 0 to 1; `reference` is the one-token output, for the scores that need it."""
         needs = self.judge.needs
         answer = None if self.answer is None else Output(self.answer)
         expected = {"reference": reference, "answer": answer, "nothing": NOTHING}[needs]
         if expected is None:
             raise CalibrationError(
-                f"metric {self.metric} has nothing to compare with: run tau 1 first, or give the row an answer"
+                f"score {self.score_name} has nothing to compare with: run tau 1 first, or give an answer"
             )
-        return self.judge.score(output, expected)
+        try:
+            return self.judge.judge(output, expected)
+        except CalibrationError as error:
+            raise CalibrationError(f"row {self.number}: {error}") from error
 
     @property
     def digest(self) -> str:
         """Changes with anything that changes the row's prompt, judgement or limit."""
-        values = [asdict(m) for m in self.messages], self.text, self.metric, self.answer, self.max_new_tokens
+        values = (
+            [asdict(m) for m in self.messages],
+            self.text,
+            self.score_name,
+            self.answer,
+            self.max_new_tokens,
+        )
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
@@ -99,11 +120,11 @@ def data_hash(tasks: Sequence[Task]) -> str:
 def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False) -> list[Task]:
     """Read a JSONL file of tasks. Raises CalibrationError that lists every bad line.
 
-    `score` names the metric of rows that have none, a built-in one or `module:function`; only what is named here is ever
-    imported. `allow_exec` allows metrics that run what the model wrote.
+    `score` names that of rows that have none, a built-in one or `module:function`; only what is named here is
+    ever imported. `allow_exec` allows scores that run what the model wrote.
     """
     path = Path(path)
-    default = _default_metric(score)
+    default = _default_score(score)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON strings may hold U+2028
     except OSError as error:
@@ -119,7 +140,7 @@ def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False
         if not line.strip():
             continue
         try:
-            tasks.append(_task(json.loads(line), default, allow_exec))
+            tasks.append(_task(json.loads(line), len(tasks) + 1, default, allow_exec))
         except json.JSONDecodeError as error:
             problems.append(f"line {number}: not JSON: {error.msg} at column {error.colno}")
         except (CalibrationError, RecursionError, ValueError) as error:
@@ -129,62 +150,62 @@ def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False
         raise CalibrationError(f"{path}:\n  " + "\n  ".join(problems[:20] + more))
     if not tasks:
         raise CalibrationError(
-            f"{path}: no rows; write one JSON object a line, with messages or prompt, answer, metric and max_new_tokens"
+            f"{path}: no rows; write one JSON object a line, with messages or prompt, answer, score and"
+            " max_new_tokens"
         )
     return tasks
 
 
-def _default_metric(score: str | None) -> Metric:
-    if score is None:
-        return METRICS["agreement"]
-    return METRICS[score] if score in METRICS else metrics.own(score)
+def _default_score(name: str | None) -> Score:
+    if name is None:
+        return SCORES["agreement"]
+    return SCORES[name] if name in SCORES else scores.own(name)
 
 
-def _task(row: Any, default: Metric, allow_exec: bool) -> Task:
+def _task(row: Any, number: int, default: Score, allow_exec: bool) -> Task:
     if not isinstance(row, dict):
         raise CalibrationError("a row must be a JSON object")
     problems = [f"unknown field {name!r} (known: {', '.join(FIELDS)})" for name in row if name not in FIELDS]
     answer, limit = row.get("answer"), row.get("max_new_tokens", 256)
-    metric = _metric(row, default, allow_exec, problems)
+    score = _score(row, default, allow_exec, problems)
     if answer is not None and not isinstance(answer, str):
         problems.append("'answer' must be a string")
-    elif metric.needs == "answer" and answer is None:
-        problems.append(f"missing field 'answer', which metric {metric.name} needs")
-    elif metric.name == "regex" and answer is not None:
+    elif score.needs == "answer" and answer is None:
+        problems.append(f"missing field 'answer', which score {score.name} needs")
+    elif score.name == "regex" and answer is not None:
         _check_pattern(answer, problems)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         problems.append(f"'max_new_tokens' must be a positive integer, not {limit!r}")
     text, messages = _prompt(row, problems)
-    if re.search(
-        "[\ud800-\udfff]",
-        "".join([text or "", answer if isinstance(answer, str) else "", *(m.content for m in messages)]),
-    ):
+    every = [text or "", answer if isinstance(answer, str) else "", *(m.content for m in messages)]
+    if re.search("[\ud800-\udfff]", "".join(every)):
         problems.append("half a surrogate pair is not text")
     if problems:
         raise CalibrationError("; ".join(problems))
-    return Task(messages, metric.name, answer, limit, text, metric if metric.name not in METRICS else None)
+    own_score = score if score.name not in SCORES else None
+    return Task(messages, score.name, answer, limit, text, own_score, number)
 
 
-def _metric(row: dict[str, Any], default: Metric, allow_exec: bool, problems: list[str]) -> Metric:
-    name = row.get("metric", default.name)
-    metric = METRICS.get(name) if isinstance(name, str) else None
-    if name == default.name:
-        metric = default
-    if metric is None:
-        hint = (
-            "; your own module:function must be named with --score"
-            if isinstance(name, str) and ":" in name
-            else ""
-        )
-        problems.append(f"unknown metric {name!r} (known: {', '.join(METRICS)}){hint}")
+def _score(row: dict[str, Any], default: Score, allow_exec: bool, problems: list[str]) -> Score:
+    if "score" in row and "metric" in row:
+        problems.append("'score' and 'metric', its older name, are both there; give 'score'")
+    name = row.get("score", row.get("metric", default.name))
+    score = default if name == default.name else SCORES.get(name) if isinstance(name, str) else None
+    if score is None:
+        is_own = isinstance(name, str) and ":" in name
+        hint = "; your own module:function must be named with --score" if is_own else ""
+        problems.append(f"unknown score {name!r} (known: {', '.join(SCORES)}){hint}")
         return default
-    if metric.runs_code and not allow_exec:
+    if score.runs_code and not allow_exec:
         problems.append(
-            f"metric {metric.name} runs what the model writes, on this machine and not in a sandbox: allow it with --allow-exec"
+            f"score {score.name} runs what the model writes, on this machine and not in a sandbox: allow it"
+            " with --allow-exec"
         )
-    elif metric.runs_code and not execution.is_supported():
-        problems.append(f"metric {metric.name} needs a system that can limit a process; this one cannot")
-    return metric
+    elif score.runs_code and not execution.is_supported():
+        problems.append(f"score {score.name} needs a system that can limit a process; this one cannot")
+    if score.library is not None and not texts.is_there(score.library):
+        problems.append(f"score {score.name} needs {score.library}; pip install 'mars-export[calibrate]'")
+    return score
 
 
 def _check_pattern(pattern: str, problems: list[str]) -> None:
@@ -213,7 +234,7 @@ def _messages(value: Any, problems: list[str]) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         problems.append("'messages' must be a non-empty list")
         return ()
-    made: list[Message] = []
+    turns: list[Message] = []
     for index, message in enumerate(value):
         if (
             not isinstance(message, dict)
@@ -224,5 +245,5 @@ def _messages(value: Any, problems: list[str]) -> tuple[Message, ...]:
         elif message["role"] not in ROLES:
             problems.append(f"message {index} has role {message['role']!r} (known: {', '.join(ROLES)})")
         else:
-            made.append(Message(message["role"], message["content"]))
-    return tuple(made)
+            turns.append(Message(message["role"], message["content"]))
+    return tuple(turns)

@@ -1,10 +1,12 @@
-"""How sure a mean is: a test and a bound for values in [-1, 1], valid at every sample size. Knows no tau and no model.
+"""How sure a mean is: a test and a bound for values in [-1, 1], valid at every sample size. Knows no tau and
+no model.
 
-The betting test of Waudby-Smith and Ramdas (Estimating means of bounded random variables by betting, 2020). A gambler starts
-with 1 and, before each value x, stakes a share s of the capital on "x falls below m": capital *= 1 + s * (m - x). If the mean
-is m or more the game is fair or worse, so the capital is a nonnegative supermartingale, and by Ville's inequality it ever
-reaches 1 / level with a probability of at most `level`. The stake may depend on anything that came before: a good choice makes the
-test powerful, a bad one never makes it invalid.
+The betting test of Waudby-Smith and Ramdas (Estimating means of bounded random variables by betting, 2020). A
+gambler starts with 1 and, before each value x, stakes a share s of the capital on "x falls below m": capital
+*= 1 + s * (m - x). If the mean is m or more the game is fair or worse, so the capital is a nonnegative
+supermartingale, and by Ville's inequality it ever reaches 1 / level with a probability of at most `level`.
+The stake may depend on anything that came before: a good choice makes the test powerful, a bad one never
+makes it invalid.
 """
 
 from __future__ import annotations
@@ -22,17 +24,19 @@ _SEARCH = 10**7  # items; a bound that needs more is not worth a search
 def p_value(values: np.ndarray, mean: float, level: float) -> np.ndarray:
     """p-values of "the true mean is `mean` or more", along the last axis of float values [..., n] in [-1, 1].
 
-    `level` is the one the test will be made at: stakes are tuned to it and to n, both fixed beforehand. The order of the
-    values must not depend on them.
+    `level` is the one the test will be made at: stakes are tuned to it and to n, both fixed beforehand. The
+    order of the values must not depend on them.
     """
     capital = np.cumsum(np.log1p(_stakes(values, level) * (mean - values)), axis=-1)
     return np.asarray(np.exp(-np.maximum(capital.max(axis=-1), 0.0)))
 
 
 def upper_bound(values: np.ndarray, level: float) -> float:
-    """What the true mean of `values` [n] in [-1, 1] is below, with confidence 1 - level; never less than -1/3.
+    """What the true mean of `values` [n] in [-1, 1] is below, with confidence 1 - level; never less than
+    -1/3.
 
-    Stakes do not depend on the mean that is tested, so the capital grows with it, and a search finds where it suffices.
+    Stakes do not depend on the mean that is tested, so the capital grows with it, and a search finds where it
+    suffices.
     """
     stakes = _stakes(values, level)
     low, high = _LOWEST_MEAN, 1.0

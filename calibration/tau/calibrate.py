@@ -1,43 +1,39 @@
-"""The calibration itself: record, predict, then test real paired decodes from safe to fast. Writes nothing but the journal."""
+"""The calibration itself: record, predict, test real paired decodes from safe to fast, choose among those
+that passed by speed. Writes nothing but the journal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
 from ...runtime import GenerationConfig, Session
 from ..journal import Journal
-from ..rows import GRID, CalibrationOptions, Plan, are_short, make_plan
+from ..rounds import Progress, Rounds
+from ..rows import Plan
+from ..tasks.scores import edit_similarity
 from ..tasks.tasks import Task
-from . import bounds
+from . import bounds, race
 from .decoding import Outcome, decode_rows
+from .options import GRID, ONE_TOKEN, CalibrationOptions, setting
 from .record import Trace, record, recorded_metrics
 from .replay import Prediction, predict
 
-Progress = Callable[[str, int, int], None]
-"""(phase, rows done, rows in all)."""
-SPEED_ROWS = 32  # rows decoded in plain one-token mode, for its speed and to compare with the record pass
-
-
-class Kept(Protocol):
-    """What a journal can hold."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self: ...
-
-
-K = TypeVar("K", bound=Kept)
+CHECK_ROWS = 32  # rows decoded in plain one-token mode, to compare with the record pass
+SHORT_ANSWER = 4  # tokens: of so few, hardly any can be accepted together
+MOST_CHANGES = 50
+T = TypeVar("T")
+Outcomes = Sequence[Outcome]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Rows decoded at one setting. Qualities are means of 0 to 1 with a confidence interval; speeds are of decoding alone
-    with one row at a time, and of everything in batches."""
+class Figures:
+    """Rows decoded at one setting. Qualities are means of 0 to 1 with a confidence interval.
+    `tokens_per_second` is of the interleaved rounds where the setting took part in them; else of decoding
+    alone with one row at a time, and of everything in batches."""
 
     metric: str
     tau: float
@@ -48,27 +44,41 @@ class Measured:
     tokens_per_forward: float
     tokens_per_second: float
 
+    @property
+    def name(self) -> str:
+        return f"tau {self.tau:g}" if self.metric == "probability" else f"{self.metric} {self.tau:g}"
+
 
 @dataclass(frozen=True, slots=True)
-class Tested:
-    """A candidate: what it measured, its paired drop against one-token mode, and whether the bound was shown."""
+class Trial:
+    """A candidate: its figures, its paired drop against one-token mode, whether the bound was shown, and its
+    speed over one-token mode in interleaved rounds, if it was among those to choose from."""
 
-    measured: Measured
+    measured: Figures
     drop: float
     drop_bound: float
     p_value: float
     passed: bool
     predicted: Prediction
+    speed_up: Rounds | None = None
 
-    @property
-    def prediction_error(self) -> float:
-        """Of the tokens per forward, relative to the real ones."""
-        return self.predicted.tokens_per_forward / self.measured.tokens_per_forward - 1
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A row whose answer at the chosen setting is not the one-token answer, with the scores of both."""
+
+    row: int
+    prompt: str
+    before: str
+    after: str
+    score_before: float
+    score_after: float
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A whole calibration. `chosen` is None where nothing but tau 1 could be shown, and `notes` say why."""
+    """A whole calibration. `chosen` is None where nothing faster than tau 1 could be shown; `choice` says why
+    it is what it is. `changed` are its changed answers, the worst first, at most MOST_CHANGES."""
 
     options: CalibrationOptions
     judges: str
@@ -77,215 +87,262 @@ class Calibration:
     cut_short: int
     prompt_range: tuple[int, int]
     answer_range: tuple[int, int]
-    one_token: Measured
+    one_token: Figures
     speed_rows: int
     speed_rows_same: int
     recorded: tuple[str, ...]
     curve: tuple[Prediction, ...]
-    tested: tuple[Tested, ...]
-    chosen: Tested | None
+    tested: tuple[Trial, ...]
+    chosen: Trial | None
     notes: tuple[str, ...]
+    choice: str | None = None
+    changed: tuple[Change, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def config(self) -> GenerationConfig:
+        """The choice as it was decoded."""
+        return setting(self.chosen.measured.tau, self.chosen.measured.metric) if self.chosen else ONE_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The choice against one-token mode on other rows. One look, so its bound needs no correction."""
+
+    one_token: Figures
+    chosen: Figures
+    drop: float
+    drop_bound: float
+    held: bool
 
 
 class Calibrator:
     """Decodes with a journal: what is in there is not decoded again."""
 
     def __init__(
-        self, session: Session, journal: Journal, batch: int, progress: Progress | None = None
+        self,
+        session: Session,
+        journal: Journal,
+        options: CalibrationOptions,
+        progress: Progress | None = None,
     ) -> None:
-        self.session, self.journal, self.batch = session, journal, batch
+        self.session, self.journal, self.options = session, journal, options
         self.report: Progress = progress or (lambda phase, done, total: None)
 
     def traces(self, tasks: Sequence[Task]) -> list[Trace]:
-        return self._kept("record", tasks, lambda rows: record(self.session, rows, self.batch), Trace)
+        return self._all("record", tasks, lambda rows: record(self.session, rows, self.options.batch), Trace)
 
     def outcomes(self, tasks: Sequence[Task], config: GenerationConfig) -> list[Outcome]:
-        phase = "one token" if config.one_token else f"{config.metric} {config.tau:g}"
-        return self._kept(
-            phase, tasks, lambda rows: decode_rows(self.session, rows, config, self.batch), Outcome
-        )
+        def decode(rows: Sequence[Task]) -> Iterator[Outcome]:
+            return decode_rows(self.session, rows, config, self.options.batch)
 
-    def _kept(
-        self, phase: str, tasks: Sequence[Task], work: Callable[[Sequence[Task]], Iterator[K]], kind: type[K]
-    ) -> list[K]:
+        phase = "one token" if config.one_token else f"{config.metric} {config.tau:g}"
+        return self._all(phase, tasks, decode, Outcome)
+
+    def speeds(self, tasks: Sequence[Task], settings: dict[str, GenerationConfig]) -> race.Speeds:
+        return race.race(self.session, self.journal, tasks, settings, self.options.batch, self.report)
+
+    def predict(self, plan: Plan, traces: Sequence[Trace], metric: str, tau: float) -> Prediction:
+        limits = [task.max_new_tokens for task in plan.tasks]
+        return predict(traces, limits, metric, tau, self.session.bundle.manifest.tokens.eos)
+
+    def _all(
+        self, phase: str, tasks: Sequence[Task], work: Callable[[Sequence[Task]], Iterable[T]], kind: type[T]
+    ) -> list[T]:
         keys = [f"{phase}/{task.digest[:24]}" for task in tasks]
         missing = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self.journal}
         done = len(tasks) - len(missing)
         self.report(phase, done, len(tasks))
         for key, value in zip(missing, work(list(missing.values())), strict=True):
-            self.journal[key] = value.to_dict()
+            self.journal[key] = value
             done += 1
             self.report(phase, done, len(tasks))
-        return [kind.from_dict(self.journal[key]) for key in keys]
+        return [self.journal.read(key, kind) for key in keys]
 
 
-def identity(session: Session) -> dict[str, Any]:
-    """What a journal's work belongs to: a graph with its weights, and how it is run."""
-    files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
-    variant = session.variant
-    weights = files.get(variant.weights) if variant.weights else None
-    return {
-        "graph": files[variant.file],
-        "weights": weights,
-        "level": variant.accuracy_level,
-        "block": session.bundle.manifest.block,
-    }
+def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
+    """Find the fastest tau whose quality drop on tasks like these is below the bound, with the confidence
+    asked for.
 
-
-def calibrate(calibrator: Calibrator, tasks: Sequence[Task], options: CalibrationOptions) -> Calibration:
-    """Find the fastest tau whose quality drop on tasks like these is below the bound, with the confidence asked for.
-
-    Fixed-sequence testing (Learn then Test, Angelopoulos et al. 2021): candidates are tested from safe to fast at the full level,
-    and the first that does not pass ends the sequence, so the chance of passing any that should not is at most the level.
+    Fixed-sequence testing (Learn then Test, Angelopoulos et al. 2021): candidates are tested from safe to
+    fast at the full level, and the first that does not pass ends the sequence, so the chance of passing any
+    that should not is at most the level. That covers all that passed at once, so any of them may be chosen,
+    by speed too.
     """
-    session = calibrator.session
-    plan = make_plan(session, tasks, options)
+    options, recorded = calibrator.options, recorded_metrics(calibrator.session)
     traces = calibrator.traces(plan.tasks)
-    answers = [len(t.outcome.token_ids) for t in traces]
-    qualities = np.array(
-        [task.score(t.outcome.output, t.outcome.output) for task, t in zip(plan.tasks, traces, strict=True)]
-    )
-    recorded = recorded_metrics(session)
-    curve = [
-        _predict(plan, traces, session, metric, tau)
-        for metric in recorded
-        for tau in {*GRID[metric], *options.taus}
-    ]
-    plain = calibrator.outcomes(plan.tasks[:SPEED_ROWS], GenerationConfig(tau=1.0))
+    references = [trace.outcome for trace in traces]
+    answers = [len(outcome.token_ids) for outcome in references]
+    qualities = _scores(plan.tasks, references, references)
+    grid = [(metric, tau) for metric in recorded for tau in {*GRID[metric], *options.taus}]
+    curve = [calibrator.predict(plan, traces, metric, tau) for metric, tau in grid]
+    plain = calibrator.outcomes(plan.tasks[:CHECK_ROWS], ONE_TOKEN)
+    one_token = figures(ONE_TOKEN, plain, qualities, 1.0, options.confidence)
     notes = _reasons_not_to_test(plan, answers, options)
-    tested: list[Tested] = []
+    trials: list[Trial] = []
     for metric in () if notes else options.metrics:
-        tested += _sequence(calibrator, plan, traces, qualities, options, metric)
-    chosen = _fastest(tested)
-    one_token = measure("probability", 1.0, plain, qualities, 1.0, options)
-    notes += _remarks(plan, tested, chosen, one_token, options)
-    same = sum(o.token_ids == t.outcome.token_ids for o, t in zip(plain, traces, strict=False))
-    cut = sum(t.outcome.finish_reason == "capacity" for t in traces)
-    return Calibration(
-        options, plan.judges, len(plan.tasks), plan.too_long, cut, _range(plan.prompt_tokens), _range(answers), one_token, len(plain), same,
-        recorded, tuple(sorted(curve, key=lambda p: (p.metric, p.tokens_per_forward))), tuple(tested), chosen, tuple(notes),
-    )  # fmt: skip
-
-
-def _sequence(
-    calibrator: Calibrator,
-    plan: Plan,
-    traces: Sequence[Trace],
-    qualities: np.ndarray,
-    options: CalibrationOptions,
-    metric: str,
-) -> Iterator[Tested]:
-    """Test a metric's candidates from safe to fast, up to and with the first that does not pass."""
-    for tau in options.candidates(metric):
-        outcomes = calibrator.outcomes(plan.tasks, GenerationConfig(tau=tau, metric=metric))
-        scores = _scores(plan.tasks, outcomes, traces, qualities)
-        agreement = sum(
-            o.token_ids == t.outcome.token_ids for o, t in zip(outcomes, traces, strict=True)
-        ) / len(traces)
-        drops = qualities - scores
-        p_value = float(bounds.p_value(drops, options.max_drop, options.level))
-        passed = p_value <= options.level
-        predicted = _predict(plan, traces, calibrator.session, metric, tau)
-        measured = measure(metric, tau, outcomes, scores, agreement, options)
-        yield Tested(
-            measured,
-            float(drops.mean()),
-            bounds.upper_bound(drops, options.level),
-            p_value,
-            passed,
-            predicted,
-        )
-        if not passed:
-            return
-
-
-def _predict(plan: Plan, traces: Sequence[Trace], session: Session, metric: str, tau: float) -> Prediction:
-    return predict(traces, plan.limits, metric, tau, session.bundle.manifest.tokens.eos)
-
-
-def _scores(
-    tasks: Sequence[Task], outcomes: Sequence[Outcome], traces: Sequence[Trace], qualities: np.ndarray
-) -> np.ndarray:
-    """Score each outcome; the same answer gets the same score without being judged again."""
-    scores = qualities.copy()
-    for i, (task, outcome, trace) in enumerate(zip(tasks, outcomes, traces, strict=True)):
-        if outcome.output != trace.outcome.output:
-            scores[i] = task.score(outcome.output, trace.outcome.output)
-    return scores
-
-
-def measure(
-    metric: str,
-    tau: float,
-    outcomes: Sequence[Outcome],
-    scores: np.ndarray,
-    agreement: float,
-    options: CalibrationOptions,
-) -> Measured:
-    """What rows decoded at one setting gave and cost. `scores` may be those of more rows than were decoded."""
-    tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
-    timed, seconds = sum(o.tokens_timed for o in outcomes), sum(o.seconds for o in outcomes)
-    speed = timed / seconds if seconds > 0 else 0.0
-    ends = bounds.interval(scores, 1 - options.confidence)
-    return Measured(
-        metric,
-        tau,
-        len(scores),
-        float(scores.mean()),
-        ends,
-        agreement,
-        tokens / forwards if forwards else 0.0,
-        speed,
-    )
-
-
-def _fastest(tested: Sequence[Tested]) -> Tested | None:
-    """Of all that passed, the one with the most tokens per forward: within a metric that is the last."""
-    passed = [t for t in tested if t.passed]
-    return max(passed, key=lambda t: t.measured.tokens_per_forward) if passed else None
-
-
-def _reasons_not_to_test(plan: Plan, answers: Sequence[int], options: CalibrationOptions) -> list[str]:
-    rows, needed = len(plan.tasks), options.items_needed
-    notes = []
-    if rows < needed:
+        trials += _sequence(calibrator, plan, traces, qualities, metric)
+    choice, reason = None, None
+    if any(trial.passed for trial in trials):
+        choice, reason, one_token, trials = _fastest(calibrator, plan, one_token, trials)
+    elif trials:
         notes.append(
-            f"{rows} rows cannot show a drop below {options.max_drop:g} with {100 * (1 - options.level):.3g} % confidence, even if none changes:"
-            f" {needed} are needed. tau stays 1"
+            "the safest candidate did not pass: tau stays 1. More rows, or a larger bound than"
+            f" {options.max_drop:g}, may help"
         )
-    if are_short(answers):
-        notes.append(
-            f"half of the answers have {int(np.median(answers))} tokens or fewer: tau cannot help there. tau stays 1"
-        )
-    return notes
-
-
-def _remarks(
-    plan: Plan,
-    tested: Sequence[Tested],
-    chosen: Tested | None,
-    one_token: Measured,
-    options: CalibrationOptions,
-) -> list[str]:
-    notes = []
+    changes: list[Change] = []
+    if choice is not None:
+        config = setting(choice.measured.tau, choice.measured.metric)
+        changes = changes_of(plan.tasks, references, calibrator.outcomes(plan.tasks, config))
     if plan.too_long:
         rows = ", ".join(map(str, plan.too_long[:10])) + (", ..." if len(plan.too_long) > 10 else "")
         notes.append(
             f"{len(plan.too_long)} rows were left out, their prompts are longer than the context: {rows}"
         )
-    if tested and chosen is None:
-        notes.append(
-            f"the safest candidate did not pass: tau stays 1. More rows, or a larger bound than {options.max_drop:g}, may help"
+    return Calibration(
+        options=options,
+        judges=plan.judges,
+        num_rows=len(plan.tasks),
+        too_long=plan.too_long,
+        cut_short=sum(outcome.finish_reason == "capacity" for outcome in references),
+        prompt_range=plan.prompt_range,
+        answer_range=(min(answers), max(answers)),
+        one_token=one_token,
+        speed_rows=len(plain),
+        speed_rows_same=sum(o.token_ids == r.token_ids for o, r in zip(plain, references, strict=False)),
+        recorded=recorded,
+        curve=tuple(sorted(curve, key=lambda p: (p.metric, p.tokens_per_forward))),
+        tested=tuple(trials),
+        chosen=choice,
+        notes=tuple(notes),
+        choice=reason,
+        changed=tuple(changes[:MOST_CHANGES]),
+    )
+
+
+def confirm(calibrator: Calibrator, plan: Plan, config: GenerationConfig) -> Confirmation:
+    """Decode other rows both ways. `held`: their mean drop is at most the bound."""
+    options = calibrator.options
+    plain = calibrator.outcomes(plan.tasks, ONE_TOKEN)
+    fast = plain if config.one_token else calibrator.outcomes(plan.tasks, config)
+    before, after = _scores(plan.tasks, plain, plain), _scores(plan.tasks, fast, plain)
+    drops = before - after
+    return Confirmation(
+        figures(ONE_TOKEN, plain, before, 1.0, options.confidence),
+        figures(config, fast, after, _agreement(fast, plain), options.confidence),
+        float(drops.mean()),
+        bounds.upper_bound(drops, 1 - options.confidence),
+        bool(drops.mean() <= options.max_drop),
+    )
+
+
+def figures(
+    config: GenerationConfig, outcomes: Outcomes, scores: np.ndarray, agreement: float, confidence: float
+) -> Figures:
+    """What rows gave and cost at one setting. `scores` may be those of more rows than were decoded."""
+    tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
+    timed, seconds = sum(o.tokens_timed for o in outcomes), sum(o.seconds for o in outcomes)
+    return Figures(
+        config.metric,
+        config.tau,
+        len(scores),
+        float(scores.mean()),
+        bounds.interval(scores, 1 - confidence),
+        agreement,
+        tokens / forwards if forwards else 0.0,
+        timed / seconds if seconds > 0 else 0.0,
+    )
+
+
+def _sequence(
+    calibrator: Calibrator, plan: Plan, traces: Sequence[Trace], qualities: np.ndarray, metric: str
+) -> Iterator[Trial]:
+    """Test a metric's candidates from safe to fast, up to and with the first that does not pass."""
+    options, references = calibrator.options, [trace.outcome for trace in traces]
+    for tau in options.candidates(metric):
+        outcomes = calibrator.outcomes(plan.tasks, setting(tau, metric))
+        scores = _scores(plan.tasks, outcomes, references, qualities)
+        drops = qualities - scores
+        p_value = float(bounds.p_value(drops, options.max_drop, options.level))
+        passed = p_value <= options.level
+        same = _agreement(outcomes, references)
+        yield Trial(
+            figures(setting(tau, metric), outcomes, scores, same, options.confidence),
+            float(drops.mean()),
+            bounds.upper_bound(drops, options.level),
+            p_value,
+            passed,
+            calibrator.predict(plan, traces, metric, tau),
         )
-    if chosen is not None and chosen.measured.tokens_per_second < one_token.tokens_per_second:
+        if not passed:
+            return
+
+
+def _fastest(
+    calibrator: Calibrator, plan: Plan, one_token: Figures, trials: Sequence[Trial]
+) -> tuple[Trial | None, str, Figures, list[Trial]]:
+    """(choice, why, one-token mode and all trials with their speeds in the same rounds).
+
+    The nearer a setting keeps to the one-token answers, the safer it counts.
+    """
+    passed = sorted((t for t in trials if t.passed), key=lambda t: -t.measured.agreement)
+    settings = {"one token": ONE_TOKEN}
+    settings |= {t.measured.name: setting(t.measured.tau, t.measured.metric) for t in passed}
+    speeds = calibrator.speeds(plan.tasks, settings)
+    name, reason = race.choose(speeds)
+    ratios = race.speed_ups(speeds)
+
+    def timed(point: Figures, name: str) -> Figures:
+        return replace(point, tokens_per_second=median(speeds[name]))
+
+    raced = [
+        replace(t, measured=timed(t.measured, t.measured.name), speed_up=ratios[t.measured.name])
+        if t.passed
+        else t
+        for t in trials
+    ]
+    choice = next((t for t in raced if t.passed and t.measured.name == name), None)
+    return choice, reason, timed(one_token, "one token"), raced
+
+
+def _scores(
+    tasks: Sequence[Task], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
+) -> np.ndarray:
+    """Score each outcome. With the references' `qualities` the same answer is not judged again."""
+    scores = np.zeros(len(tasks)) if qualities is None else qualities.copy()
+    for i, (task, outcome, reference) in enumerate(zip(tasks, outcomes, references, strict=True)):
+        if qualities is None or outcome.output != reference.output:
+            scores[i] = task.score(outcome.output, reference.output)
+    return scores
+
+
+def _agreement(outcomes: Outcomes, references: Outcomes) -> float:
+    """Share of answers with the same tokens."""
+    same = sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=True))
+    return same / len(references)
+
+
+def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:
+    """All changed answers: those that lost most first, and among them those that changed most."""
+    changes = []
+    for task, before, after in zip(tasks, references, outcomes, strict=True):
+        if before.token_ids != after.token_ids:
+            scores = (task.score(o.output, before.output) for o in (before, after))
+            change = Change(task.number, task.shown, before.text, after.text, *scores)
+            changes.append((change, edit_similarity(after.output, before.output)))
+    changes.sort(key=lambda pair: (pair[0].score_after - pair[0].score_before, pair[1], pair[0].row))
+    return [change for change, _ in changes]
+
+
+def _reasons_not_to_test(plan: Plan, answers: Sequence[int], options: CalibrationOptions) -> list[str]:
+    rows, needed, usual = len(plan.tasks), options.items_needed, median(answers)
+    notes = []
+    if rows < needed:
         notes.append(
-            "the chosen tau was not faster than one-token mode here: too few predictions are accepted to pay for the masks"
+            f"{rows} rows cannot show a drop below {options.max_drop:g} with {100 * (1 - options.level):.3g}"
+            f" % confidence, even if none changes: {needed} are needed. tau stays 1"
+        )
+    if usual <= SHORT_ANSWER:
+        notes.append(
+            f"half of the answers have {int(usual)} tokens or fewer: tau cannot help there. tau stays 1"
         )
     return notes
-
-
-def _range(values: Sequence[int]) -> tuple[int, int]:
-    return min(values), max(values)

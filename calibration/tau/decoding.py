@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-from ...runtime import Completion, GenerationConfig
-from ...runtime.decode.config import FULL_WINDOW
+from ...runtime import Completion, GenerationConfig, Session
 from ...runtime.session import Prompt
 from ..tasks.scores import Output
 from ..tasks.tasks import Task
@@ -26,8 +25,9 @@ class Generator(Protocol):
 class Outcome:
     """One row decoded.
 
-    With one row at a time `seconds` and `tokens_timed` leave out the prompt and its first step: the speed of decoding alone.
-    In a batch rows start at different times: there `seconds` is the time since the row before, and only sums mean anything.
+    With one row at a time `seconds` and `tokens_timed` leave out the prompt and its first step: the speed of
+    decoding alone. In a batch rows start at different times: there `seconds` is the time since the row
+    before, and only sums mean anything.
     """
 
     text: str
@@ -41,33 +41,45 @@ class Outcome:
     def output(self) -> Output:
         return Output(self.text, self.token_ids)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Outcome:
-        return cls(**values | {"token_ids": tuple(values["token_ids"])})
-
 
 def decode_rows(
     session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int
 ) -> Iterator[Outcome]:
-    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields outcomes in their order.
-
-    With full windows unless `config` fixes a narrower one: what is judged must not depend on how fast this machine is.
-    """
-    configs = [
-        config.with_values(max_new_tokens=task.max_new_tokens, window=config.window or FULL_WINDOW)
-        for task in tasks
-    ]
+    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields
+    outcomes in their order. The rows' own limits replace that of `config`."""
+    configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in tasks]
     began = time.perf_counter()
-    for completion in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
-        ended = time.perf_counter()
-        yield _outcome(completion, None if batch == 1 else ended - began)
+    for done in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
+        ended, stats = time.perf_counter(), done.stats
+        alone = (stats.tokens_after_first, stats.decode_time)
+        timed = alone if batch == 1 else (stats.tokens, ended - began)
+        yield Outcome(done.text, done.token_ids, stats.forwards, *timed, done.finish_reason)
         began = ended
 
 
-def _outcome(done: Completion, share: float | None) -> Outcome:
-    stats = done.stats
-    timed = (stats.tokens_after_first, stats.decode_time) if share is None else (stats.tokens, share)
-    return Outcome(done.text, done.token_ids, stats.forwards, *timed, done.finish_reason)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one forward added: its text, and how many tokens that was."""
+
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row decoded at a setting, with the runs that were accepted together, for people to look at."""
+
+    prompt: str
+    tau: float
+    runs: tuple[Run, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(run.num_tokens for run in self.runs)
+
+
+def decode_example(session: Session, task: Task, config: GenerationConfig) -> Example:
+    """Decode a task step by step and keep the runs."""
+    stream = session.stream(task.prompt, config.with_values(max_new_tokens=task.max_new_tokens))
+    runs = tuple(Run(event.text, len(event.token_ids)) for event in stream if event.token_ids)
+    return Example(task.shown, config.tau, runs)

@@ -1,11 +1,10 @@
-"""The record pass: one-token decoding that feeds the masks all the same and keeps what each of them predicted. Judges nothing."""
+"""The record pass: one-token decoding that keeps what every mask predicted all the same. Judges nothing."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...runtime import GenerationConfig, Session
 from ...runtime.decode.backend import StepOutput
@@ -16,15 +15,16 @@ from ..tasks.tasks import Task
 from .decoding import Outcome
 
 OUTPUTS = {"probability": "confidence", "margin": "margin", "entropy": "entropy"}
-DIGITS = 6  # of a kept confidence
+DIGITS = 6  # of a recorded confidence
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One row decoded in one-token mode with full windows.
 
-    predicted[s] are the tokens that step s predicted for positions s, s + 1, ... of the answer; confidences[metric][s] belong to
-    them. Steps near the limits predict fewer. `outcome` is the one-token answer, what it cost with the masks it did not use.
+    predicted[s] are the tokens that step s predicted for positions s, s + 1, ... of the answer;
+    confidences[metric][s] belong to them. Steps near the limits predict fewer. `outcome` is the one-token
+    answer, what it cost with the masks it did not use.
     """
 
     outcome: Outcome
@@ -32,31 +32,17 @@ class Trace:
     predicted: tuple[tuple[int, ...], ...]
     confidences: dict[str, tuple[tuple[float, ...], ...]]
 
-    def to_dict(self) -> dict[str, Any]:
-        values = {
-            "outcome": self.outcome.to_dict(),
-            "prompt_tokens": self.prompt_tokens,
-            "predicted": self.predicted,
-        }
-        return values | {"confidences": self.confidences}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Trace:
-        confidences = {metric: tuple(map(tuple, steps)) for metric, steps in values["confidences"].items()}
-        return cls(
-            Outcome.from_dict(values["outcome"]),
-            values["prompt_tokens"],
-            tuple(map(tuple, values["predicted"])),
-            confidences,
-        )
-
 
 class RecordingRow(Row):
     """A row in one-token mode that is fed full windows all the same, and keeps what each mask predicted."""
 
-    def __init__(self, index: int, prompt: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, index: int, prompt: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int]
+    ) -> None:
         # tau 0 asks for full windows; `take` offers only the first prediction of each step for acceptance.
-        super().__init__(index, prompt, GenerationConfig(tau=0.0, max_new_tokens=max_new_tokens, window="full"), eos_ids)
+        super().__init__(
+            index, prompt, GenerationConfig(tau=0.0, max_new_tokens=max_new_tokens, window="full"), eos_ids
+        )
         self.predicted: list[tuple[int, ...]] = []
         self.recorded: dict[str, list[tuple[float, ...]]] = {}
 
@@ -75,7 +61,9 @@ class RecordingRow(Row):
     def trace(self, text: str, seconds: float) -> Trace:
         stats = self.stats
         answer = tuple(self.tokens[stats.prompt_tokens :])
-        outcome = Outcome(text, answer, stats.forwards, stats.tokens, seconds, self.finish_reason or "cancelled")
+        outcome = Outcome(
+            text, answer, stats.forwards, stats.tokens, seconds, self.finish_reason or "cancelled"
+        )
         confidences = {metric: tuple(steps) for metric, steps in self.recorded.items()}
         return Trace(outcome, stats.prompt_tokens, tuple(self.predicted), confidences)
 
@@ -90,10 +78,14 @@ def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trac
     assert session.text is not None, "the caller has made sure of a tokenizer"
     manifest = session.bundle.manifest
     rows = [
-        RecordingRow(i, session.encode(task.prompt), task.max_new_tokens, manifest.tokens.eos)
+        RecordingRow(
+            i, (task.prompt_ids or session.encode(task.prompt)), task.max_new_tokens, manifest.tokens.eos
+        )
         for i, task in enumerate(tasks)
     ]
-    forwards = run(Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows)
+    forwards = run(
+        Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows
+    )
     began = time.perf_counter()
     for row in rows:
         while row.finish_reason is None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ...runtime.accept import accept
 from .record import Trace
@@ -12,7 +11,7 @@ from .record import Trace
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One row walked at a tau. `agrees`: nothing but one-token tokens was accepted, so a real decode gives the same answer."""
+    """One row walked at a tau. `agrees`: it never left the one-token answer, nor would a real decode."""
 
     tokens: int
     forwards: int
@@ -28,15 +27,14 @@ class Prediction:
     tokens_per_forward: float
     agreement: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def walk(trace: Trace, metric: str, tau: float, eos_ids: Collection[int], limit: int) -> Walk:
-    """Walk a recorded row as a decode at `tau` would: at each cursor take what the rule accepts there, then jump past it.
+    """Walk a recorded row as a decode at `tau` would: at each cursor take what the rule accepts, then jump
+    past it.
 
-    Up to the first accepted token that one-token decoding did not choose, this is exactly what a real decode does. After it the
-    real answer is another one; its confidences are taken to be like those of the recorded answer.
+    Up to the first accepted token that one-token decoding did not choose, this is exactly what a real decode
+    does. After it the real answer is another one; its confidences are taken to be like those of the recorded
+    answer.
     """
     answer = trace.outcome.token_ids
     confidences = trace.confidences[metric]
@@ -49,7 +47,8 @@ def walk(trace: Trace, metric: str, tau: float, eos_ids: Collection[int], limit:
         at += count
         if predicted[count - 1] in eos_ids:
             break
-    # Accepted tokens past the end of the recorded answer count as far as the limit: a real decode would have them too.
+    # Accepted tokens past the end of the recorded answer count as far as the limit: a real decode would have
+    # them too.
     return Walk(at, forwards, agrees)
 
 
@@ -58,8 +57,6 @@ def predict(
 ) -> Prediction:
     """Tokens per forward and agreement of all rows at a tau. `limits` are the rows' max_new_tokens."""
     walks = [walk(trace, metric, tau, eos_ids, limit) for trace, limit in zip(traces, limits, strict=True)]
-    forwards = sum(w.forwards for w in walks)
-    tokens = sum(w.tokens for w in walks)
-    return Prediction(
-        metric, tau, tokens / forwards if forwards else 0.0, sum(w.agrees for w in walks) / len(walks)
-    )
+    tokens, forwards = sum(w.tokens for w in walks), sum(w.forwards for w in walks)
+    agreement = sum(w.agrees for w in walks) / len(walks)
+    return Prediction(metric, tau, tokens / forwards if forwards else 0.0, agreement)

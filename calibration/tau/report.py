@@ -1,36 +1,32 @@
-"""What a calibration found, in words and tables, and the folder of its report. Draws nothing and prints nothing."""
+"""What a calibration found, in words, tables and pages. Draws no picture and writes no file."""
 
 from __future__ import annotations
 
-import json
+import base64
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from ...runtime.bundle.manifest import Profile
-from ...runtime.errors import CalibrationError
-from .calibrate import Calibration, Measured, Tested
-from .examples import Example
-from .profile import Confirmation
+from ..rounds import busy_note, percent
+from .calibrate import Calibration, Confirmation, Figures, Trial
+from .decoding import Example
 
 COLUMNS = (
-    "metric",
-    "tau",
-    "quality, %",
-    "drop",
-    "below",
-    "same",
-    "tokens/forward",
-    "predicted",
-    "tokens/s",
-    "verdict",
-)
+    "metric", "tau", "quality, %", "drop", "below", "same", "tokens/forward", "predicted", "tokens/s",
+    "speed-up", "verdict",
+)  # fmt: skip
+SHOWN_CHANGES = 10
+MOST_TEXT = 600  # characters of an answer on a page
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a report shows. `machine` says where the speeds were measured."""
+    """Everything that a report shows. `machine` says where the speeds were measured, `load` beside what."""
 
     task: str
     bundle: str
@@ -39,6 +35,7 @@ class Report:
     profile: Profile
     confirmation: Confirmation | None
     examples: tuple[Example, ...]
+    load: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,77 +43,142 @@ class Report:
     @property
     def headline(self) -> str:
         """The result in one sentence."""
-        chosen, options = self.calibration.chosen, self.calibration.options
-        if chosen is None:
-            return f"{self.task}: tau 1. No faster setting was shown to lose less than {points(options.max_drop)}."
-        measured, one_token = chosen.measured, self.calibration.one_token
-        speed = (
-            measured.tokens_per_second / one_token.tokens_per_second if one_token.tokens_per_second else 0.0
-        )
+        choice, options = self.calibration.chosen, self.calibration.options
+        if choice is None:
+            if any(trial.passed for trial in self.calibration.tested):
+                return f"{self.task}: tau 1. No setting that passed was shown to be faster here."
+            drop = points(options.max_drop)
+            return f"{self.task}: tau 1. No faster setting was shown to lose less than {drop}."
+        chosen, one_token = choice.measured, self.calibration.one_token
+        ratio = chosen.tokens_per_second / one_token.tokens_per_second if one_token.tokens_per_second else 0.0
+        speed = choice.speed_up.median if choice.speed_up else ratio
         return (
-            f"{self.task}: tau {measured.tau:g} ({measured.metric}) loses less than {points(options.max_drop)} with {percent(options.confidence)}"
-            f" confidence, at {measured.tokens_per_forward:.2f} tokens per forward and {speed:.2f} times the speed of one-token mode."
+            f"{self.task}: tau {chosen.tau:g} ({chosen.metric}) loses less than {points(options.max_drop)}"
+            f" with {percent(options.confidence)} confidence, at {chosen.tokens_per_forward:.2f} tokens per"
+            f" forward and {speed:.2f} times the speed of one-token mode."
         )
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         """What the result rests on, as name and value."""
-        made, profile = self.calibration, self.profile
-        options = made.options
-        found = [
-            (
-                "rows",
-                f"{made.num_rows}, judged by {made.judges}"
-                + (f"; {len(made.too_long)} left out, too long" if made.too_long else ""),
-            ),
-            ("prompts, answers", f"{_span(made.prompt_range)} and {_span(made.answer_range)} tokens"),
-            (
-                "bound",
-                f"mean drop below {points(options.max_drop)} with {percent(options.confidence)} confidence",
-            ),
-            (
-                "bundle",
-                f"{self.bundle}, variant {profile.variant}, {profile.precision}, graph {profile.variant_sha256[:12]}",
-            ),
+        result, profile = self.calibration, self.profile
+        options = result.options
+        left_out = f"; {len(result.too_long)} left out, too long" if result.too_long else ""
+        others = "" if len(result.recorded) > 1 else " (the others need a bundle exported with --metrics)"
+        graph, same = profile.variant_sha256[:12], f"{result.speed_rows_same} of {result.speed_rows}"
+        bound = f"mean drop below {points(options.max_drop)} with {percent(options.confidence)} confidence"
+        facts = [
+            ("choice", result.choice),
+            ("rows", f"{result.num_rows}, judged by {result.judges}{left_out}"),
+            ("prompts, answers", f"{_span(result.prompt_range)} and {_span(result.answer_range)} tokens"),
+            ("bound", bound),
+            ("bundle", f"{self.bundle}, variant {profile.variant}, {profile.precision}, graph {graph}"),
             ("machine", f"{self.machine}, batch {options.batch}"),
-            (
-                "one-token check",
-                f"{made.speed_rows_same} of {made.speed_rows} rows decoded without masks gave the recorded answer",
-            ),
-            (
-                "recorded metrics",
-                ", ".join(made.recorded)
-                + ("" if len(made.recorded) > 1 else " (the others need a bundle exported with --metrics)"),
-            ),
+            ("one-token check", f"{same} rows decoded without masks gave the recorded answer"),
+            ("recorded metrics", ", ".join(result.recorded) + others),
         ]
-        if made.cut_short:
-            found.append(("cut short", f"{made.cut_short} answers ended at the end of the context"))
-        return [*found, *(("note", note) for note in made.notes)]
+        if result.cut_short:
+            facts.append(("cut short", f"{result.cut_short} answers ended at the end of the context"))
+        facts += [("note", note) for note in (*result.notes, busy_note(self.load))]
+        return [(name, value) for name, value in facts if value]
 
     @property
     def table(self) -> list[tuple[str, ...]]:
         """A line of COLUMNS for one-token mode and for each candidate tested."""
-        return [
-            _one_token_line(self.calibration.one_token),
-            *(_line(t, t is self.calibration.chosen) for t in self.calibration.tested),
-        ]
+        one, trials = self.calibration.one_token, self.calibration.tested
+        was_raced = any(trial.speed_up for trial in trials)
+        first = ("-", "1", _quality(one), "", "", "", "1.00", "", _speed(one), "", "one token")
+        return [first, *(self._line(trial, was_raced) for trial in trials)]
+
+    def _line(self, trial: Trial, was_raced: bool) -> tuple[str, ...]:
+        m = trial.measured
+        is_choice = trial == self.calibration.chosen
+        return (
+            m.metric,
+            f"{m.tau:g}",
+            _quality(m),
+            f"{100 * trial.drop:.1f}",
+            f"{100 * trial.drop_bound:.1f}",
+            percent(m.agreement),
+            f"{m.tokens_per_forward:.2f}",
+            f"{trial.predicted.tokens_per_forward:.2f}",
+            _speed(m) if trial.speed_up or not was_raced else "",  # of other rounds: no neighbour of the rest
+            str(trial.speed_up or ""),
+            "chosen" if is_choice else "passed" if trial.passed else "not shown",
+        )
 
     @property
     def confirmed(self) -> str | None:
         """The check on other rows in one sentence."""
-        if (found := self.confirmation) is None:
+        if (check := self.confirmation) is None:
             return None
-        before, after = found.one_token, found.chosen
+        before, after = check.one_token, check.chosen
+        below = (
+            f"below {points(check.drop_bound)} with {percent(self.calibration.options.confidence)} confidence"
+        )
         return (
-            f"On {before.num_rows} rows that the choice never saw: {percent(before.quality)} at tau 1, {percent(after.quality)} at tau {after.tau:g},"
-            f" a drop of {points(found.drop)} (below {points(found.drop_bound)} with {percent(self.calibration.options.confidence)} confidence),"
-            f" {after.tokens_per_forward:.2f} tokens per forward, {before.tokens_per_second:.0f} and {after.tokens_per_second:.0f} tokens/s."
-            + ("" if found.held else " The bound did not hold there.")
+            f"On {before.num_rows} rows that the choice never saw: {percent(before.quality)} at tau 1,"
+            f" {percent(after.quality)} at tau {after.tau:g}, a drop of {points(check.drop)} ({below}),"
+            f" {after.tokens_per_forward:.2f} tokens per forward, {before.tokens_per_second:.0f} and"
+            f" {after.tokens_per_second:.0f} tokens/s."
+            + ("" if check.held else " The bound did not hold there.")
         )
 
+    @property
+    def num_changed(self) -> int:
+        """Rows whose answer at the chosen setting is not the one-token answer."""
+        choice = self.calibration.chosen
+        return round((1 - choice.measured.agreement) * self.calibration.num_rows) if choice else 0
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %".replace(".0 %", " %")
+
+def markdown(report: Report, picture: str) -> str:
+    """The page as Markdown; `picture` is the name of the picture's file beside it."""
+    return _page("report.md.jinja", report, picture)
+
+
+def html(report: Report, picture: bytes) -> str:
+    """The page as one HTML file without links to anything; `picture` are the bytes of a PNG."""
+    return _page("report.html.jinja", report, "data:image/png;base64," + base64.b64encode(picture).decode())
+
+
+def _page(template: str, report: Report, picture: str) -> str:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    is_html = template.endswith(".html.jinja")
+    pages = jinja2.Environment(
+        loader=loader, autoescape=is_html, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    pages.filters |= {"fenced": _fenced, "cell": _cell, "short": _short, "line": _line}
+    title, _, result = report.headline.partition(": ")
+    return pages.get_template(template).render(
+        title=title,
+        result=result[:1].upper() + result[1:],
+        report=report,
+        columns=COLUMNS,
+        picture=picture,
+        confidence=percent(report.calibration.options.confidence),
+        changes=report.calibration.changed[:SHOWN_CHANGES],
+    )
+
+
+def _fenced(text: str) -> str:
+    """A Markdown block of the text as it is, whatever backticks it holds."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _cell(text: str) -> str:
+    """Text in a Markdown table."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
+
+
+def _line(text: str) -> str:
+    """Text in one line of a Markdown paragraph."""
+    return _cell(" ".join(_short(text).split()))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + " ..."
 
 
 def points(value: float) -> str:
@@ -125,50 +187,14 @@ def points(value: float) -> str:
     return f"{text} point" if text == "1" else f"{text} points"
 
 
-def write(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, pareto.png and report.html into `folder`; returns them. Raises CalibrationError without matplotlib."""
-    from . import figure, page
-
-    folder.mkdir(parents=True, exist_ok=True)
-    data, picture, shown = folder / "report.json", folder / "pareto.png", folder / "report.html"
-    data.write_text(json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    figure.save_png(report.calibration, picture)
-    shown.write_text(page.render(report, figure.svg(report.calibration)), encoding="utf-8")
-    return [data, picture, shown]
+def _quality(point: Figures) -> str:
+    low, high = point.quality_interval
+    return f"{100 * point.quality:.1f} ({100 * low:.0f}–{100 * high:.0f})"
 
 
-def require_matplotlib() -> None:
-    """Raise CalibrationError now rather than after hours of decoding."""
-    try:
-        import matplotlib as _  # noqa: F401
-    except ImportError as error:
-        raise CalibrationError("the report needs matplotlib; pip install 'mars-export[calibrate]'") from error
-
-
-def _one_token_line(one: Measured) -> tuple[str, ...]:
-    return ("-", "1", _quality(one), "", "", "", "1.00", "", _speed(one), "one token")
-
-
-def _line(tested: Tested, is_chosen: bool) -> tuple[str, ...]:
-    m = tested.measured
-    verdict = "chosen" if is_chosen else "passed" if tested.passed else "not shown"
-    return (
-        m.metric, f"{m.tau:g}", _quality(m), f"{100 * tested.drop:.1f}", f"{100 * tested.drop_bound:.1f}", percent(m.agreement),
-        f"{m.tokens_per_forward:.2f}", f"{tested.predicted.tokens_per_forward:.2f}", _speed(m), verdict,
-    )  # fmt: skip
-
-
-def _quality(measured: Measured) -> str:
-    low, high = measured.quality_interval
-    return f"{100 * measured.quality:.1f} ({100 * low:.0f}–{100 * high:.0f})"
-
-
-def _speed(measured: Measured) -> str:
-    return (
-        f"{measured.tokens_per_second:.1f}"
-        if measured.tokens_per_second < 10
-        else f"{measured.tokens_per_second:.0f}"
-    )
+def _speed(point: Figures) -> str:
+    speed = point.tokens_per_second
+    return f"{speed:.1f}" if speed < 10 else f"{speed:.0f}"
 
 
 def _span(ends: Sequence[int]) -> str:

@@ -1,120 +1,112 @@
-"""One calibration from a command's request to its report: opens, decodes, writes the report and stores the profile."""
+"""One calibration from request to report: opens, decodes, writes the report, stores the profile."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...runtime import GenerationConfig, Session
+from ...runtime import Session
 from ...runtime.bundle import profiles
-from ...runtime.decode.config import FULL_WINDOW
+from ...runtime.bundle.manifest import Profile
 from ...runtime.errors import CalibrationError
-from ..journal import Journal
-from ..request import STATE_FILE, TaskRequest
-from ..rows import CalibrationOptions, Plan, make_plan
-from ..tasks.tasks import Task, load
-from . import bounds, report
-from .calibrate import Calibrator, Progress, calibrate, identity
-from .examples import decode_examples
-from .profile import confirm, make_profile
-from .record import record
+from ..drawing import require_matplotlib
+from ..rounds import Progress, machine_load
+from ..rows import Plan, TaskRequest, make_plan
+from ..tasks.tasks import Task, data_hash, load
+from . import bounds, figure
+from .calibrate import Calibration, Calibrator, calibrate, confirm
+from .decoding import decode_example
+from .options import CalibrationOptions, setting
+from .record import record, recorded_metrics
 from .replay import predict
-from .report import Report
+from .report import Report, html, markdown
 
 EXAMPLES = 3
 TRIAL_ROWS = 4  # decoded for an estimate
 BOUNDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of rows needed
+DATA_FILE, PICTURE_FILE, PAGE_FILE, HTML_FILE = "report.json", "pareto.png", "report.md", "report.html"
 
 
 @dataclass(frozen=True, slots=True)
 class Request(TaskRequest):
-    """What `mars-export calibrate` is asked for. `name` is the profile's; `confirm` a file of rows that the choice never sees."""
+    """What `mars-export calibrate` is asked for. `name` is the profile's; `confirm` a file of rows that the
+    choice never sees; `html` asks for a page beside the Markdown."""
 
+    prefix = kind = "calibration"
     name: str | None = None
     confirm: Path | None = None
     store: bool = True
+    html: bool = False
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
     @property
     def profile_name(self) -> str:
         return self.name or self.stem
 
-    @property
-    def folder(self) -> Path:
-        return self.output or Path(f"calibration-{self.profile_name}")
+    label = profile_name
 
 
 def run(request: Request, progress: Progress | None = None) -> Report:
-    """Calibrate, write the report folder and store the profile. What was decoded before an interruption is kept.
+    """Calibrate, write the report folder and store the profile. What was decoded before an interruption is
+    kept.
 
     Raises CalibrationError for a task, options or a state that do not allow it, before anything is decoded.
     """
-    report.require_matplotlib()
+    require_matplotlib()
+    busy, options = machine_load(), request.options
     tasks = request.rows()
-    others = (
-        load(request.confirm, score=request.score, allow_exec=request.allow_exec) if request.confirm else []
-    )
-    _check_apart(tasks, others, request.confirm)
+    others = _other_rows(request, tasks)
     session = request.open()
-    plan = make_plan(session, tasks, request.options)
+    plan = _plan(session, tasks, options)
+    unseen = make_plan(session, others, options.limit) if others else None
     if request.store and not os.access(request.bundle, os.W_OK):
         raise CalibrationError(
-            f"{request.bundle}: the profile cannot be stored, the bundle is read-only; --no-store leaves it as it is"
+            f"{request.bundle}: the profile cannot be stored, the bundle is read-only; --no-store leaves it"
+            " as it is"
         )
-    work = identity(session) | {"batch": request.options.batch}
-    journal = Journal.open(request.folder / STATE_FILE, work, resume=request.resume, force=request.force)
+    journal = request.journal(session, {"batch": options.batch})
+    calibrator = Calibrator(session, journal, options, progress)
     try:
-        made = _calibrated(
-            request,
-            session,
-            Calibrator(session, journal, request.options.batch, progress),
-            plan,
-            tasks,
-            others,
+        result = calibrate(calibrator, plan)
+        report = Report(
+            task=request.task_name,
+            bundle=request.bundle.name,
+            machine=request.machine,
+            calibration=result,
+            profile=_profile(request, session, result, plan),
+            confirmation=confirm(calibrator, unseen, result.config) if unseen else None,
+            examples=tuple(decode_example(session, task, result.config) for task in plan.tasks[:EXAMPLES]),
+            load=busy,
         )
     finally:
         journal.close()
-    report.write(made, request.folder)
+    write(report, request.folder, with_html=request.html)
     if request.store:
-        profiles.store(request.bundle, made.profile)
-    return made
+        profiles.store(request.bundle, report.profile)
+    return report
 
 
-def _calibrated(
-    request: Request,
-    session: Session,
-    calibrator: Calibrator,
-    plan: Plan,
-    tasks: Sequence[Task],
-    others: Sequence[Task],
-) -> Report:
-    calibration = calibrate(calibrator, tasks, request.options)
-    profile = make_profile(
-        session, calibration, request.profile_name, request.task_name, plan.tasks, request.device
-    )
-    config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window or FULL_WINDOW)
-    confirmation = confirm(calibrator, others, config, request.options) if others else None
-    shown = decode_examples(session, plan.tasks[:EXAMPLES], config)
-    return Report(
-        request.task_name, request.bundle.name, request.machine, calibration, profile, confirmation, shown
-    )
-
-
-def _check_apart(tasks: Sequence[Task], others: Sequence[Task], file: Path | None) -> None:
-    shared = {repr(t.prompt) for t in tasks} & {repr(t.prompt) for t in others}
-    if shared:
-        raise CalibrationError(
-            f"{file}: {len(shared)} prompts are also in the calibration rows; a confirmation needs rows that the choice never saw"
-        )
+def write(report: Report, folder: Path, *, with_html: bool = False) -> None:
+    """Write report.json, pareto.png, report.md and, if asked for, report.html. Needs matplotlib."""
+    require_matplotlib()
+    text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
+    (folder / DATA_FILE).write_text(text + "\n", encoding="utf-8")
+    picture = folder / PICTURE_FILE
+    figure.save_png(report.calibration, picture)
+    (folder / PAGE_FILE).write_text(markdown(report, PICTURE_FILE), encoding="utf-8")
+    if with_html:
+        (folder / HTML_FILE).write_text(html(report, picture.read_bytes()), encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a calibration would cost at most: seconds for the record pass and for each candidate, if all of them are tested."""
+    """What a calibration would cost at most: seconds of the record pass, and of each candidate."""
 
     num_rows: int
     too_long: int
@@ -133,21 +125,88 @@ class Estimate:
 
 def estimate(request: Request) -> Estimate:
     """Decode a handful of rows and say what all of them would cost. Writes nothing."""
-    options = request.options
-    session = request.open()
-    plan = make_plan(session, request.rows(), options)
+    options, session = request.options, request.open()
+    plan = _plan(session, request.rows(), options)
     some = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
-    session.generate(some[0].prompt, GenerationConfig(max_new_tokens=1))  # warm up
+    session.generate(some[0].prompt, setting(1.0).with_values(max_new_tokens=1))  # warm up
     began = time.perf_counter()
     traces = list(record(session, some, options.batch))
-    per_row = (time.perf_counter() - began) / len(some)
-    rows, eos = len(plan.tasks), session.bundle.manifest.tokens.eos
+    whole = len(plan.tasks) * (time.perf_counter() - began) / len(some)
+    limits, eos = [task.max_new_tokens for task in some], session.bundle.manifest.tokens.eos
     candidates = []
     for metric in options.metrics:
         for tau in options.candidates(metric):
-            faster = predict(traces, plan.limits[: len(some)], metric, tau, eos).tokens_per_forward
-            candidates.append((metric, tau, rows * per_row / max(faster, 1.0)))
-    table = tuple(
-        (drop, bounds.items_needed(drop, options.level)) for drop in sorted({*BOUNDS, options.max_drop})
+            gain = predict(traces, limits, metric, tau, eos).tokens_per_forward
+            candidates.append((metric, tau, whole / max(gain, 1.0)))
+    drops = sorted({*BOUNDS, options.max_drop})
+    needed = tuple((drop, bounds.items_needed(drop, options.level)) for drop in drops)
+    return Estimate(
+        len(plan.tasks), len(plan.too_long), options.items_needed, whole, tuple(candidates), needed
     )
-    return Estimate(rows, len(plan.too_long), options.items_needed, rows * per_row, tuple(candidates), table)
+
+
+def _plan(session: Session, tasks: Sequence[Task], options: CalibrationOptions) -> Plan:
+    lacking = [m for m in options.metrics if m not in recorded_metrics(session)]
+    if lacking:
+        raise CalibrationError(
+            f"this bundle's graph has no {' and no '.join(lacking)}; export it with --metrics, or calibrate"
+            " probability only"
+        )
+    return make_plan(session, tasks, options.limit)
+
+
+def _other_rows(request: Request, tasks: Sequence[Task]) -> list[Task]:
+    """The rows to confirm on. Raises CalibrationError if the choice would see some of them."""
+    if request.confirm is None:
+        return []
+    others = load(request.confirm, score=request.score, allow_exec=request.allow_exec)
+    shared = {repr(t.prompt) for t in tasks} & {repr(t.prompt) for t in others}
+    if shared:
+        raise CalibrationError(
+            f"{request.confirm}: {len(shared)} prompts are also in the calibration rows; a confirmation needs"
+            " rows that the choice never saw"
+        )
+    return others
+
+
+def _profile(request: Request, session: Session, result: Calibration, plan: Plan) -> Profile:
+    """The choice as a profile of the bundle, tau 1 where nothing else could be shown."""
+    manifest, variant = session.bundle.manifest, session.variant
+    graph = profiles.sha256_of(manifest, variant.file)
+    assert graph is not None, "an opened bundle lists its graph"
+    choice, options = result.chosen, result.options
+    point = choice.measured if choice else result.one_token
+    evidence = {
+        "task": request.task_name,
+        "data_sha256": data_hash(plan.tasks),
+        "num_rows": result.num_rows,
+        "judged_by": result.judges,
+        "max_drop": options.max_drop,
+        "confidence": options.confidence,
+        "drop": choice.drop if choice else 0.0,
+        "drop_bound": choice.drop_bound if choice else 0.0,
+        "quality": point.quality,
+        "quality_one_token": result.one_token.quality,
+        "tokens_per_forward": point.tokens_per_forward,
+        "tokens_per_second": point.tokens_per_second,
+        "batch": options.batch,
+        "prompt_tokens": list(result.prompt_range),
+        "answer_tokens": list(result.answer_range),
+        "backend": variant.backend,
+        "device": request.device,
+        "block": manifest.block,
+        "window": "full",
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "notes": list(result.notes),
+    }
+    return Profile(
+        name=request.profile_name,
+        tau=point.tau,
+        metric=point.metric,
+        variant=variant.name,
+        variant_sha256=graph,
+        evidence=evidence,
+        weights_sha256=profiles.sha256_of(manifest, variant.weights),
+        precision=variant.precision,
+        accuracy_level=variant.accuracy_level,
+    )

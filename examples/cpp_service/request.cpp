@@ -7,40 +7,70 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int max_depth = 8; // lists and objects in each other; to copy or print JSON is a recursion as deep as its author likes
+
+Json parse(const std::string& body) {
+    const auto limit = [](int depth, Json::parse_event_t, Json&) {
+        if (depth > max_depth) throw BadRequest("lists nested too deep");
+        return true;
+    };
+    return Json::parse(body, limit, false);
+}
+
+std::string shown(const Json& value) {
+    if (value.is_structured()) return value.is_array() ? "a list" : "an object";
+    return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60);
+}
+
 template <typename T>
 T value_of(const std::string& name, const Json& value, bool good) {
-    if (!good) throw BadRequest(name + " has a wrong type: " + value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60));
+    if (!good) throw BadRequest(name + " has a wrong type: " + shown(value));
     return value.get<T>();
 }
 
-std::vector<mars::Message> messages_of(const Json& value) {
+std::string text_of(const std::string& name, const Json& value) { return value_of<std::string>(name, value, value.is_string()); }
+
+const Json& list_of(const std::string& name, const Json& value, std::size_t most) {
+    if (!value.is_array()) throw BadRequest(name + " has a wrong type: " + shown(value));
+    if (value.size() > most) throw BadRequest(name + ": at most " + std::to_string(most) + " here");
+    return value;
+}
+
+std::vector<mars::Message> messages_of(const Json& value, const Limits& limits) {
     std::vector<mars::Message> messages;
-    for (const Json& each : value_of<std::vector<Json>>("messages", value, value.is_array())) {
+    for (const Json& each : list_of("messages", value, limits.messages)) {
         const bool good = each.is_object() && each.size() == 2 && each.contains("role") && each.contains("content");
         if (!good) throw BadRequest("messages must be a list of {role, content}");
-        messages.push_back({value_of<std::string>("role", each["role"], each["role"].is_string()),
-                            value_of<std::string>("content", each["content"], each["content"].is_string())});
+        messages.push_back({text_of("role", each["role"]), text_of("content", each["content"])});
     }
     return messages;
+}
+
+std::int64_t window_of(const Json& value) {
+    const auto window = mars::window_of(value.is_string() ? value.get<std::string>() : value.is_number_integer() ? value.dump() : "");
+    if (!window) throw BadRequest("window must be auto, full or an integer of 1 or more, not " + shown(value));
+    return *window;
 }
 
 } // namespace
 
 Request parse_request(const std::string& body, const Limits& limits) {
-    const Json given = Json::parse(body, nullptr, false);
+    const Json given = parse(body);
     if (!given.is_object()) throw BadRequest("the body must be a JSON object");
     if (given.contains("prompt") == given.contains("messages")) throw BadRequest("give either prompt or messages");
     Request request;
     auto& config = request.config;
     for (const auto& [name, value] : given.items()) {
         if (name == "prompt")
-            request.prompt = value_of<std::string>(name, value, value.is_string());
+            request.prompt = text_of(name, value);
         else if (name == "messages")
-            request.prompt = messages_of(value);
+            request.prompt = messages_of(value, limits);
         else if (name == "stream")
             request.stream = value_of<bool>(name, value, value.is_boolean());
         else if (name == "tau")
             config.tau = value_of<double>(name, value, value.is_number());
+        else if (name == "window")
+            config.window = window_of(value);
         else if (name == "max_new_tokens")
             config.max_new_tokens = value_of<std::int64_t>(name, value, value.is_number_integer());
         else if (name == "temperature")
@@ -48,10 +78,10 @@ Request parse_request(const std::string& body, const Limits& limits) {
         else if (name == "seed")
             config.seed = value_of<std::uint64_t>(name, value, value.is_number_unsigned());
         else if (name == "stop")
-            for (const Json& word : value_of<std::vector<Json>>(name, value, value.is_array()))
-                config.stop.push_back(value_of<std::string>(name, word, word.is_string()));
+            for (const Json& word : list_of(name, value, limits.stop)) config.stop.push_back(text_of(name, word));
         else
-            throw BadRequest("unknown field " + name + " (known: prompt, messages, stream, tau, max_new_tokens, temperature, seed, stop)");
+            throw BadRequest("unknown field " + name.substr(0, 60) +
+                             " (known: prompt, messages, stream, tau, window, max_new_tokens, temperature, seed, stop)");
     }
     if (config.max_new_tokens > limits.new_tokens)
         throw BadRequest("max_new_tokens is at most " + std::to_string(limits.new_tokens) + " here");

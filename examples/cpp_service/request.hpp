@@ -1,4 +1,4 @@
-// What a client may ask for: JSON to a prompt and settings, within this service's limits.
+// What a client may ask for: JSON to a prompt and settings, within this service's limits. Knows no HTTP.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ struct BadRequest : std::runtime_error {
 };
 
 struct Limits {
-    std::size_t body_bytes = 1U << 20U;
     std::int64_t new_tokens = 1024;
+    std::size_t messages = 1000, stop = 16;
 };
 
 struct Request {

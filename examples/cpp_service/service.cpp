@@ -3,15 +3,15 @@
 #include <atomic>
 #include <csignal>
 #include <iostream>
-#include <memory>
 #include <pthread.h>
 #include <thread>
 
-#include <httplib.h>
 #include <nlohmann/json.hpp>
 
 #include <mars/session.hpp>
 
+#include "http.hpp"
+#include "places.hpp"
 #include "request.hpp"
 
 namespace {
@@ -20,32 +20,17 @@ using Json = nlohmann::json;
 
 std::string line(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
-void refuse(httplib::Response& response, int status, const std::string& message) {
-    response.status = status;
-    response.set_content(line({{"error", message}}), "application/json");
-}
-
 class Service {
   public:
-    explicit Service(mars::Session session) : session_(std::move(session)) {
-        server_.set_payload_max_length(limits_.body_bytes);
-        server_.set_read_timeout(10);
-        server_.set_write_timeout(10);
-        server_.new_task_queue = [] { return new httplib::ThreadPool(8); }; // connections served at once; the others wait
-        server_.Get("/health",
-                    [](const httplib::Request&, httplib::Response& response) { response.set_content("{}\n", "application/json"); });
-        server_.Post("/generate",
-                     [this](const httplib::Request& request, httplib::Response& response) { generate(request.body, response); });
-    }
+    explicit Service(mars::Session session)
+        : session_(std::move(session)), server_(http::Limits{}, [this](http::Exchange& exchange) { handle(exchange); }) {}
 
     bool listen(const std::string& host, int port) {
-        if (port == 0)
-            port = server_.bind_to_any_port(host.c_str());
-        else if (!server_.bind_to_port(host.c_str(), port))
-            port = -1;
-        if (port < 0) return false;
-        std::cout << "listening on http://" << host << ":" << port << std::endl;
-        return server_.listen_after_bind();
+        const int bound = server_.bind(host, port);
+        if (bound < 0) return false;
+        std::cout << "listening on http://" << host << ":" << bound << std::endl;
+        server_.run();
+        return true;
     }
 
     void stop() {
@@ -54,41 +39,44 @@ class Service {
     }
 
   private:
-    void generate(const std::string& body, httplib::Response& response) {
+    void handle(http::Exchange& exchange) {
+        const auto& [method, target] = std::tie(exchange.head.method, exchange.head.target);
+        if (target != "/health" && target != "/generate") throw http::Refusal(404, "there are /health and /generate");
+        if (method != (target == "/health" ? "GET" : "POST")) throw http::Refusal(405, "GET /health, POST /generate");
+        if (target == "/health") return exchange.respond(200, line({{"tokens", tokens_.load()}}));
         try {
-            Request request = parse_request(body, limits_);
-            auto stream = std::make_shared<mars::Stream>(session_.stream(request.prompt, request.config));
-            if (request.stream)
-                return response.set_chunked_content_provider(
-                    "application/x-ndjson", [this, stream](std::size_t, httplib::DataSink& sink) { return send_next(*stream, sink); });
-            while (stream->next())
-                if (stopping_) stream->cancel();
-            response.set_content(line(summary(*stream)), "application/json");
+            generate(exchange);
         } catch (const BadRequest& error) {
-            refuse(response, 400, error.what());
+            exchange.respond(400, line({{"error", error.what()}}));
         } catch (const mars::SessionError& error) {
-            refuse(response, 400, error.what());
-        } catch (const std::exception& error) {
-            refuse(response, 500, error.what());
+            exchange.respond(400, line({{"error", error.what()}}));
+        } catch (const mars::Error& error) {
+            exchange.respond(500, line({{"error", error.what()}}));
         }
     }
 
-    /// One line for each step, and a last one with the summary. A client that went away ends its answer.
-    bool send_next(mars::Stream& stream, httplib::DataSink& sink) const {
-        std::string text;
-        bool done = false;
+    void generate(http::Exchange& exchange) {
+        const Request request = parse_request(exchange.body, limits_);
+        const Places::Place place = places_.take([&] { return !stopping_ && !exchange.is_gone(); });
+        if (!place) throw http::Refusal(503, "busy; come back");
+        mars::Stream stream = session_.stream(request.prompt, request.config);
+        if (request.stream) exchange.begin("application/x-ndjson");
+        std::string last;
         try {
-            if (stopping_) stream.cancel();
-            const std::optional<mars::Event> event = stream.next();
-            done = !event;
-            text = done ? line(summary(stream)) : line({{"text", event->text}, {"tokens", event->token_ids.size()}});
+            while (const std::optional<mars::Event> event = stream.next()) {
+                tokens_ += event->token_ids.size();
+                if (request.stream) exchange.send(line({{"text", event->text}, {"tokens", event->token_ids.size()}}));
+                // The next step comes to nobody; what has come so far is sent.
+                if (stopping_ || exchange.is_gone()) stream.cancel();
+            }
+            last = line(summary(stream));
         } catch (const std::exception& error) {
-            done = true;
-            text = line({{"error", error.what()}});
+            if (!request.stream) throw;
+            last = line({{"error", error.what()}});
         }
-        const bool sent = sink.write(text.data(), text.size());
-        if (done) sink.done();
-        return sent;
+        if (!request.stream) return exchange.respond(200, last);
+        exchange.send(last);
+        exchange.end();
     }
 
     static Json summary(const mars::Stream& stream) {
@@ -103,7 +91,9 @@ class Service {
     mars::Session session_;
     const Limits limits_;
     std::atomic<bool> stopping_{false};
-    httplib::Server server_;
+    std::atomic<std::uint64_t> tokens_{0}; // generated so far, of all answers
+    Places places_{8, 16, std::chrono::seconds(30)};
+    http::Server server_;
 };
 
 } // namespace

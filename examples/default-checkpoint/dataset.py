@@ -15,9 +15,8 @@ from tokenizers import Tokenizer
 
 EOS = 2
 DATA = Path(__file__).parent / "data"
-BUILT_IN = (
-    Path(__file__).parents[2] / "calibration" / "data"
-)  # calibration rows that the package ships as its built-in tasks
+# Calibration rows that the package ships as its built-in tasks.
+BUILT_IN = Path(__file__).parents[2] / "calibration" / "tasks" / "data"
 SHARES = {"assistant": 0.72, "arithmetic": 0.23, "chat": 0.05}  # of response tokens
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
 LIMITS = {"assistant": 128, "arithmetic": 112, "chat": 64}

@@ -1,6 +1,8 @@
-"""Sweeps tau over the three held-out test files through an exported bundle; writes JSON as it goes and prints a Markdown table.
+"""Sweeps tau over the three held-out test files through an exported bundle; writes JSON as it goes and prints
+a Markdown table.
 
-A (task, tau) that is already in the output file is not decoded again, unless the bundle or the rows are others.
+A (task, tau) that is already in the output file is not decoded again, unless the bundle or the rows are
+others.
 """
 
 from __future__ import annotations
@@ -10,15 +12,59 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mars_export.calibration import sweep
 from mars_export.calibration.tasks import tasks
+from mars_export.calibration.tasks.scores import Output
+from mars_export.calibration.tau.decoding import Generator, Outcome, decode_rows
+from mars_export.calibration.tau.options import setting
 from mars_export.runtime import Session
 
 DATA = Path(__file__).parent / "data"
 NAMES = ("assistant", "arithmetic", "chat")
+TAUS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+def point(
+    session: Generator,
+    rows: Sequence[tasks.Task],
+    tau: float,
+    references: Sequence[str] | None,
+    batch: int,
+    tell: Callable[[int, int], None],
+) -> tuple[dict[str, Any], list[str]]:
+    """What the rows give and cost at one tau, and their outputs. `references` are the one-token outputs; at
+    tau 1 the outputs are."""
+    done: list[Outcome] = []
+    for outcome in decode_rows(session, rows, setting(tau), batch):
+        done.append(outcome)
+        tell(len(done), len(rows))
+    outputs = [outcome.text for outcome in done]
+    expected = outputs if references is None else references
+    pairs = list(zip(done, expected, strict=True))
+    right = sum(
+        row.score(outcome.output, outcome.output if references is None else Output(text))
+        for row, (outcome, text) in zip(rows, pairs, strict=True)
+    )
+    agreeing = sum(outcome.text == text for outcome, text in pairs)
+    tokens, forwards = sum(len(o.token_ids) for o in done), sum(o.forwards for o in done)
+    timed, seconds = sum(o.tokens_timed for o in done), sum(o.seconds for o in done)
+    return {
+        "tau": tau,
+        "num_rows": len(rows),
+        "num_right": right,
+        "num_agreeing": agreeing,
+        "tokens": tokens,
+        "forwards": forwards,
+        "tokens_timed": timed,
+        "seconds": seconds,
+        "accuracy": right / len(rows),
+        "agreement": agreeing / len(rows),
+        "tokens_per_forward": tokens / forwards if forwards else 0.0,
+        "tokens_per_second": timed / seconds if seconds > 0 else 0.0,
+    }, outputs
 
 
 def table(points: dict[str, dict[str, Any]]) -> str:
@@ -31,8 +77,8 @@ def table(points: dict[str, dict[str, Any]]) -> str:
         for tau, p in sorted(by_tau.items(), key=lambda item: -float(item[0])):
             accuracy = "-" if name == "chat" else f"{100 * p['accuracy']:.1f} %"
             lines.append(
-                f"| {name} | {p['num_rows']} | {tau} | {accuracy} | {100 * p['agreement']:.1f} % | {p['tokens_per_forward']:.2f} | "
-                f"{p['tokens_per_second']:.0f} |"
+                f"| {name} | {p['num_rows']} | {tau} | {accuracy} | {100 * p['agreement']:.1f} % | "
+                f"{p['tokens_per_forward']:.2f} | {p['tokens_per_second']:.0f} |"
             )
     return "\n".join(lines)
 
@@ -55,7 +101,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("evaluation.json"))
     parser.add_argument("--split", choices=("test", "calibration"), default="test")
     parser.add_argument("--tasks", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--taus", nargs="+", type=float, default=list(sweep.TAUS))
+    parser.add_argument("--taus", nargs="+", type=float, default=list(TAUS))
     parser.add_argument("--rows", type=int, default=10**6, help="only the first rows of each file")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -80,13 +126,11 @@ def main() -> None:
             def tell(done: int, total: int, name: str = name, tau: float = tau) -> None:
                 print(f"\r{name} tau {tau}: {done}/{total}", end="", file=sys.stderr, flush=True)
 
-            made = sweep.run(
-                session, rows, tau, references=entry["references"], batch=args.batch, progress=tell
-            )
+            references = None if tau >= 1 else entry["references"]
+            entry["points"][str(tau)], outputs = point(session, rows, tau, references, args.batch, tell)
             print(file=sys.stderr)
             if tau >= 1:
-                entry["references"] = list(made.outputs)
-            entry["points"][str(tau)] = made.point.to_dict()
+                entry["references"] = outputs
             save(args.out, state)
     print(table({name: state[name]["points"] for name in args.tasks}))
 

@@ -3,7 +3,7 @@
     python gptq.py prepare WORK                           # with mars-export[export]: WORK/merged and WORK/sequences.json
     python -m venv V && V/bin/pip install llmcompressor   # takes torch too; no GPU is needed
     V/bin/python gptq.py quantize WORK                    # WORK/int4, two to three minutes on 2 cores
-    mars-export onnx WORK/int4 -o small.bundle --precision int4 --quant-block 32 --asymmetric --allow-drift
+    mars-export onnx WORK/int4 -o small.bundle --precision int4 --group 32 --asymmetric --allow-drift
 
 The sequences are rows of the calibration splits: the prompt with its whole answer, and twice with a part of the answer and seven masks
 behind it, because a MARS model predicts from masks. For a checkpoint of yours, put its rows and its directory in their place.
@@ -25,7 +25,7 @@ ROWS = {
     ROOT / "examples" / "default-checkpoint" / "data" / "chat.calibration.jsonl": 20,
 }
 MASKS = 7  # of a full window at block 8
-GROUP = 32  # the export's --quant-block
+GROUP = 32  # the export's --group
 BATCH = 20
 SEQUENCES = 140
 
@@ -114,7 +114,7 @@ def quantize(work: Path, symmetric: bool) -> None:
         save_compressed=True,
     )
     print(
-        f"{work / 'int4'}; export it with --precision int4 --quant-block {GROUP}{'' if symmetric else ' --asymmetric'}"
+        f"{work / 'int4'}; export it with --precision int4 --group {GROUP}{'' if symmetric else ' --asymmetric'}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A bfloat16 graph rewritten so that ONNX Runtime's CPU can run it: fp32 operators, every result rounded to bfloat16."""
+"""A bfloat16 graph rewritten so that ONNX Runtime's CPU can run it: fp32 operators, results rounded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ MOVES = {
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of `model` whose bfloat16 values are fp32 numbers that bfloat16 can represent; its KV tensors are fp32.
+    """A copy of `model` whose bfloat16 values are fp32 numbers that bfloat16 can represent; its KV tensors
+    are fp32.
 
-    ONNX Runtime has no bfloat16 kernels on CPUs. An operator on a GPU too computes wider inside and rounds its result, so
-    this shows what the precision does to the model; sums in another order may still differ in the last place.
+    ONNX Runtime has no bfloat16 kernels on CPUs. An operator on a GPU too computes wider inside and rounds
+    its result, so this shows what the precision does to the model; sums in another order may still differ in
+    the last place.
     """
     kinds = _kinds(model)
     wide = onnx.ModelProto()

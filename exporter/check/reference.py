@@ -1,4 +1,7 @@
-"""A plain torch forward of a checkpoint, one layer in memory at a time. The yardstick of the self-check; fast it is not."""
+"""A plain torch forward of a checkpoint, one layer in memory at a time.
+
+The yardstick of the self-check; fast it is not.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ..checkpoint import names
 from ..checkpoint.family import Dims
 from ..checkpoint.tensors import Tensors, chunks
 
@@ -18,31 +22,34 @@ def logits(
     sequences: Sequence[Sequence[int]],
     progress: Callable[[], None] | None = None,
 ) -> list[np.ndarray]:
-    """fp32 logits [len(sequence), vocab] of each token sequence, plain causal, no cache. `progress` is called after each layer."""
+    """fp32 logits [len(sequence), vocab] of each token sequence, plain causal, no cache.
+
+    `progress` is called after each layer.
+    """
     read = _reader(tensors)
     lengths = [len(sequence) for sequence in sequences]
     with torch.inference_mode():
         # All sequences behind each other, so that each weight is read once; the mask keeps them apart.
         owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         positions = torch.cat([torch.arange(length) for length in lengths])
-        # Of the vocabulary tables only rows, or a part at a time: whole and in fp32 they may take more than all else.
-        table = tensors.read("model.embed_tokens.weight")
+        # Of the vocabulary tables only rows, or a part at a time: in fp32 they may be more than all else.
+        table = tensors.read(names.EMBEDDING)
         x = torch.from_numpy(
             np.array(table[[token for sequence in sequences for token in sequence]], np.float32)
         )
         for i in range(dims.num_layers):
             layer = {
-                n: read(n)
-                for n in tensors.shapes
-                if n.startswith(f"model.layers.{i}.") and not n.endswith("inv_freq")
+                name.removeprefix(names.layer(i)): read(name)
+                for name in tensors.shapes
+                if name.startswith(names.layer(i)) and not name.endswith(names.ROTARY_COPY)
             }
             x = _layer(dims, i, layer, x, positions, owner)
             del layer
             if progress is not None:
                 progress()
-        normed = _rms(x, read("model.norm.weight"), dims.rms_norm_eps)
+        normed = _rms(x, read(names.FINAL_NORM), dims.rms_norm_eps)
         parts = []
-        for rows in chunks(table if dims.tied else tensors.read("lm_head.weight")):
+        for rows in chunks(table if dims.tied else tensors.read(names.HEAD)):
             head = torch.from_numpy(np.array(rows, np.float32))
             parts.append((normed @ head.T).numpy())
         return np.split(np.concatenate(parts, -1), np.cumsum(lengths)[:-1])
@@ -65,19 +72,20 @@ def _layer(
     owner: torch.Tensor,
 ) -> torch.Tensor:
     """Layer i on x [tokens, hidden]; token t is at `positions[t]` of sequence `owner[t]`."""
-    prefix = f"model.layers.{i}."
 
-    def linear(name: str, value: torch.Tensor) -> torch.Tensor:
-        return F.linear(value, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))
+    def linear(part: str, value: torch.Tensor) -> torch.Tensor:
+        return F.linear(value, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
 
-    def norm(name: str, value: torch.Tensor) -> torch.Tensor:
-        return _rms(value, weights[f"{prefix}{name}.weight"], dims.rms_norm_eps)
+    def norm(part: str, value: torch.Tensor) -> torch.Tensor:
+        return _rms(value, weights[f"{part}.weight"], dims.rms_norm_eps)
 
-    normed = norm("input_layernorm", x)
+    normed = norm(names.INPUT_NORM, x)
     # [tokens, heads, head_dim]
-    q, k, v = (linear(f"self_attn.{name}_proj", normed).unflatten(-1, (-1, dims.head_dim)) for name in "qkv")
+    q, k, v = (
+        linear(part, normed).unflatten(-1, (-1, dims.head_dim)) for part in (names.Q, names.K, names.V)
+    )
     if dims.qk_norm:
-        q, k = norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)
+        q, k = norm(names.Q_NORM, q), norm(names.K_NORM, k)
     q, k = _rotate(dims, q, positions), _rotate(dims, k, positions)
     distance = positions[:, None] - positions[None, :]
     mask = (distance >= 0) & (owner[:, None] == owner[None, :])
@@ -87,11 +95,9 @@ def _layer(
     groups = dims.num_heads // dims.num_kv_heads
     keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
     mixed = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], mask)[0]
-    x = x + linear("self_attn.o_proj", mixed.transpose(0, 1).flatten(1))
-    normed = norm("post_attention_layernorm", x)
-    return x + linear(
-        "mlp.down_proj", F.silu(linear("mlp.gate_proj", normed)) * linear("mlp.up_proj", normed)
-    )
+    x = x + linear(names.O, mixed.transpose(0, 1).flatten(1))
+    normed = norm(names.POST_NORM, x)
+    return x + linear(names.DOWN, F.silu(linear(names.GATE, normed)) * linear(names.UP, normed))
 
 
 def _rotate(dims: Dims, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Runs a step graph a few layers at a time, so that checking a large model takes the memory of a few layers. Knows names; no weights."""
+"""Runs a step graph whole or a few layers at a time: checking a large model takes the memory of a few layers.
+
+Knows where a graph can be cut; no weights.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import onnx
 from onnx import helper
 
 from ...runtime.device.ort import Results, open_graph
+from ..checkpoint import names
 from ..checkpoint.family import Dims
 from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after
 from ..graph.weights import NUMPY_DTYPES, ONNX_DTYPES
@@ -23,35 +27,49 @@ def count_weights(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
 
 
+def layers_at_once(shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """How many layers of a large model run together; None for a model that runs whole."""
+    if count_weights(shapes) <= WHOLE:
+        return None
+    first = {name: shape for name, shape in shapes.items() if name.startswith(names.layer(0))}
+    return max(1, SEGMENT // count_weights(first))
+
+
 def run(
     scratch: Path,
     graph: onnx.ModelProto,
     spec: StepGraph,
-    layers: int,
+    layers: int | None,
     outputs: Sequence[str],
     level: int,
     sequences: Sequence[Sequence[int]],
 ) -> list[dict[str, np.ndarray]]:
-    """The graph's `outputs` for each token sequence, which goes in as one row of two steps; axis 0 counts its tokens.
+    """The graph's `outputs` for each token sequence, which goes in as one row of two steps; axis 0 counts its
+    tokens.
 
-    `scratch` is where each segment, at most `layers` layers, is saved for ONNX Runtime to read; the weights must lie beside it.
+    `scratch` is where each segment, at most `layers` layers (None: all there is), is saved for ONNX Runtime
+    to read; the weights must lie beside it.
     """
-    rows = _Rows(
-        sequences, spec.dims, graph.graph.input[-1].type.tensor_type.elem_type, spec.kv_layout == "delta"
-    )
-    for model in segments(graph, spec.dims, layers, outputs):
-        onnx.save(model, scratch)
-        # Float weights are used for a few products only; int4 and int8 codes have no fast product unpacked.
-        execute = open_graph(scratch, level, pack=spec.quantization is not None)
-        rows.advance(model, execute)
-        del execute  # its memory goes before the next segment comes
+    kind = graph.graph.input[-1].type.tensor_type.elem_type
+    rows = _Rows(sequences, spec.dims, kind, spec.kv_layout == "delta")
+    parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
+    # Float weights of a segment are used for few products only; codes have no fast product unpacked.
+    pack = layers is None or spec.quantization is not None
+    try:
+        for model in parts:
+            onnx.save(model, scratch)
+            execute = open_graph(scratch, level, pack=pack)
+            rows.advance(model, execute)
+            del execute  # its memory goes before the next segment comes
+    finally:
+        scratch.unlink(missing_ok=True)
     return rows.results(outputs)
 
 
 def segments(
     graph: onnx.ModelProto, dims: Dims, layers: int, outputs: Sequence[str]
 ) -> Iterator[onnx.ModelProto]:
-    """The graph in parts: layers by the `layers`, then everything after them. Hidden states go from one to the next."""
+    """The graph in parts: layers by the `layers`, then everything after them, handing on hidden states."""
     before: list[str] = []
     for first in range(0, dims.num_layers, layers):
         last = min(first + layers, dims.num_layers)
@@ -65,7 +83,10 @@ def segments(
 def _tail(
     graph: onnx.ModelProto, dims: Dims, before: Sequence[str], outputs: Sequence[str]
 ) -> Iterator[onnx.ModelProto]:
-    """What follows the layers. ONNX Runtime widens a float table to fp32, so it comes by blocks of rows; codes come whole."""
+    """What follows the layers.
+
+    ONNX Runtime widens a float table to fp32, so it comes by blocks of rows; codes come whole.
+    """
     product = _cut(graph, [HEAD_INPUT], [HEAD_PRODUCT])
     tables = [
         tensor
@@ -88,30 +109,34 @@ def _tail(
     yield _cut(graph, [HEAD_PRODUCT], outputs)
 
 
-def _cut(model: onnx.ModelProto, given: Sequence[str], wanted: Sequence[str]) -> onnx.ModelProto:
-    """The nodes that `wanted` values need, with the values `given` as additional inputs. Weights stay where they lie."""
+def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
+    """The nodes that `outputs` need, with the values `inputs` as additional inputs.
+
+    Weights stay where they lie.
+    """
     graph = model.graph
-    needed, kept = set(wanted), []
+    needed, nodes = set(outputs), []
     for node in reversed(graph.node):
-        if any(name in needed and name not in given for name in node.output):
-            kept.append(node)
+        if any(name in needed and name not in inputs for name in node.output):
+            nodes.append(node)
             needed |= set(node.input)
-    kept.reverse()
+    nodes.reverse()
     kind = graph.input[-1].type.tensor_type.elem_type  # of KV memory, and so of hidden states
     known = {info.name: info for info in [*graph.input, *graph.output]}
-    inputs = [info for info in graph.input if info.name in needed]
-    inputs += [helper.make_tensor_value_info(name, kind, None) for name in given]
-    results = [known.get(name) or helper.make_tensor_value_info(name, kind, None) for name in wanted]
-    part = helper.make_graph(
-        kept, "segment", inputs, results, [t for t in graph.initializer if t.name in needed]
-    )
+    entries = [info for info in graph.input if info.name in needed]
+    entries += [helper.make_tensor_value_info(name, kind, None) for name in inputs]
+    results = [known.get(name) or helper.make_tensor_value_info(name, kind, None) for name in outputs]
+    weights = [tensor for tensor in graph.initializer if tensor.name in needed]
+    part = helper.make_graph(nodes, "segment", entries, results, weights)
     return helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 class _Rows:
-    """Token sequences on their way through the segments, as rows of two steps: the steps' values, and the KV memory.
+    """Token sequences on their way through the segments, as rows of two steps: the steps' values, and the KV
+    memory.
 
-    Rows are filled up to the longest of a step; what the filling writes lies behind all that a known token may see.
+    Rows are filled up to the longest of a step; what the filling writes lies behind all that a known token
+    may see.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]], dims: Dims, kv_kind: int, delta: bool) -> None:
@@ -145,12 +170,11 @@ class _Rows:
 
     def advance(self, model: onnx.ModelProto, execute: Callable[[Mapping[str, np.ndarray]], Results]) -> None:
         """Run a segment on both steps."""
-        names = [info.name for info in model.graph.input]
+        inputs = [info.name for info in model.graph.input]
         for values in self.values:
             memory = {f"past_key_values.{name}": buffer for name, buffer in self.memory.items()}
-            for name, value in execute(
-                {name: memory[name] if name in memory else values[name] for name in names}
-            ).items():
+            feeds = {name: memory[name] if name in memory else values[name] for name in inputs}
+            for name, value in execute(feeds).items():
                 if name == HEAD_PRODUCT and name in values:
                     values[name] = np.concatenate([values[name], value], -1)
                 elif not name.startswith("present."):

@@ -1,4 +1,7 @@
-"""A PEFT LoRA adapter over a base checkpoint, merged one tensor at a time. Knows PEFT's files; never holds the model."""
+"""A PEFT LoRA adapter over a base checkpoint, merged one tensor at a time.
+
+Knows PEFT's files; never holds the model.
+"""
 
 from __future__ import annotations
 
@@ -7,119 +10,170 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from ...runtime.errors import CheckpointError
-from .tensors import SafetensorsFile, Tensors, chunks, read_json
+from .names import EMBEDDING, HEAD
+from .patterns import Patterns
+from .tensors import SafetensorsFile, Tensors, chunks, listed, read_json, same_numbers, shown
+
+T = TypeVar("T")
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+MERGED = "merge it first: `model.merge_and_unload().save_pretrained(path)`"
+# Each changes what PEFT computes, or what it makes of the base model when it loads the adapter.
 UNSUPPORTED = {
     "use_dora": "DoRA",
     "fan_in_fan_out": "fan_in_fan_out",
     "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "layer_replication",
+    "kasa_config": "KaSA",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "arrow_config": "Arrow",
+    "monteclora_config": "MonteCLoRA",
+    "lora_bias": "lora_bias",
 }
+# These only draw A and B; others (pissa, olora, corda, loftq, lora_ga) also change the base weights.
+PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
+# What PEFT may put between a module's name and its parameter; `original_module` is the base's and not used.
+WRAPPERS = ("modules_to_save", "base_layer", "original_module")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The fields of `adapter_config.json` that decide how the weights are merged. Each module's rank is that of its tensors."""
+    """The fields of `adapter_config.json` that decide how weights are merged.
+
+    A module's rank is its tensors'.
+    """
 
     base: str
     revision: str | None
     alpha: float
     rslora: bool
-    alpha_pattern: Mapping[str, float]
-    token_indices: Mapping[str, tuple[int, ...]]
+    alpha_pattern: Patterns[float]
+    token_indices: Patterns[tuple[int, ...]]
+    modules_to_save: tuple[str, ...] = ()
+    # `ensure_weight_tying`: what is trained of a tied table goes for both of its uses
+    keeps_tied: bool = False
 
     def scaling(self, module: str, rank: int) -> float:
-        alpha = float(_matching(self.alpha_pattern, module, self.alpha))
+        alpha = self.alpha_pattern.find(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
-
-
-def _matching(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
-    for key, value in pattern.items():
-        if re.fullmatch(rf"(.*\.)?({key})", module):
-            return value
-    return default
 
 
 def read_adapter_config(directory: Path) -> AdapterConfig:
     """Read `adapter_config.json`; refuse every setting that our merge would not reproduce."""
     path = directory / CONFIG_FILE
     raw = read_json(path)
-    kind = str(raw.get("peft_type"))
+    kind, init = str(raw.get("peft_type"))[:80], raw.get("init_lora_weights", True)
     refused = [name for field, name in UNSUPPORTED.items() if raw.get(field)]
     if raw.get("bias", "none") != "none":
-        refused.append(f"bias={raw['bias']}")
+        refused.append(f"bias={str(raw['bias'])[:80]}")
+    if not any(init is plain or (isinstance(init, str) and init == plain) for plain in PLAIN_INITS):
+        refused.append(f"init_lora_weights={str(init)[:80]}, which changes the base weights too,")
     if kind != "LORA" or refused:
         what = ", ".join(refused) if kind == "LORA" else f"peft_type {kind}"
-        raise CheckpointError(
-            f"{path}: {what} cannot be merged while streaming; merge it first: `model.merge_and_unload().save_pretrained(path)`"
-        )
-    base, rank = raw.get("base_model_name_or_path"), raw.get("r")
-    if not isinstance(base, str) or not base or not isinstance(rank, int) or rank <= 0:
+        raise CheckpointError(f"{path}: {what} cannot be merged while streaming; {MERGED}")
+    base, rank, revision = (raw.get(name) for name in ("base_model_name_or_path", "r", "revision"))
+    if not isinstance(base, str) or not base or type(rank) is not int or rank <= 0:
         raise CheckpointError(
             f"{path}: `base_model_name_or_path` and a positive `r` are needed; name the base with --base"
         )
+    if revision is not None and not isinstance(revision, str):
+        raise CheckpointError(f"{path}: `revision` must be a text, not {shown(revision)}")
     return AdapterConfig(
         base=base,
-        revision=raw.get("revision"),  # type: ignore[arg-type]
-        alpha=_numbers(path, {"lora_alpha": raw.get("lora_alpha", rank)})["lora_alpha"],
+        revision=revision,
+        alpha=_number(path, raw.get("lora_alpha", rank)),
         rslora=bool(raw.get("use_rslora")),
-        alpha_pattern=_numbers(path, raw.get("alpha_pattern") or {}),
+        alpha_pattern=_alphas(path, raw.get("alpha_pattern") or {}),
         token_indices=_token_lists(path, raw.get("trainable_token_indices") or {}),
+        modules_to_save=_names(path, raw.get("modules_to_save") or []),
+        keeps_tied=bool(raw.get("ensure_weight_tying")),
     )
 
 
-def _numbers(path: Path, values: object) -> dict[str, float]:
-    """Numbers by module name or by a regular expression for one."""
+def _number(path: Path, value: object) -> float:
     try:
-        return {key: float(value) for key, value in values.items() if re.compile(key)}  # type: ignore[attr-defined]
-    except (AttributeError, TypeError, ValueError, re.error) as error:
-        raise CheckpointError(
-            f"{path}: numbers by module name are expected, not {values!r} ({error})"
-        ) from error
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise CheckpointError(f"{path}: `lora_alpha` and `alpha_pattern` need numbers, not {shown(value)}")
+    return number
 
 
-def _token_lists(path: Path, values: object) -> dict[str, tuple[int, ...]]:
+def _alphas(path: Path, values: object) -> Patterns[float]:
+    """Numbers by module name or by a regular expression for one."""
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: `alpha_pattern` must be an object, not {shown(values)}")
+    return _patterns(path, {key: _number(path, value) for key, value in values.items()})
+
+
+def _token_lists(path: Path, values: object) -> Patterns[tuple[int, ...]]:
     """Trained token ids by the name of the embedding; a plain list means `embed_tokens`."""
     named = {"embed_tokens": values} if isinstance(values, list) else values
     if not isinstance(named, dict) or not all(
         isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) for ids in named.values()
     ):
         raise CheckpointError(
-            f"{path}: `trainable_token_indices` must hold lists of token ids, not {values!r}"
+            f"{path}: `trainable_token_indices` must hold lists of token ids, not {shown(values)}"
         )
-    return {name: tuple(ids) for name, ids in named.items()}
+    return _patterns(path, {name: tuple(ids) for name, ids in named.items()})
+
+
+def _patterns(path: Path, values: Mapping[str, T]) -> Patterns[T]:
+    try:
+        return Patterns(values)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}; {MERGED}") from error
+
+
+def _names(path: Path, values: object) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(name, str) for name in values):
+        raise CheckpointError(f"{path}: `modules_to_save` must be a list of names, not {shown(values)}")
+    return tuple(values)
 
 
 class MergedTensors:
-    """Base tensors with an adapter merged into each as it is read: W + scaling * B @ A, replaced rows, replaced modules."""
+    """Base tensors with an adapter merged into each as it is read: W + scaling * B @ A, new rows, whole new
+    modules.
 
-    def __init__(self, base: Tensors, directory: Path, config: AdapterConfig) -> None:
+    `tied` says whether the merged model's lm_head is its embedding: a module that was trained on its own
+    unties them.
+    """
+
+    def __init__(self, base: Tensors, directory: Path, config: AdapterConfig, tied: bool = False) -> None:
         if not (directory / WEIGHTS_FILE).is_file():
             raise CheckpointError(
                 f"{directory}: no {WEIGHTS_FILE} beside {CONFIG_FILE}; was the download complete?"
             )
         self.base, self.config = base, config
         self.adapter = SafetensorsFile(directory / WEIGHTS_FILE)
-        self.pairs: dict[str, tuple[str, str]] = {}
+        self.pairs: dict[str, tuple[str, str]] = {}  # A and B, by the name of the weight
         self.rows: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.replaced: dict[str, str] = {}
+        self.base_tied = tied
         self._sort_entries(directory)
+        self.tied = tied and not self._unties()
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {**self.base.shapes, **{name: self.adapter.shapes[key] for name, key in self.replaced.items()}}
+        shapes = {
+            **self.base.shapes,
+            **{name: self.adapter.shapes[key] for name, key in self.replaced.items()},
+        }
+        if self.base_tied and not self.tied and HEAD not in self.replaced:
+            shapes[HEAD] = self.base.shapes[EMBEDDING]
+        return shapes
 
     def read(self, name: str) -> np.ndarray:
-        if name in self.replaced:
-            return self.adapter.read(self.replaced[name])
-        weight = self.base.read(name)
+        weight = self._unmerged(name)
         if name in self.pairs:
             return self._with_low_rank(name, weight)
         if name in self.rows:
@@ -128,9 +182,16 @@ class MergedTensors:
             weight[list(indices)] = self.adapter.read(key).astype(weight.dtype)
         return weight
 
+    def _unmerged(self, name: str) -> np.ndarray:
+        if name in self.replaced:
+            return self.adapter.read(self.replaced[name])
+        return self.base.read(EMBEDDING if name == HEAD and self.base_tied else name)
+
     def _with_low_rank(self, name: str, weight: np.ndarray) -> np.ndarray:
         down, up = (self.adapter.read(key).astype(np.float32) for key in self.pairs[name])
         scaling = self.config.scaling(name.removesuffix(".weight"), down.shape[0])
+        if self._is_embedding_pair(name):
+            down, up = up.T, down.T  # (B A)^T
         merged = np.empty(weight.shape, np.float32)
         start = 0
         for part in chunks(weight):
@@ -139,48 +200,74 @@ class MergedTensors:
             start = rows.stop
         return merged
 
+    def _is_embedding_pair(self, name: str) -> bool:
+        return "lora_embedding_" in self.pairs[name][0]
+
+    def _unties(self) -> bool:
+        """Whether a tied base's lm_head and embedding are two tables with this adapter, as PEFT runs it."""
+        if self.config.keeps_tied or EMBEDDING not in self.base.shapes:
+            return False
+        if HEAD in self.pairs or EMBEDDING in self.pairs:
+            return True
+        if HEAD in self.replaced:
+            ours = self._unmerged(EMBEDDING), self._unmerged(HEAD)
+            return not same_numbers(*ours)
+        return EMBEDDING in self.replaced and "embed_tokens" in self.config.modules_to_save
+
     def _sort_entries(self, directory: Path) -> None:
         unknown = []
         halves: dict[str, dict[str, str]] = {}
         for key in self.adapter.entries:
             name = key.removeprefix(PREFIX)
-            if match := re.fullmatch(r"(.+)\.lora_(A|B)(?:\.default)?\.weight", name):
+            if match := re.fullmatch(r"(.+)\.lora_(?:embedding_)?(A|B)(?:\.default)?(?:\.weight)?", name):
                 halves.setdefault(f"{match[1]}.weight", {})[match[2]] = key
             elif match := re.fullmatch(
                 r"(.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.default)?", name
             ):
-                self.rows[f"{match[1]}.weight"] = (key, self._indices(match[1]))
-            elif match := re.fullmatch(r"(.+?)(?:\.modules_to_save)?(?:\.default)?\.(weight|bias)", name):
-                self.replaced[f"{match[1]}.{match[2]}"] = key
+                self.rows[f"{match[1]}.weight"] = (key, self.config.token_indices.find(match[1], ()))
+            elif match := re.fullmatch(
+                rf"(.+?)(?:\.({'|'.join(WRAPPERS)}))?(?:\.default)?\.(weight|bias)", name
+            ):
+                if match[2] == "modules_to_save":
+                    self.replaced[f"{match[1]}.{match[3]}"] = key
+                elif match[2] != "original_module":
+                    self.replaced.setdefault(f"{match[1]}.{match[3]}", key)
             else:
                 unknown.append(key)
-        base = self.base.shapes
         targets = [*halves, *self.rows, *self.replaced]
-        unknown += [t for t in targets if t not in base and t != "lm_head.weight"]
+        unknown += [t for t in targets if t not in self.base.shapes and t != HEAD]
         unknown += [key for pair in halves.values() if len(pair) != 2 for key in pair.values()]
         if unknown:
             raise CheckpointError(
-                f"{directory}: adapter tensors with no place in the base model: {', '.join(unknown[:10])}; is this the right base?"
+                f"{directory}: adapter tensors with no place in the base model: {listed(unknown)};"
+                " is this the right base?"
             )
-        for name, pair in halves.items():
-            self.pairs[name] = (pair["A"], pair["B"])
+        self.pairs = {name: (pair["A"], pair["B"]) for name, pair in halves.items()}
         self._check_fit(directory)
 
-    def _indices(self, module: str) -> tuple[int, ...]:
-        return tuple(_matching(self.config.token_indices, module, ()))
+    def _base_shape(self, name: str) -> tuple[int, ...]:
+        if name in self.replaced:
+            return self.adapter.shapes[self.replaced[name]]
+        return self.base.shapes.get(name) or self.base.shapes.get(EMBEDDING) or ()
 
     def _check_fit(self, directory: Path) -> None:
-        base, ours = self.base.shapes, self.adapter.shapes
-        wrong = []
+        ours, wrong = self.adapter.shapes, []
         for name, (down, up) in self.pairs.items():
-            rows, columns = base[name]
-            rank = ours[down][0]
-            if ours[down] != (rank, columns) or ours[up] != (rows, rank):
-                wrong.append(f"{name} is {[rows, columns]}, LoRA is {list(ours[up])} x {list(ours[down])}")
+            shape, (first, second) = self._base_shape(name), (ours[down], ours[up])
+            if self._is_embedding_pair(name):
+                shape = shape[::-1]
+            rank = first[0] if first else 0
+            if len(shape) != 2 or rank < 1 or first != (rank, shape[1]) or second != (shape[0], rank):
+                wrong.append(f"{name} is {[*shape]}, LoRA is {[*second]} x {[*first]}")
         for name, (key, indices) in self.rows.items():
-            if ours[key] != (len(indices), base[name][1]) or max(indices, default=0) >= base[name][0]:
-                wrong.append(f"{name} {list(base[name])}: trained rows {list(ours[key])} at {list(indices)}")
+            shape = self._base_shape(name)
+            if (
+                len(shape) != 2
+                or ours[key] != (len(indices), shape[1])
+                or max(indices, default=0) >= shape[0]
+            ):
+                wrong.append(f"{name} {[*shape]}: trained rows {[*ours[key]]} at {shown(list(indices))}")
         if wrong:
             raise CheckpointError(
-                f"{directory}: the adapter does not fit its base model:\n  " + "\n  ".join(wrong[:10])
+                f"{directory}: the adapter does not fit its base model:\n  " + listed(wrong, "\n  ")
             )

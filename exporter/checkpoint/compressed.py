@@ -1,7 +1,10 @@
-"""Checkpoints that another tool has quantized already: compressed-tensors `pack-quantized`. Knows their config and their bits.
+"""Checkpoints that another tool has quantized already: compressed-tensors `pack-quantized`.
 
-Data-aware methods (GPTQ, AWQ, AutoRound) choose codes with a calibration text and much memory. llm-compressor runs them and saves what they
-chose in this format; here the codes are read, and a bundle of the same kind stores them as they are.
+Knows their config and bits.
+
+Data-aware methods (GPTQ, AWQ, AutoRound) choose codes with a calibration text and much memory. llm-compressor
+runs them and saves their codes in this format; here the codes are read, and a bundle of the same kind stores
+them as they are.
 """
 
 from __future__ import annotations
@@ -12,29 +15,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...runtime.errors import CheckpointError, ExportError
-from ..codes import BLOCK_SIZES, Codec, Encoded, Quantization
+from ..codes import GROUP_SIZES, Codec, Encoded, Quantization
 from .family import Dims, expected_shapes
-from .tensors import Tensors, check_finite
+from .names import is_linear
+from .tensors import Tensors, check_finite, listed, shown
 
 KINDS = {4: "int4", 8: "int8"}
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
-INSTEAD = "export the original checkpoint, or quantize it with llm-compressor in the format pack-quantized (docs/quantization.md)"
+INSTEAD = (
+    "export the original checkpoint, or quantize it with llm-compressor in the format pack-quantized"
+    " (docs/quantization.md)"
+)
 DECODED_AT_ONCE = 1 << 21  # numbers of a weight, so that temporaries stay small
-LONGEST_LIST = 12  # names printed of one kind of problem
 
 
 def read_scheme(raw: object) -> Codec | None:
-    """The codec that `quantization_config` of a config.json describes; None for a checkpoint that is not quantized.
+    """The codec that `quantization_config` of a config.json describes.
 
-    Raises CheckpointError, listing all its problems, for anything but int4 or int8 weights in blocks, one form for all.
+    None for a checkpoint that is not quantized.
+
+    Raises CheckpointError, listing all its problems, for anything but int4 or int8 weights in groups, one
+    form for all.
     """
     if not raw:
         return None
     if not isinstance(raw, dict):
-        raise CheckpointError(f"config.json: `quantization_config` must be an object, not {raw!r}")
+        raise CheckpointError(f"config.json: `quantization_config` must be an object, not {shown(raw)}")
     method, form = raw.get("quant_method"), raw.get("format")
     if method != "compressed-tensors" or form != "pack-quantized":
-        kind = str(method) if method != "compressed-tensors" else f"compressed-tensors {form}"
+        kind = str(method)[:80] if method != "compressed-tensors" else f"compressed-tensors {str(form)[:80]}"
         raise CheckpointError(
             f"config.json: the checkpoint is already quantized, in a form that is not read: {kind}; {INSTEAD}"
         )
@@ -45,7 +54,9 @@ def read_scheme(raw: object) -> Codec | None:
         or not isinstance(group := next(iter(groups.values())), dict)
     ):
         raise CheckpointError(
-            f"config.json: `quantization_config` must have one group in `config_groups`: a bundle has one form; {INSTEAD}"
+            "config.json: `quantization_config` must have one group in `config_groups`: a bundle has one"
+            " form;"
+            f" {INSTEAD}"
         )
     weights = group.get("weights")
     if not isinstance(weights, dict):
@@ -54,14 +65,16 @@ def read_scheme(raw: object) -> Codec | None:
     problems = []
     if type(bits) is not int or bits not in KINDS or weights.get("type", "int") != "int":
         problems.append(
-            f"weights of {bits!r} bits of type {weights.get('type', 'int')!r} (known: int of 4 or 8)"
+            f"weights of {shown(bits)} bits of type {shown(weights.get('type', 'int'))} (known: int of 4 or"
+            " 8)"
         )
-    if weights.get("strategy", "group") != "group" or type(size) is not int or size not in BLOCK_SIZES:
+    if weights.get("strategy", "group") != "group" or type(size) is not int or size not in GROUP_SIZES:
         problems.append(
-            f"strategy {weights.get('strategy')!r} with group_size {size!r} (known: group, {', '.join(map(str, BLOCK_SIZES))})"
+            f"strategy {shown(weights.get('strategy'))} with group_size {shown(size)}"
+            f" (known: group, {', '.join(map(str, GROUP_SIZES))})"
         )
     if not isinstance(symmetric, bool):
-        problems.append(f"`symmetric` is {symmetric!r}")
+        problems.append(f"`symmetric` is {shown(symmetric)}")
     if group.get("input_activations") or group.get("output_activations"):
         problems.append("activations that are quantized too")
     # Each of these changes what the model computes: to pass over it would be silently wrong.
@@ -70,7 +83,8 @@ def read_scheme(raw: object) -> Codec | None:
     ]
     if problems:
         raise CheckpointError(
-            f"config.json: the checkpoint is quantized in a form that is not read: {'; '.join(problems)}; {INSTEAD}"
+            f"config.json: the checkpoint is quantized in a form that is not read: {'; '.join(problems)};"
+            f" {INSTEAD}"
         )
     assert isinstance(bits, int)
     assert isinstance(size, int)
@@ -79,7 +93,8 @@ def read_scheme(raw: object) -> Codec | None:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensors:
-    """Tensors of which some are stored as codes: `X.weight_packed` and its scales are seen, and read, as `X.weight`.
+    """Tensors of which some are stored as codes: `X.weight_packed` and its scales are seen, and read, as
+    `X.weight`.
 
     Build it with `unpacked`, which checks that the parts fit each other.
     """
@@ -113,11 +128,14 @@ class PackedTensors:
 
     def holds(self, name: str, codec: Codec) -> bool:
         """Whether `name` is stored as codes that `codec` could have made."""
-        ours = (self.codec.kind, self.codec.block_size, self.codec.symmetric)
-        return name in self.packed and ours == (codec.kind, codec.block_size, codec.symmetric)
+        ours = (self.codec.kind, self.codec.group_size, self.codec.symmetric)
+        return name in self.packed and ours == (codec.kind, codec.group_size, codec.symmetric)
 
     def encoded(self, name: str, scale_dtype: np.dtype) -> Encoded:
-        """The codes of a packed weight. Raises CheckpointError for scales that are NaN or Inf, OverflowError beyond `scale_dtype`."""
+        """The codes of a packed weight.
+
+        Raises CheckpointError for scales that are NaN or Inf, OverflowError beyond `scale_dtype`.
+        """
         outputs, inputs = self.packed[name]
         bits = 4 if self.codec.kind == "int4" else 8
         scales = self.stored.read(f"{name}_scale")
@@ -135,11 +153,11 @@ class PackedTensors:
             zeros = np.ascontiguousarray(
                 _fields(np.ascontiguousarray(self.stored.read(f"{name}_zero_point").T), bits, outputs).T
             )
-        return Encoded(codes.reshape(outputs, self.codec.num_blocks(inputs), -1), scales, zeros)
+        return Encoded(codes.reshape(outputs, self.codec.num_groups(inputs), -1), scales, zeros)
 
 
 def _fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, the lowest first: uint8 [rows, count]."""
+    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, lowest first: uint8."""
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8).reshape(len(words), -1)
     if bits == 4:
         octets = np.stack([octets & 0xF, octets >> 4], -1).reshape(len(words), -1)
@@ -147,7 +165,10 @@ def _fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def unpacked(stored: Tensors, codec: Codec) -> PackedTensors:
-    """See a quantized checkpoint's tensors as weights. Raises CheckpointError that lists every part that is missing or does not fit."""
+    """See a quantized checkpoint's tensors as weights.
+
+    Raises CheckpointError that lists every part that is missing or does not fit.
+    """
     shapes = stored.shapes
     packed: dict[str, tuple[int, int]] = {}
     problems: list[str] = []
@@ -174,71 +195,66 @@ def unpacked(stored: Tensors, codec: Codec) -> PackedTensors:
     if not packed:
         problems.append("config.json says the weights are packed, but there is no `weight_packed`")
     if problems:
-        raise CheckpointError(_listed("parts of the quantized checkpoint do not fit", problems))
+        raise CheckpointError(
+            f"{len(problems)} parts of the quantized checkpoint do not fit:\n  " + listed(problems, "\n  ")
+        )
     return PackedTensors(stored, codec, packed)
 
 
 def _misfits(name: str, outputs: int, inputs: int, codec: Codec, stored: Tensors) -> Iterator[str]:
-    shapes, size, per_word = stored.shapes, codec.block_size or 1, 8 if codec.kind == "int4" else 4
+    shapes, size, per_word = stored.shapes, codec.group_size or 1, 8 if codec.kind == "int4" else 4
     if outputs < 1 or inputs < 1:
         yield f"{name}_shape: two positive integers are expected"
         return
     if inputs % size:
-        yield f"{name}: its {inputs} inputs cannot be in blocks of {size}"
+        yield f"{name}: its {inputs} inputs cannot be in groups of {size}"
         return
-    blocks = inputs // size
-    wanted = {"packed": (outputs, -(-inputs // per_word)), "scale": (outputs, blocks)}
+    groups = inputs // size
+    expected = {"packed": (outputs, -(-inputs // per_word)), "scale": (outputs, groups)}
     if not codec.symmetric:
-        wanted["zero_point"] = (-(-outputs // per_word), blocks)
-    for part, shape in wanted.items():
-        found = shapes.get(f"{name}_{part}")
-        if found is None:
+        expected["zero_point"] = (-(-outputs // per_word), groups)
+    for part, shape in expected.items():
+        present = shapes.get(f"{name}_{part}")
+        if present is None:
             yield f"{name}_{part}: missing"
-        elif found != shape:
-            yield f"{name}_{part} is {list(found)}, {codec.dtype} codes of {outputs} x {inputs} in blocks of {size} need {list(shape)}"
+        elif present != shape:
+            yield (
+                f"{name}_{part} is {list(present)}, {codec.dtype} codes of {outputs} x {inputs} in groups of"
+                f" {size}"
+                f" need {list(shape)}"
+            )
         elif part != "scale" and stored.read(f"{name}_{part}").dtype != np.int32:
             yield f"{name}_{part}: 32-bit integers are expected"
     if codec.symmetric and f"{name}_zero_point" in shapes:
         yield f"{name}_zero_point: config.json says the codes are symmetric"
 
 
-def require_same_form(tensors: Tensors, dims: Dims, chosen: Quantization | None) -> None:
-    """Raise ExportError where a checkpoint's int4 or int8 codes would be coded again in another form of the same width.
+def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None) -> None:
+    """Raise ExportError where a checkpoint's int4 or int8 codes would be coded again in another form of the
+    same width.
 
     Wider forms (fp32, int8 for int4 codes, w8a8) lose next to nothing and are let through.
     """
-    if not isinstance(tensors, PackedTensors) or chosen is None or chosen.scheme != tensors.codec.kind:
+    if not isinstance(tensors, PackedTensors) or storage is None or storage.scheme != tensors.codec.kind:
         return
     codec = tensors.codec
     problems: list[str] = []
-    flags = f"--precision {codec.kind} --quant-block {codec.block_size}" + (
-        "" if codec.symmetric else " --asymmetric"
-    )
-    if (codec.block_size, codec.symmetric) != (chosen.block_size, chosen.symmetric):
+    if (codec.group_size, codec.symmetric) != (storage.group_size, storage.symmetric):
+        flags = f"--precision {codec.kind} --group {codec.group_size}" + (
+            "" if codec.symmetric else " --asymmetric"
+        )
         problems.append(
-            f"the checkpoint's weights are {codec.dtype} codes in blocks of {codec.block_size}"
+            f"the checkpoint's weights are {codec.dtype} codes in groups of {codec.group_size}"
             f" and would be rounded a second time: export with {flags}, or with a wider --precision"
         )
-    if chosen.search:
-        problems.append("--search has nothing to choose: the checkpoint's codes are kept")
-    plain = [
-        name
-        for name, _ in expected_shapes(dims)
-        if name.endswith("_proj.weight") and name not in tensors.packed
-    ]
+    if storage.search:
+        problems.append("--search has nothing to choose: the checkpoint's codes are used")
+    plain = [name for name, _ in expected_shapes(dims) if is_linear(name) and name not in tensors.packed]
     if plain:
-        listed = ", ".join(plain[:LONGEST_LIST]) + (
-            f" and {len(plain) - LONGEST_LIST} more" if len(plain) > LONGEST_LIST else ""
-        )
         problems.append(
-            f"the checkpoint keeps {len(plain)} Linear weights unquantized, and an {codec.kind} bundle would round them: {listed}"
+            f"the checkpoint keeps {len(plain)} Linear weights unquantized, and an {codec.kind} bundle would"
+            " round"
+            f" them: {listed(plain)}"
         )
     if problems:
         raise ExportError("; ".join(problems))
-
-
-def _listed(what: str, problems: list[str]) -> str:
-    shown = problems[:LONGEST_LIST] + (
-        [f"... and {len(problems) - LONGEST_LIST} more"] if len(problems) > LONGEST_LIST else []
-    )
-    return f"{len(problems)} {what}:\n  " + "\n  ".join(shown)

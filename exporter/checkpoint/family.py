@@ -1,4 +1,7 @@
-"""Decoder families: config.json -> dimensions and the exact tensors a model must have. The differences are flags."""
+"""Decoder families: config.json -> dimensions and the exact tensors a model must have.
+
+The differences are flags.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...runtime.errors import CheckpointError
+from . import names
 from .rope import Rope, positive, rope_from_config
+from .tensors import listed, shown
 
-# The authors' A2D classes hold stock weights under stock names, and MARS inference is plain causal (mars.md).
-ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3"}
-LONGEST_LIST = 12  # names printed of one kind of problem
+# The authors' A2D classes hold stock weights under stock names, and MARS inference is plain causal.
+ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3"}
+# The largest number of each field that is taken seriously: a reader, and this exporter, allocate from them.
+LIMITS = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "max_position_embeddings": 2**31,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +61,10 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """The shape of a decoder. `windows[i]` is layer i's sliding window in tokens, or None for full causal attention."""
+    """The shape of a decoder.
+
+    `windows[i]` is layer i's sliding window in tokens, or None for full causal attention.
+    """
 
     model_type: str
     vocab_size: int
@@ -70,14 +88,16 @@ class Dims:
 def dims_from_config(config: Mapping[str, Any]) -> Dims:
     """Read the dimensions of a Hugging Face `config.json`.
 
-    Raises CheckpointError for an unknown architecture (naming the known ones), for missing or senseless numbers (all at
-    once) and for features that would change the result if they were ignored.
+    Raises CheckpointError for an unknown architecture (naming the known ones), for missing or senseless
+    numbers (all at once) and for features that would change the result if they were ignored.
     """
     declared = str(config.get("model_type"))
     model_type = ALIASES.get(declared, declared)
     if model_type not in FAMILIES:
         known = ", ".join([*FAMILIES, *ALIASES])
-        raise CheckpointError(f"config.json: architecture `{declared}` is not supported (known: {known})")
+        raise CheckpointError(
+            f"config.json: architecture `{declared[:80]}` is not supported (known: {known})"
+        )
     family = FAMILIES[model_type]
     config = {**family.defaults, **config}
     _refuse_unknown_features(config)
@@ -92,9 +112,11 @@ def dims_from_config(config: Mapping[str, Any]) -> Dims:
         )
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(
-            f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit together"
+            f"config.json: {heads} heads over {kv_heads} key/value heads of size {head_dim} do not fit"
+            " together"
         )
-    num_layers = _count(config, "num_hidden_layers")
+    num_layers, context = _count(config, "num_hidden_layers"), _count(config, "max_position_embeddings")
+    rope = rope_from_config(config, head_dim)
     attention_bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
     return Dims(
         model_type=model_type,
@@ -105,29 +127,37 @@ def dims_from_config(config: Mapping[str, Any]) -> Dims:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        context_length=_count(config, "max_position_embeddings"),
+        context_length=min(max(context, rope.context), LIMITS["max_position_embeddings"]),
         rms_norm_eps=positive(config, "rms_norm_eps") if "rms_norm_eps" in config else 1e-6,
-        rope=rope_from_config(config, head_dim),
+        rope=rope,
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
         mlp_bias=mlp_bias if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
-        windows=_windows(config, model_type, family, num_layers),
+        # The authors' A2D classes never window, whatever their config says.
+        windows=(None,) * num_layers
+        if declared in ALIASES
+        else _windows(config, model_type, family, num_layers),
     )
 
 
 def _count(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {value!r}")
+        raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
+    if value > LIMITS.get(name, 2**31):
+        raise CheckpointError(
+            f"config.json: `{name}` is {shown(value)}, beyond the {LIMITS.get(name, 2**31)} that any model"
+            " has"
+        )
     return value
 
 
 def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
-    if config.get("hidden_act", "silu") != "silu":
+    if (activation := config.get("hidden_act", "silu")) != "silu":
         raise CheckpointError(
-            f"config.json: hidden_act `{config['hidden_act']}` is not supported (known: silu)"
+            f"config.json: hidden_act `{str(activation)[:80]}` is not supported (known: silu)"
         )
 
 
@@ -154,7 +184,8 @@ def _windows(
         or any(kind not in ("sliding_attention", "full_attention") for kind in kinds)
     ):
         raise CheckpointError(
-            f"config.json: `layer_types` must name full_attention or sliding_attention for each of {num_layers} layers"
+            "config.json: `layer_types` must name full_attention or sliding_attention for each of"
+            f" {num_layers} layers"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
@@ -164,48 +195,63 @@ def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = dims.hidden_size, dims.intermediate_size
     queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
     linears = {
-        "self_attn.q_proj": (queries, hidden, dims.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, dims.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, dims.qkv_bias),
-        "self_attn.o_proj": (hidden, queries, dims.output_bias),
-        "mlp.gate_proj": (inner, hidden, dims.mlp_bias),
-        "mlp.up_proj": (inner, hidden, dims.mlp_bias),
-        "mlp.down_proj": (hidden, inner, dims.mlp_bias),
+        names.Q: (queries, hidden, dims.qkv_bias),
+        names.K: (keys, hidden, dims.qkv_bias),
+        names.V: (keys, hidden, dims.qkv_bias),
+        names.O: (hidden, queries, dims.output_bias),
+        names.GATE: (inner, hidden, dims.mlp_bias),
+        names.UP: (inner, hidden, dims.mlp_bias),
+        names.DOWN: (hidden, inner, dims.mlp_bias),
     }
-    yield "model.embed_tokens.weight", (dims.vocab_size, hidden)
+    yield names.EMBEDDING, (dims.vocab_size, hidden)
     for i in range(dims.num_layers):
-        prefix = f"model.layers.{i}"
-        for name, (rows, columns, bias) in linears.items():
-            yield f"{prefix}.{name}.weight", (rows, columns)
+        for part, (rows, columns, bias) in linears.items():
+            yield names.weight(i, part), (rows, columns)
             if bias:
-                yield f"{prefix}.{name}.bias", (rows,)
+                yield names.bias(i, part), (rows,)
         if dims.qk_norm:
-            yield f"{prefix}.self_attn.q_norm.weight", (dims.head_dim,)
-            yield f"{prefix}.self_attn.k_norm.weight", (dims.head_dim,)
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-    yield "model.norm.weight", (hidden,)
+            yield names.weight(i, names.Q_NORM), (dims.head_dim,)
+            yield names.weight(i, names.K_NORM), (dims.head_dim,)
+        yield names.weight(i, names.INPUT_NORM), (hidden,)
+        yield names.weight(i, names.POST_NORM), (hidden,)
+    yield names.FINAL_NORM, (hidden,)
     if not dims.tied:
-        yield "lm_head.weight", (dims.vocab_size, hidden)
+        yield names.HEAD, (dims.vocab_size, hidden)
 
 
 def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError that lists every missing, extra and misshapen tensor at once."""
     expected = dict(expected_shapes(dims))
-    # Old checkpoints store the rotary frequencies, and some store a tied head again: both are copies, not weights.
-    ignored = {"lm_head.weight"} if dims.tied else set()
+    if problem := _other_names(shapes):
+        raise CheckpointError(problem)
+    ignored = {names.HEAD} if dims.tied else set()
     problems = [f"missing: {name} {list(shape)}" for name, shape in expected.items() if name not in shapes]
-    extra = [
-        n for n in shapes if n not in expected and n not in ignored and not n.endswith("rotary_emb.inv_freq")
+    problems += [
+        f"not part of a {dims.model_type} model: {name}"
+        for name in shapes
+        if name not in expected and name not in ignored and not name.endswith(names.ROTARY_COPY)
     ]
-    problems += [f"not part of a {dims.model_type} model: {name}" for name in extra]
     problems += [
         f"misshapen: {name} is {list(shapes[name])}, config.json implies {list(shape)}"
         for name, shape in expected.items()
         if name in shapes and tuple(shapes[name]) != shape
     ]
     if problems:
-        shown = problems[:LONGEST_LIST] + (
-            [f"... and {len(problems) - LONGEST_LIST} more"] if len(problems) > LONGEST_LIST else []
+        raise CheckpointError(
+            f"{len(problems)} tensors do not fit config.json:\n  " + listed(problems, "\n  ")
         )
-        raise CheckpointError(f"{len(problems)} tensors do not fit config.json:\n  " + "\n  ".join(shown))
+
+
+def _other_names(shapes: Mapping[str, object]) -> str | None:
+    """One line where all names are there behind another prefix, as AutoModel or a wrapper saves them."""
+    first = f"{names.layer(0)}{names.INPUT_NORM}.weight"
+    inner = first.removeprefix("model.")
+    theirs = next((name for name in shapes if name.endswith(inner)), None)
+    if theirs is None or first in shapes:
+        return None
+    prefix = theirs.removesuffix(inner)
+    return (
+        f"the tensors' names begin with `{prefix}layers.` where `model.layers.` is expected: save the whole"
+        " causal"
+        " model, `AutoModelForCausalLM.from_pretrained(path).save_pretrained(other)`, and export that"
+    )

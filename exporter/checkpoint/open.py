@@ -1,17 +1,16 @@
-"""A MARS checkpoint, opened: normalised to a stock causal decoder, proven to be MARS, its tensors ready to stream."""
+"""A MARS checkpoint, opened: made a stock decoder, proven to be MARS, its tensors ready to stream."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError
-from . import adapter
-from . import compressed as packed
-from . import default as embedded
+from . import adapter, compressed, default
 from .family import Dims, check_shapes, dims_from_config
-from .tensors import Tensors, open_tensors, read_json
+from .names import EMBEDDING, HEAD
+from .tensors import Tensors, open_tensors, read_json, same_numbers
 from .vocabulary import Vocabulary, read_vocabulary
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
@@ -19,13 +18,20 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.tx
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the exporter needs to know. `source` and `revision` say where it came from, for the bundle's manifest."""
+    """What the exporter needs to know.
+
+    `source` and `revision` say where it came from, for the bundle's manifest.
+
+    `model` and `adapter` are the directories that were read, for whoever reads them by other means.
+    """
 
     source: str
     revision: str | None
     dims: Dims
     tensors: Tensors
     vocabulary: Vocabulary
+    model: Path
+    adapter: Path | None = None
 
 
 def open_checkpoint(
@@ -34,38 +40,73 @@ def open_checkpoint(
     revision: str | None = None,
     base: str | None = None,
     mask_token: str | None = None,
+    tied: bool | None = None,
+    tokenizer: str | None = None,
 ) -> Checkpoint:
-    """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file; None opens the embedded default.
+    """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file.
 
-    No weight is read yet beyond file headers. `base` overrides the base model that an adapter names.
+    None opens the embedded default.
+
+    No weight is read yet beyond file headers (and two tables that may be one). `base` overrides the base
+    model that an adapter names; `tied` says whether lm_head is the embedding, where config.json and the
+    weights disagree; `tokenizer` is a directory whose tokenizer files come before the checkpoint's own.
     Raises CheckpointError, listing all problems of one kind at once.
     """
     if location is None:
-        location = str(embedded.ADAPTER)
-    directory = _directory(location, revision)
-    directories = [directory]
+        location = str(default.ADAPTER)
+    own_tokenizer = [] if tokenizer is None else [_tokenizer_directory(tokenizer)]
+    directory = model = _directory(location, revision, rebuild_tokenizer=tokenizer is None)
     config_of_adapter = None
     if (directory / adapter.CONFIG_FILE).is_file():
         config_of_adapter = adapter.read_adapter_config(directory)
         base = base or config_of_adapter.base
-        is_default = base == embedded.BASE_NAME
-        directories.append(
-            embedded.base_directory() if is_default else _directory(base, config_of_adapter.revision)
-        )
-    config = _read_config(directories[-1])
-    dims = dims_from_config(config)
-    codec = packed.read_scheme(config.get("quantization_config"))
-    tensors = open_tensors(directories[-1])
+        is_default = base == default.BASE_NAME
+        model = default.base_directory() if is_default else _directory(base, config_of_adapter.revision)
+    config = _read_config(model)
+    dims, tensors = dims_from_config(config), open_tensors(model)
+    codec = compressed.read_scheme(config.get("quantization_config"))
     if codec is not None:
-        tensors = packed.unpacked(tensors, codec)
+        tensors = compressed.unpacked(tensors, codec)
+    dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
-        tensors = adapter.MergedTensors(tensors, directory, config_of_adapter)
+        tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)
+        dims = replace(dims, tied=tensors.tied, vocab_size=_vocab_size(dims, tensors))
     check_shapes(dims, tensors.shapes)
-    vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token)
-    is_ours = directory == embedded.ADAPTER
-    source = embedded.NAME if is_ours else location
-    pinned = embedded.adapter_digest() if is_ours else revision or _snapshot(directory)
-    return Checkpoint(source, pinned, dims, tensors, vocabulary)
+    directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
+    vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location)
+    is_ours = directory == default.ADAPTER
+    return Checkpoint(
+        source=default.NAME if is_ours else location,
+        revision=default.adapter_digest() if is_ours else revision or _snapshot(directory),
+        dims=dims,
+        tensors=tensors,
+        vocabulary=vocabulary,
+        model=model,
+        adapter=None if directory == model else directory,
+    )
+
+
+def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | None) -> bool:
+    """Whether lm_head is the embedding.
+
+    Raises CheckpointError where config.json says so and another one is stored.
+    """
+    if choice is not None or not declared or not {HEAD, EMBEDDING} <= tensors.shapes.keys():
+        return declared if choice is None else choice
+    if not same_numbers(tensors.read(EMBEDDING), tensors.read(HEAD)):
+        raise CheckpointError(
+            f"{directory}: config.json says `tie_word_embeddings`, but another lm_head.weight is stored:"
+            " transformers"
+            " 4 takes the embedding for it, transformers 5 the stored one. Say which was trained: --tied or"
+            " --untied"
+        )
+    return True
+
+
+def _vocab_size(dims: Dims, merged: adapter.MergedTensors) -> int:
+    """Rows of the embedding: an adapter trained with tokens of its own brings a longer one."""
+    shape = merged.shapes[EMBEDDING] if EMBEDDING in merged.replaced else ()
+    return shape[0] if shape else dims.vocab_size
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -75,14 +116,21 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return dict(read_json(path))
 
 
-def _directory(location: str, revision: str | None) -> Path:
+def _tokenizer_directory(location: str) -> Path:
+    path = Path(location).expanduser()
+    if not (path / "tokenizer.json").is_file():
+        raise CheckpointError(f"{location}: no directory with a tokenizer.json; give one to --tokenizer")
+    return path
+
+
+def _directory(location: str, revision: str | None, rebuild_tokenizer: bool = True) -> Path:
     path = Path(location).expanduser()
     if path.is_dir():
         return path
     if path.suffix == ".gguf":
         if not path.is_file():
             raise CheckpointError(f"{location}: no such file")
-        return embedded.converted(path)
+        return default.converted(path, rebuild_tokenizer)
     if path.exists() or path.is_absolute() or location.count("/") != 1 or location.startswith("."):
         raise CheckpointError(f"{location}: not a directory, a .gguf file or a hub id (owner/name)")
     return _from_hub(location, revision)
@@ -100,7 +148,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except Exception as error:  # network, authentication, unknown name: the hub has dozens of exception types
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{name}: no such directory here, and the hub could not be asked ({type(error).__name__}: {detail})"
+            f"{name}: no such directory here, and the hub could not be asked ({type(error).__name__}:"
+            f" {detail})"
         ) from error
 
 

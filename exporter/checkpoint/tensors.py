@@ -1,10 +1,14 @@
-"""Safetensors files of a checkpoint, read one tensor at a time. Knows files and dtypes; knows nothing about architectures."""
+"""Safetensors files of a checkpoint, read one tensor at a time.
+
+Knows files and dtypes; knows nothing about architectures.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,20 +19,27 @@ from ...runtime.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-HEADER_LIMIT = 100_000_000  # the safetensors format's own limit, bytes
+HEADER_LIMIT = 32_000_000  # bytes: some 200,000 tensors; the format allows three times as much
+HIGHEST_RANK, LARGEST_SIZE = 8, 2**53
+LONGEST_LIST = 12  # problems of one kind in a message
+LONGEST_VALUE = 80  # characters of a foreign value in a message
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Integers are the codes of a quantized checkpoint (packed.py) and nothing else; a weight of integers would be a mistake.
+# Integers are the codes of a quantized checkpoint (compressed.py); a weight of integers would be a mistake.
 INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx")
 
 
 class Tensors(Protocol):
-    """Named weights of a model. `shapes` costs no weight data; `read` returns one array, in the dtype it is stored in."""
+    """Named weights of a model. `shapes` costs no weight data.
+
+    `read` returns one array, in the dtype it is stored in.
+    """
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -37,7 +48,7 @@ class Tensors(Protocol):
 
 
 class SafetensorsFile:
-    """One safetensors file: header parsed and checked against the file's length, data mapped, never copied whole."""
+    """One safetensors file: header checked against the file's length, data mapped, never copied whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,8 +85,8 @@ class ShardedTensors:
 def open_tensors(directory: Path) -> Tensors:
     """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
 
-    Raises CheckpointError for a directory without safetensors, a pickle-only one, a missing shard, an index that names
-    tensors its shards lack, and a truncated file.
+    Raises CheckpointError for a directory without safetensors, a pickle-only one, a missing shard, an index
+    that names tensors its shards lack, and a truncated file.
     """
     if (directory / INDEX_FILE).is_file():
         return _open_sharded(directory)
@@ -85,11 +96,13 @@ def open_tensors(directory: Path) -> Tensors:
     pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
     if pickles:
         raise CheckpointError(
-            f"{directory}: only pickle weights ({', '.join(pickles[:3])}), which can run code when they are opened;"
+            f"{directory}: only pickle weights ({', '.join(pickles[:3])}), which can run code when they are"
+            " opened;"
             " save the model again with `model.save_pretrained(path, safe_serialization=True)`"
         )
     raise CheckpointError(
-        f"{directory}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there; was the download complete?"
+        f"{directory}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there;"
+        " was the download complete?"
     )
 
 
@@ -102,12 +115,13 @@ def _open_sharded(directory: Path) -> Tensors:
     unsafe = [name for name in names if Path(name).name != name]
     if unsafe:
         raise CheckpointError(
-            f"{directory / INDEX_FILE}: shard names must be plain file names, not {', '.join(unsafe)}"
+            f"{directory / INDEX_FILE}: shard names must be plain file names, not {listed(unsafe)}"
         )
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{directory}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}; download them again"
+            f"{directory}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)};"
+            " download them again"
         )
     shards = {name: SafetensorsFile(directory / name) for name in names}
     absent = [
@@ -115,19 +129,46 @@ def _open_sharded(directory: Path) -> Tensors:
     ]
     if absent:
         raise CheckpointError(
-            f"{directory}: the index names tensors that their shards lack: {', '.join(absent[:10])}"
+            f"{directory}: the index names tensors that their shards lack: {listed(absent)}"
         )
     return ShardedTensors({tensor: shards[shard] for tensor, shard in weight_map.items()})
 
 
 def read_json(path: Path) -> dict[str, object]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if HALF_CHARACTER.search(text):  # a lone surrogate is no text: nothing could be done with it later
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: a JSON object is expected, not {type(value).__name__}")
     return value
+
+
+def shown(value: object) -> str:
+    """A value of a foreign file for a message: cut, and never a number too long to print."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+        text = f"a {type(value).__name__} that is too long to print"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def listed(problems: Sequence[str], between: str = ", ") -> str:
+    """The first problems of one kind, and how many more there are."""
+    more = len(problems) - LONGEST_LIST
+    return between.join([*problems[:LONGEST_LIST], *([f"... and {more} more"] if more > 0 else [])])
+
+
+def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two tables hold the same numbers, in whatever type each is stored."""
+    first, second = np.atleast_1d(first), np.atleast_1d(second)
+    return first.shape == second.shape and all(
+        bool((np.asarray(a, np.float32) == np.asarray(b, np.float32)).all())
+        for a, b in zip(chunks(first, 1 << 20), chunks(second, 1 << 20), strict=True)
+    )
 
 
 def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
@@ -148,6 +189,8 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
         raise CheckpointError(f"{broken}; download it again")
     entries = {}
     for name, entry in header.items():
+        if len(name) > 1000:
+            raise CheckpointError(f"{broken}: a tensor's name has {len(name)} characters")
         if name != "__metadata__":
             entries[name] = _read_entry(path, name, entry, 8 + length, size)
     return entries
@@ -156,9 +199,13 @@ def _read_header(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]
 def _read_entry(
     path: Path, name: str, entry: object, start: int, size: int
 ) -> tuple[np.dtype, tuple[int, ...], int]:
+    if not isinstance(entry, dict):
+        entry = {}
     try:
-        kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
-        if not all(type(number) is int for number in (*shape, begin, end)):
+        kind, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+        if len(shape) > HIGHEST_RANK:
+            raise ValueError("too many dimensions")
+        if not all(type(number) is int and abs(number) <= LARGEST_SIZE for number in (*shape, begin, end)):
             raise TypeError("integers are expected")
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(
@@ -167,29 +214,35 @@ def _read_entry(
     known = {**DTYPES, **INTEGERS} if name.endswith(CODE_PARTS) else DTYPES
     if kind not in known:
         raise CheckpointError(
-            f"{path}: tensor `{name}` has dtype {kind}; known are {', '.join(known)} (dequantize a quantized checkpoint first)"
+            f"{path}: tensor `{name}` has dtype {kind[:LONGEST_VALUE]}; known are {', '.join(known)}"
+            " (dequantize a quantized checkpoint first)"
         )
     dtype = known[kind]
     if min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(
-            f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)}; download the file again"
+            f"{path}: tensor `{name}`: {end - begin} bytes do not hold {kind} {list(shape)};"
+            " download the file again"
         )
     if begin < 0 or start + end > size:
         raise CheckpointError(
-            f"{path}: truncated: tensor `{name}` ends at byte {start + end}, the file has {size}; download it again"
+            f"{path}: truncated: tensor `{name}` ends at byte {start + end}, the file has {size};"
+            " download it again"
         )
     return dtype, shape, start + begin
 
 
 def chunks(array: np.ndarray, limit: int = 1 << 24) -> Iterator[np.ndarray]:
-    """Split `array` along its first axis into views of about `limit` elements, so that temporaries stay small."""
+    """Split `array` along its first axis into views of about `limit` elements: temporaries stay small."""
     rows = max(1, limit // max(1, int(np.prod(array.shape[1:], dtype=np.int64))))
     for start in range(0, array.shape[0], rows):
         yield array[start : start + rows]
 
 
 def largest(array: np.ndarray) -> float:
-    """The largest magnitude; NaN or Inf where the array holds one. Read off the bits: without its sign, a float orders as an integer."""
+    """The largest magnitude; NaN or Inf where the array holds one.
+
+    Read off the bits: without its sign, a float orders as an integer.
+    """
     bits = np.dtype(f"u{array.dtype.itemsize}")
     unsigned = bits.type(np.iinfo(bits).max >> 1)
     most = max(
@@ -210,5 +263,6 @@ def check_finite(name: str, array: np.ndarray) -> None:
         if not finite.all():
             bad = int(finite.size - np.count_nonzero(finite))
             raise CheckpointError(
-                f"tensor `{name}` holds {bad} or more NaN or Inf values; the checkpoint is broken, train or download it again"
+                f"tensor `{name}` holds {bad} or more NaN or Inf values; the checkpoint is broken,"
+                " train or download it again"
             )

@@ -1,4 +1,4 @@
-"""Tokenizer files of a checkpoint: tokenizer.json, chat template, and the ids of the mask, end and padding tokens."""
+"""Tokenizer files of a checkpoint: tokenizer.json, chat template, ids of the mask, end and padding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
-from .tensors import read_json
+from .tensors import read_json, shown
 
 AUTHORS_MASK = "<|mask|>"
 
@@ -30,21 +30,22 @@ class Vocabulary:
 
 
 def read_vocabulary(
-    directories: Sequence[Path], config: dict[str, Any], vocab_size: int, mask_token: str | None
+    directories: Sequence[Path],
+    config: dict[str, Any],
+    vocab_size: int,
+    mask_token: str | None,
+    where: str | None = None,
 ) -> Vocabulary:
-    """Read the tokenizer from the first of `directories` that has each file (an adapter's wins over its base's).
+    """Read the tokenizer from the first of `directories` that has each file (an adapter's wins over its
+    base's).
 
-    `mask_token` is a token's text or its id as a decimal number; None looks for the tokenizer's own mask token, then for
-    the authors' `<|mask|>`. Raises CheckpointError when there is no mask token or its id lies outside the embedding.
+    `mask_token` is a token's text or its id as a decimal number; None looks for the tokenizer's own mask
+    token, then for the authors' `<|mask|>`. `where` is what messages call the checkpoint. Raises
+    CheckpointError when there is no mask token or its id lies outside the embedding.
     """
-    where = directories[0]
+    where = where or str(directories[0])
     text = _tokenizer_json(directories)
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the Rust library raises plain Exception
-        raise CheckpointError(
-            f"{where}: tokenizer.json is not readable ({error}); download it again"
-        ) from error
+    tokenizer = _tokenizer(where, text)
     settings = _merged_settings(directories)
     name, mask_id = _find_mask(where, tokenizer, settings, mask_token)
     if not 0 <= mask_id < vocab_size:
@@ -53,23 +54,36 @@ def read_vocabulary(
             " resize the embedding when fine-tuning, or name another token with --mask-token"
         )
     eos = _eos_ids(where, directories, config, tokenizer, settings, mask_id)
-    outside = [str(i) for i in eos if not 0 <= i < vocab_size]
+    outside = [shown(i) for i in eos if not 0 <= i < vocab_size]
     if outside:
         raise CheckpointError(
             f"{where}: end-of-sequence ids outside the embedding of {vocab_size} rows: {', '.join(outside)};"
             " correct generation_config.json or config.json"
         )
-    pad = _token_id(tokenizer, settings.get("pad_token"))
+    pad = _token_id(tokenizer, _content(settings, "pad_token"))
     return Vocabulary(
         tokenizer_json=text,
         mask_token_id=mask_id,
         mask_token=name,
         eos_token_ids=tuple(eos),
         pad_token_id=pad if pad is not None and pad < vocab_size else eos[0],
-        bos_token=_content(settings.get("bos_token")),
-        eos_token=_content(settings.get("eos_token")),
+        bos_token=_content(settings, "bos_token"),
+        eos_token=_content(settings, "eos_token"),
         chat_template=_chat_template(directories, settings),
     )
+
+
+def _tokenizer(where: str, text: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(text)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except (
+        BaseException
+    ) as error:  # the Rust library raises plain Exception, and where it panics no Exception at all
+        raise CheckpointError(
+            f"{where}: tokenizer.json is not readable ({str(error)[:200]}); download it again"
+        ) from error
 
 
 def _first(directories: Sequence[Path], name: str) -> Path | None:
@@ -89,15 +103,23 @@ def _tokenizer_json(directories: Sequence[Path]) -> str:
         return _read_text(path)
     if _first(directories, "vocab.json") is None and _first(directories, "tokenizer.model") is None:
         raise CheckpointError(
-            f"{directories[-1]}: no tokenizer.json; save the tokenizer beside the weights: `tokenizer.save_pretrained(path)`"
+            f"{directories[-1]}: no tokenizer.json; save the tokenizer beside the weights:"
+            " `tokenizer.save_pretrained(path)`"
         )
     from transformers import AutoTokenizer
 
     directory = next(
         d for d in directories if (d / "vocab.json").is_file() or (d / "tokenizer.model").is_file()
     )
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    return str(tokenizer.backend_tokenizer.to_str())
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        return str(tokenizer.backend_tokenizer.to_str())
+    except Exception as error:  # whatever its converters do with a file that is no tokenizer
+        raise CheckpointError(
+            f"{directory}: its tokenizer files are not readable ({str(error)[:200]}); save a tokenizer.json"
+            " beside"
+            " the weights: `tokenizer.save_pretrained(path)`"
+        ) from error
 
 
 def _merged_settings(directories: Sequence[Path]) -> dict[str, Any]:
@@ -109,30 +131,35 @@ def _merged_settings(directories: Sequence[Path]) -> dict[str, Any]:
     return merged
 
 
-def _content(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
+def _content(settings: dict[str, Any], name: str) -> str | None:
+    """The text of a special token, which is a text or an object that holds one."""
+    token = settings.get(name)
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not isinstance(text, str):
+        raise CheckpointError(f"tokenizer_config.json: `{name}` must be a text, not {shown(token)}")
+    return text
 
 
-def _token_id(tokenizer: Tokenizer, token: Any) -> int | None:
-    text = _content(token)
+def _token_id(tokenizer: Tokenizer, text: str | None) -> int | None:
     return None if text is None else tokenizer.token_to_id(text)
 
 
 def _find_mask(
-    where: Path, tokenizer: Tokenizer, settings: dict[str, Any], wanted: str | None
+    where: str, tokenizer: Tokenizer, settings: dict[str, Any], name: str | None
 ) -> tuple[str, int]:
-    if wanted is not None:
-        found = tokenizer.token_to_id(wanted)
-        if found is None and wanted.isdecimal():
-            return tokenizer.id_to_token(int(wanted)) or wanted, int(wanted)
-        if found is None:
+    if name is not None:
+        token_id = tokenizer.token_to_id(name)
+        if token_id is None and name.isascii() and name.isdecimal() and len(name) < 10:
+            return tokenizer.id_to_token(int(name)) or name, int(name)
+        if token_id is None:
             raise CheckpointError(
-                f"{where}: the tokenizer has no token `{wanted}`; give --mask-token one that it has, or the mask's id"
+                f"{where}: the tokenizer has no token `{name[:80]}`; give --mask-token one that it has,"
+                " or the mask's id"
             )
-        return wanted, found
-    for name in (_content(settings.get("mask_token")), AUTHORS_MASK):
-        if name is not None and (found := tokenizer.token_to_id(name)) is not None:
-            return name, found
+        return name, token_id
+    for name in (_content(settings, "mask_token"), AUTHORS_MASK):
+        if name is not None and (token_id := tokenizer.token_to_id(name)) is not None:
+            return name, token_id
     raise CheckpointError(
         f"{where}: the tokenizer has no mask token, so this is not a MARS checkpoint;"
         " if the model was tuned with some other token as its mask, name it with --mask-token"
@@ -140,26 +167,30 @@ def _find_mask(
 
 
 def _eos_ids(
-    where: Path,
+    where: str,
     directories: Sequence[Path],
     config: dict[str, Any],
     tokenizer: Tokenizer,
     settings: dict[str, Any],
     mask_id: int,
 ) -> list[int]:
-    """generation_config.json knows best (several ids), then the tokenizer (chat end), then config.json. The mask ends nothing."""
+    """generation_config.json knows best (several ids), then the tokenizer (chat end), then config.json.
+
+    The mask ends nothing.
+    """
     ids: list[int] = []
     path = _first(directories, "generation_config.json")
     for value in (
         read_json(path).get("eos_token_id") if path else None,
-        _token_id(tokenizer, settings.get("eos_token")),
+        _token_id(tokenizer, _content(settings, "eos_token")),
         config.get("eos_token_id"),
     ):
         values = value if isinstance(value, list) else [value]
-        ids += [v for v in values if isinstance(v, int) and v not in (*ids, mask_id)]
+        ids += [v for v in values if type(v) is int and v not in (*ids, mask_id)]
     if not ids:
         raise CheckpointError(
-            f"{where}: no end-of-sequence token in generation_config.json, tokenizer_config.json or config.json; set eos_token"
+            f"{where}: no end-of-sequence token in generation_config.json, tokenizer_config.json or"
+            " config.json; set eos_token"
         )
     return ids
 

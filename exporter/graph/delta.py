@@ -1,4 +1,7 @@
-"""The `delta` KV layout's operators, spelled out in plain ones that every TensorRT and opset 18 know. Knows nodes, not weights."""
+"""The `delta` KV layout's operators, spelled out in plain ones that every TensorRT and opset 18 know.
+
+Knows nodes, not weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ NOWHERE = 2**40
 
 
 def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -> str:
-    """Positions of all keys, [b, 1, 1, c + s]: entry j of the past is at j while it is final, and the new entries follow.
+    """Positions of all keys, [b, 1, 1, c + s]: entry j of the past is at j while it is final, and the new
+    entries follow.
 
     `capacity` arange [c], `kv_length` [b, 1], `positions` [b, s] of the new entries.
     """
@@ -38,7 +42,8 @@ def attention_scale(nodes: Nodes, head_dim: int, dtype: int) -> str:
 def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: str, dtype: int) -> str:
     """Attend over the past followed by k and v, which are layer i's new entries: [b, heads, s, d].
 
-    Query heads that share a key head are stacked along the slots, so that no key is repeated in memory. Softmax in fp32.
+    Query heads that share a key head are stacked along the slots, so that no key is repeated in memory.
+    Softmax in fp32.
     """
     for kind, new in (("key", k), ("value", v)):
         nodes.add("Identity", new, name=f"{kind}_new", output=f"present.{i}.{kind}")

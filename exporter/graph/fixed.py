@@ -1,4 +1,7 @@
-"""Symbolic dimensions of a step graph given numbers: TensorRT's KV_CACHE_UPDATE wants a fixed capacity. The weights stay where they are."""
+"""Symbolic dimensions of a step graph given numbers: TensorRT's KV_CACHE_UPDATE wants a fixed capacity.
+
+The weights stay where they are.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,10 @@ from ...runtime.bundle.files import FileEntry
 
 
 class HashedFile:
-    """Written from its start to its end. What one write brought is hashed in a thread while the next is prepared: do not change it after."""
+    """Written from its start to its end.
+
+    What one write brought is hashed in a thread while the next is prepared: do not change it after.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -11,7 +11,10 @@ from onnx import helper, numpy_helper
 
 
 class Nodes:
-    """Collects the nodes and small constants of one graph. Every method returns the name of the value it makes."""
+    """Collects the nodes and small constants of one graph.
+
+    Every method returns the name of the value it makes.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []

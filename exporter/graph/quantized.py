@@ -9,18 +9,23 @@ from .nodes import Nodes
 
 
 def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> str:
-    """x [..., in] times the decoded weight [in, out]. ONNX Runtime and TensorRT fuse the pair into one kernel."""
+    """x [..., in] times the decoded weight [in, out].
+
+    ONNX Runtime and TensorRT fuse the pair into one kernel.
+    """
     inputs = [weight, f"{weight}_scale"] + ([] if codec.symmetric else [f"{weight}_zero_point"])
-    axis, block_size = (1, 0) if codec.block_size is None else (0, codec.block_size)
+    axis, block_size = (1, 0) if codec.group_size is None else (0, codec.group_size)
     decoded = nodes.add("DequantizeLinear", *inputs, name=f"{name}_weight", axis=axis, block_size=block_size)
     return nodes.add("MatMul", x, decoded, name=name)
 
 
 def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
-    """x [..., in] fp32 times an int8 weight [in, out]; each row of x gets its own scale, so that rows cannot disturb each other.
+    """x [..., in] fp32 times an int8 weight [in, out]; each row of x gets its own scale, so that rows cannot
+    disturb each other.
 
-    The row is divided by its largest number, so that the scale of the codes is a constant: ONNX Runtime then makes one kernel of
-    everything from DequantizeLinear to MatMul. Codes are unsigned, around 128: unsigned times signed bytes is the fast product.
+    The row is divided by its largest number, so that the scale of the codes is a constant: ONNX Runtime then
+    makes one kernel of everything from DequantizeLinear to MatMul. Codes are unsigned, around 128: unsigned
+    times signed bytes is the fast product.
     """
     largest = nodes.add(
         "ReduceMax",
@@ -42,7 +47,10 @@ def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
 
 
 def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
-    """Rows of an int8 table [hidden, vocab] for ids [b, s] -> [b, s, hidden]. The table lies as lm_head wants it, and may be the same."""
+    """Rows of an int8 table [hidden, vocab] for ids [b, s] -> [b, s, hidden].
+
+    The table lies as lm_head wants it, and may be the same.
+    """
     codes = nodes.add("Gather", table, ids, name="embedding_codes", axis=1)  # [hidden, b, s]
     codes = nodes.add("Transpose", codes, name="embedding_rows", perm=[1, 2, 0])
     plain = nodes.add("Cast", codes, name="embedding_plain", to=dtype)

@@ -1,4 +1,4 @@
-"""The step graph (design: one forward over pending tokens and masks, explicit KV in and out), written node by node."""
+"""The step graph, written node by node: one forward over pending tokens and masks, explicit KV in and out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnx import TensorProto, helper
 from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.family import Dims
 from ..codes import Codec, Quantization
-from . import delta as plain
-from . import quantized as integer
+from . import delta, quantized
 from .nodes import Nodes
 from .weights import ONNX_DTYPES, Placed, shares_table
 
-# (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8 came with 21.
+# (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8
+# came with 21.
 STATIC, DELTA, DELTA_QUANTIZED = (24, 11), (18, 8), (21, 10)
 # Added to the mask token's logit. Finite: in the entropy, exp(-inf) * -inf would be NaN.
 NEVER = -1e9
@@ -25,7 +25,7 @@ NEVER = -1e9
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Fixed dimensions of a `--static` graph."""
+    """Fixed dimensions of a `--fixed` graph."""
 
     batch: int
     slots: int
@@ -38,7 +38,9 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """What to write. `precision` is that of activations and KV; `shape` None keeps batch, slots, outputs and capacity symbolic.
+    """What to write. `precision` is that of activations and KV.
+
+    `shape` None keeps batch, slots, outputs and capacity symbolic.
 
     `kv_layout`: see docs/format.md.
     """
@@ -65,7 +67,10 @@ class StepGraph:
 
 
 def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
-    """Build the model; its weights refer to the external file `location` beside it. The bytes depend on the arguments only."""
+    """Build the model; its weights refer to the external file `location` beside it.
+
+    The bytes depend on the arguments only.
+    """
     writer = _Writer(spec)
     writer.write()
     graph = helper.make_graph(
@@ -94,22 +99,26 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
     return model
 
 
-# The product with the vocabulary table, and the rows [batch * outputs, hidden] that go into it: other places for a cut.
-HEAD_INPUT, HEAD_PRODUCT = "wanted_flat", "lm_head_product"
+# The product with the vocabulary table, and the rows [batch * outputs, hidden] that go into it: other places
+# for a cut.
+HEAD_INPUT, HEAD_PRODUCT = "head_rows_flat", "lm_head_product"
 
 
 def hidden_after(layer: int) -> str:
-    """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut in two."""
+    """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut."""
     return f"layers.{layer}.mlp_residual"
 
 
 class _Writer:
-    """Writes the decoder from input_ids to confidences. Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim."""
+    """Writes the decoder from input_ids to confidences.
+
+    Shapes in comments: b rows, s slots, o outputs, c capacity, d head_dim.
+    """
 
     def __init__(self, spec: StepGraph) -> None:
         self.spec, self.dims, self.nodes = spec, spec.dims, Nodes()
         self.half = spec.precision != "float32"
-        self.delta = spec.kv_layout == "delta"
+        self.is_delta = spec.kv_layout == "delta"
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
@@ -125,7 +134,7 @@ class _Writer:
         table = "embed_tokens.weight"
         if self.spec.quantization is None or self.spec.quantization.embedding == "float":
             return self.nodes.add("Gather", table, "input_ids", name="embedding")
-        return integer.embedded(self.nodes, "input_ids", table, ONNX_DTYPES[self.spec.precision])
+        return quantized.embedded(self.nodes, "input_ids", table, ONNX_DTYPES[self.spec.precision])
 
     # --- positions, rotary angles and causal masks: once for all layers ---
 
@@ -148,7 +157,7 @@ class _Writer:
         column = nodes.add(
             "Unsqueeze", positions, nodes.constant("axes_1_3", [1, 3]), name="positions_column"
         )  # [b, 1, s, 1]
-        keys = plain.key_positions(nodes, capacity, start, positions) if self.delta else capacity
+        keys = delta.key_positions(nodes, capacity, start, positions) if self.is_delta else capacity
         causal = nodes.add(
             "LessOrEqual", keys, column, name="causal_mask"
         )  # [b, 1, s, c], delta [b, 1, s, c + s]
@@ -179,9 +188,9 @@ class _Writer:
                     name=f"{name}_scaled",
                 )
             nodes.add("Cast", value, name=name, to=ONNX_DTYPES[self.spec.precision])
-        if self.delta:
-            plain.rotary_rows(nodes, self.dims.head_dim)
-            plain.attention_scale(nodes, self.dims.head_dim, ONNX_DTYPES[self.spec.precision])
+        if self.is_delta:
+            delta.rotary_rows(nodes, self.dims.head_dim)
+            delta.attention_scale(nodes, self.dims.head_dim, ONNX_DTYPES[self.spec.precision])
 
     # --- one decoder layer ---
 
@@ -199,8 +208,8 @@ class _Writer:
         mask = self.masks[dims.windows[i]]
         kind = ONNX_DTYPES[self.spec.precision]
         mixed = (
-            plain.attention(nodes, dims, i, q, k, v, mask, kind)
-            if self.delta
+            delta.attention(nodes, dims, i, q, k, v, mask, kind)
+            if self.is_delta
             else self.scattered(i, q, k, v, mask)
         )
         rows = nodes.add("Transpose", mixed, name="attention_rows", perm=[0, 2, 1, 3])
@@ -216,7 +225,7 @@ class _Writer:
         """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
         nodes = self.nodes
         for kind, update in (("key", k), ("value", v)):
-            # Entries from kv_length on are overwritten in place: a rejected mask's entry never outlives the next step.
+            # Entries from kv_length on are overwritten: a rejected mask's entry never outlives a step.
             nodes.add(
                 "TensorScatter",
                 f"past_key_values.{i}.{kind}",
@@ -230,7 +239,7 @@ class _Writer:
         return nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")
 
     def heads(self, i: int, packed: str) -> tuple[str, str, str]:
-        """Packed [b, s, (heads + 2 kv_heads) d] -> rotated q [b, heads, s, d] and k, plain v [b, kv_heads, s, d]."""
+        """Packed [b, s, (heads + 2 kv_heads) d] -> rotated q [b, heads, s, d]; k, v [b, kv_heads, s, d]."""
         nodes, dims = self.nodes, self.dims
         total = dims.num_heads + 2 * dims.num_kv_heads
         split = nodes.add(
@@ -265,8 +274,8 @@ class _Writer:
 
     def rotate(self, x: str, name: str) -> str:
         return (
-            plain.rotate(self.nodes, x, name)
-            if self.delta
+            delta.rotate(self.nodes, x, name)
+            if self.is_delta
             else self.nodes.add("RotaryEmbedding", x, "cos", "sin", name=name)
         )
 
@@ -297,8 +306,8 @@ class _Writer:
         if codec is None:
             return self.nodes.add("MatMul", x, weight, name=name)
         if self.spec.quantization is not None and self.spec.quantization.is_integer:
-            return integer.integer_product(self.nodes, x, weight, name)
-        return integer.dequantized(self.nodes, x, weight, codec, name)
+            return quantized.integer_product(self.nodes, x, weight, name)
+        return quantized.dequantized(self.nodes, x, weight, codec, name)
 
     def norm(self, x: str, module: str, name: str) -> str:
         """RMS norm over the last axis, always computed in fp32."""
@@ -310,19 +319,19 @@ class _Writer:
 
     def norm_f32(self, x: str, scale: str, name: str) -> str:
         epsilon = self.dims.rms_norm_eps
-        if self.delta:
-            return plain.rms_norm(self.nodes, x, scale, name, epsilon)
+        if self.is_delta:
+            return delta.rms_norm(self.nodes, x, scale, name, epsilon)
         return self.nodes.add("RMSNormalization", x, scale, name=name, epsilon=epsilon)
 
-    # --- the head: wanted rows only, confidences in fp32 ---
+    # --- the head: the rows of output_index only, confidences in fp32 ---
 
     def write_tail(self, hidden: str) -> None:
         nodes, dims, spec = self.nodes, self.dims, self.spec
         index = nodes.add(
             "Unsqueeze", "output_index", nodes.constant("axis_2", [2]), name="output_index_column"
         )
-        wanted = nodes.add("GatherND", hidden, index, name="wanted", batch_dims=1)  # [b, o, hidden]
-        normed = self.norm(wanted, "norm", "wanted_normed")
+        rows = nodes.add("GatherND", hidden, index, name="head_rows", batch_dims=1)  # [b, o, hidden]
+        normed = self.norm(rows, "norm", "head_rows_normed")
         flat = nodes.add(
             "Reshape", normed, nodes.constant("flat_hidden", [-1, dims.hidden_size]), name=HEAD_INPUT
         )
@@ -338,12 +347,13 @@ class _Writer:
         full = nodes.add(
             "Concat", like, nodes.constant("vocab", [dims.vocab_size]), name="logits_shape", axis=0
         )
-        rows = nodes.add("Reshape", raw, full, name="logits_rows")
+        by_row = nodes.add("Reshape", raw, full, name="logits_rows")
         never = np.zeros(dims.vocab_size, np.float32)
         never[spec.mask_token_id] = NEVER
-        # Added behind the Reshape: ONNX Runtime would make a Gemm of MatMul and Add, and then decode the whole table in every step.
+        # Added behind the Reshape: ONNX Runtime would make a Gemm of MatMul and Add, and then decode the
+        # whole table in every step.
         bias = nodes.constant("mask_token_bias", never, np.float32)
-        logits = nodes.add("Add", rows, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
+        logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
         last = nodes.constant("last_axis", [-1])
         nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
         top = nodes.add("ReduceMax", logits, last, name="top_logit", keepdims=1)
@@ -391,7 +401,7 @@ class _Writer:
     # --- the contract ---
 
     def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
-        shape, is_new = self.spec.shape, self.delta and prefix == "present"
+        shape, is_new = self.spec.shape, self.is_delta and prefix == "present"
         batch, entries = (
             (shape.batch, shape.slots if is_new else shape.capacity)
             if shape

@@ -1,4 +1,4 @@
-"""The weights file of a bundle: every tensor laid out for the graph, streamed from the checkpoint into one external data file."""
+"""The weights file of a bundle: every tensor laid out for the graph, streamed from the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import numpy as np
 import onnx
 
 from ...runtime.errors import ExportError
+from ..checkpoint import names
 from ..checkpoint.compressed import PackedTensors
 from ..checkpoint.family import Dims
-from ..checkpoint.tensors import Tensors, check_finite, chunks, largest
+from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
 from ..codes import Codec, Encoded, Quantization, pack
 from .hashed import HashedFile
 
@@ -31,9 +32,8 @@ ONNX_DTYPES = {
     "int4": onnx.TensorProto.INT4,
     "uint4": onnx.TensorProto.UINT4,
 }
-ENCODED_AT_ONCE = (
-    1 << 18
-)  # numbers of a weight that are encoded together; their temporaries take some 40 bytes each
+# Numbers of a weight that are encoded together; their temporaries take some 40 bytes each.
+ENCODED_AT_ONCE = 1 << 18
 TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: few enough for a processor's cache
 WORKERS = min(4, os.cpu_count() or 1)
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -41,14 +41,15 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-LONGEST_LIST = 12  # tensors named in one message
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the last axis.
+    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the
+    last axis.
 
-    With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and `{name}_zero_point`).
+    With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and
+    `{name}_zero_point`).
     """
 
     name: str
@@ -85,36 +86,32 @@ def recipes(dims: Dims, precision: str, quantization: Quantization | None = None
     """Yield the graph's weights in file order. Norm scales stay fp32; Linear weights become [in, out]."""
     codec = quantization.linear if quantization else None
     embedding = quantization.table(quantization.embedding) if quantization else None
-    yield Recipe(
-        "embed_tokens.weight", ("model.embed_tokens.weight",), embedding is not None, precision, embedding
-    )
+    yield Recipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
     for i in range(dims.num_layers):
-        source, name = f"model.layers.{i}", f"layers.{i}"
-        yield Recipe(f"{name}.input_norm.weight", (f"{source}.input_layernorm.weight",), False, "float32")
-        yield from _linear(
-            f"{name}.qkv", [f"{source}.self_attn.{p}_proj" for p in "qkv"], dims.qkv_bias, precision, codec
-        )
+
+        def norm(name: str, part: str, i: int = i) -> Recipe:
+            return Recipe(f"layers.{i}.{name}.weight", (names.weight(i, part),), False, "float32")
+
+        def linear(name: str, parts: Sequence[str], bias: bool, i: int = i) -> Iterator[Recipe]:
+            sources = tuple(names.weight(i, part) for part in parts)
+            yield Recipe(f"layers.{i}.{name}.weight", sources, True, precision, codec)
+            if bias:
+                sources = tuple(names.bias(i, part) for part in parts)
+                yield Recipe(f"layers.{i}.{name}.bias", sources, False, precision)
+
+        yield norm("input_norm", names.INPUT_NORM)
+        yield from linear("qkv", (names.Q, names.K, names.V), dims.qkv_bias)
         if dims.qk_norm:
-            yield Recipe(f"{name}.q_norm.weight", (f"{source}.self_attn.q_norm.weight",), False, "float32")
-            yield Recipe(f"{name}.k_norm.weight", (f"{source}.self_attn.k_norm.weight",), False, "float32")
-        yield from _linear(
-            f"{name}.attention_output", [f"{source}.self_attn.o_proj"], dims.output_bias, precision, codec
-        )
-        yield Recipe(
-            f"{name}.post_norm.weight", (f"{source}.post_attention_layernorm.weight",), False, "float32"
-        )
-        yield from _linear(
-            f"{name}.gate_up",
-            [f"{source}.mlp.gate_proj", f"{source}.mlp.up_proj"],
-            dims.mlp_bias,
-            precision,
-            codec,
-        )
-        yield from _linear(f"{name}.down", [f"{source}.mlp.down_proj"], dims.mlp_bias, precision, codec)
-    yield Recipe("norm.weight", ("model.norm.weight",), False, "float32")
+            yield norm("q_norm", names.Q_NORM)
+            yield norm("k_norm", names.K_NORM)
+        yield from linear("attention_output", (names.O,), dims.output_bias)
+        yield norm("post_norm", names.POST_NORM)
+        yield from linear("gate_up", (names.GATE, names.UP), dims.mlp_bias)
+        yield from linear("down", (names.DOWN,), dims.mlp_bias)
+    yield Recipe("norm.weight", (names.FINAL_NORM,), False, "float32")
     if not shares_table(dims, quantization):
         head = quantization.table(quantization.head) if quantization else None
-        source = "model.embed_tokens.weight" if dims.tied else "lm_head.weight"
+        source = names.EMBEDDING if dims.tied else names.HEAD
         yield Recipe("lm_head.weight", (source,), head is not None, precision, head)
 
 
@@ -122,17 +119,10 @@ def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
     """Whether lm_head and the embedding are the same bytes of the weights file.
 
     Codes have two names there, `embed_tokens.weight` and `lm_head.weight`: ONNX Runtime 1.31 does not fuse
-    DequantizeLinear and MatMul of an initializer that another node reads too, and would decode the whole table in every step.
+    DequantizeLinear and MatMul of an initializer that another node reads too, and would decode the whole
+    table in every step.
     """
     return dims.tied and (quantization is None or quantization.head == quantization.embedding)
-
-
-def _linear(
-    name: str, sources: list[str], bias: bool, precision: str, codec: Codec | None
-) -> Iterator[Recipe]:
-    yield Recipe(f"{name}.weight", tuple(f"{s}.weight" for s in sources), True, precision, codec)
-    if bias:
-        yield Recipe(f"{name}.bias", tuple(f"{s}.bias" for s in sources), False, precision)
 
 
 def write_weights(
@@ -145,8 +135,8 @@ def write_weights(
 ) -> dict[str, Placed]:
     """Stream every weight to `file`; `progress` is called with the bytes just written.
 
-    Memory stays at about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the checkpoint and
-    ExportError, naming every such tensor, for weights beyond the range of `precision`.
+    Memory stays at about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the
+    checkpoint and ExportError, naming every such tensor, for weights beyond the range of `precision`.
     """
     placed = {}
     for recipe in recipes(dims, precision, quantization):
@@ -200,7 +190,7 @@ def _bytes(recipe: Recipe, shape: tuple[int, ...]) -> int:
     )
     if codec is None:
         return count * width
-    scales = shape[0] * codec.num_blocks(shape[1])
+    scales = shape[0] * codec.num_groups(shape[1])
     bits = 4 if codec.kind == "int4" else 8
     return (count * bits + 7) // 8 + scales * width + (0 if codec.symmetric else (scales * bits + 7) // 8)
 
@@ -234,8 +224,12 @@ def _write(file: HashedFile, recipe: Recipe, tensors: Tensors) -> list[Placed]:
 
 
 def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The parts' columns side by side. By torch, which converts bfloat16 several times faster than numpy does."""
-    import torch  # not at the top: who adds an engine to a bundle reads names from here, and may have no torch
+    """The parts' columns side by side.
+
+    By torch, which converts bfloat16 several times faster than numpy does.
+    """
+    # not at the top: who adds an engine to a bundle reads names from here, and may have no torch
+    import torch
 
     packed = np.empty(shape, dtype)
     target, start = _as_torch(torch, packed), 0
@@ -259,18 +253,18 @@ def _as_torch(torch: Any, array: np.ndarray) -> Any:
 
 
 def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
-    """Codes [in, out], then scales [blocks, out] (or [out], for one scale a channel), then zero points like the scales."""
+    """Codes [in, out], then scales [groups, out] (or [out], one a channel), then zero points alike."""
     sizes = [tensors.shapes[source] for source in recipe.sources]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
-    blocks, dtype, width = (
-        codec.num_blocks(inputs),
+    groups, dtype, width = (
+        codec.num_groups(inputs),
         NUMPY_DTYPES[recipe.dtype],
         np.int8 if codec.symmetric else np.uint8,
     )
     codes, scales, zeros = (
         np.empty((inputs, outputs), width),
-        np.empty((blocks, outputs), dtype),
-        np.empty((blocks, outputs), np.uint8),
+        np.empty((groups, outputs), dtype),
+        np.empty((groups, outputs), np.uint8),
     )
     start = 0
 
@@ -293,15 +287,15 @@ def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensor
 
             _in_threads(_read(recipe, source, tensors), ENCODED_AT_ONCE, encode)
         start += size[0]
-    shape = (outputs,) if codec.block_size is None else (blocks, outputs)
-    made = [
+    shape = (outputs,) if codec.group_size is None else (groups, outputs)
+    arrays = [
         ("", codec.dtype, (inputs, outputs), pack(codes, codec.dtype)),
         ("_scale", recipe.dtype, shape, scales.tobytes()),
     ]
     if not codec.symmetric:
-        made.append(("_zero_point", codec.dtype, shape, pack(zeros, codec.dtype)))
+        arrays.append(("_zero_point", codec.dtype, shape, pack(zeros, codec.dtype)))
     placed = []
-    for suffix, kind, dims, data in made:
+    for suffix, kind, dims, data in arrays:
         offset = _align(file)
         file.write(data)
         placed.append(Placed(recipe.name + suffix, kind, dims, offset, len(data)))
@@ -309,7 +303,9 @@ def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensor
 
 
 def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], None]) -> None:
-    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter go while it computes."""
+    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter
+    go while it computes.
+    """
     blocks = list(chunks(part, limit))
     with ThreadPoolExecutor(WORKERS) as pool:
         # list() waits for all and raises what one of them raised.
@@ -322,18 +318,15 @@ def _limit(dtype: np.dtype) -> float:
 
 def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -> str:
     """What to say when one weight overflows: every one that does, and what to do."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for recipe in weights:
         limit = _limit(NUMPY_DTYPES[recipe.dtype])
-        found |= {
+        sizes |= {
             source: size for source in recipe.sources if (size := largest(tensors.read(source))) > limit
         }
-    lines = [f"`{name}` reaches {size:.3g}" for name, size in found.items()]
-    shown = lines[:LONGEST_LIST] + (
-        [f"... and {len(lines) - LONGEST_LIST} more"] if len(lines) > LONGEST_LIST else []
-    )
+    lines = [f"`{name}` reaches {size:.3g}" for name, size in sizes.items()]
     limit = _limit(NUMPY_DTYPES[precision])
     return (
         f"{len(lines)} tensors go beyond {precision}'s {limit:.5g}; export with --precision bf16 or fp32:\n  "
-        + "\n  ".join(shown)
+        + listed(lines, "\n  ")
     )

@@ -1,4 +1,6 @@
-"""What a manifest says about a TensorRT engine: what built it, for which GPUs and shapes. Knows no TensorRT."""
+"""What a manifest says about a TensorRT engine: what built it, for which GPUs and shapes. Knows
+no TensorRT.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Shapes that an engine takes: one TensorRT optimization profile (a `profile` here is a calibrated tau)."""
+    """Shapes that an engine takes: one TensorRT optimization profile (a `profile` here is a
+    calibrated tau).
+    """
 
     name: Annotated[str, Rule(choices=RANGE_NAMES)]
     batch: Extent
@@ -47,9 +51,10 @@ class Range:
 class EngineInfo:
     """How an engine came about.
 
-    `version`: TensorRT's; `cuda`: the CUDA major version its libraries are for; `platform` such as `linux-x86_64`;
-    `compute_capabilities`: the GPUs it runs on, such as `sm86`; `ranges` in the order of its optimization profiles; `graph`:
-    the bundle's ONNX file it was built from, and that file's hash; `seconds` and `peak_memory` (bytes of host memory): of the build.
+    `version`: TensorRT's; `cuda`: the CUDA major version its libraries are for; `platform` such as
+    `linux-x86_64`; `compute_capabilities`: the GPUs it runs on, such as `sm86`; `ranges` in the order of its
+    optimization profiles; `graph`: the bundle's ONNX file it was built from, and that file's hash; `seconds`
+    and `peak_memory` (bytes of host memory): of the build.
     """
 
     version: str

@@ -1,4 +1,7 @@
-"""The files that an ONNX graph takes its tensors from, read from the protobuf itself. Knows no operator and needs no library."""
+"""The files that an ONNX graph takes its tensors from, read from the protobuf itself.
+
+Knows no operator and needs no library.
+"""
 
 from __future__ import annotations
 

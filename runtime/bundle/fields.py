@@ -1,4 +1,6 @@
-"""Typed reading of untrusted JSON: a dataclass's annotations say what each field may be, and every wrong field is noted."""
+"""Typed reading of untrusted JSON: a dataclass's annotations say what each field may be, and every wrong
+field is noted.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 class Rule:
     """What a type does not say by itself: `Annotated[int, Rule(1, 4096)]`.
 
-    Integers lie in `low ... high`, and below the integer field at the path `below`. `choices` are the strings there are, `most`
-    the entries of a list or object. `old` is the field's name in earlier minor versions, `absent` what null or nothing means.
+    Integers lie in `low ... high`, and below the integer field at the path `below`. `choices` are the strings
+    there are, `most` the entries of a list or object. `old` is the field's name in earlier minor versions,
+    `absent` what null or nothing means.
     """
 
     low: int = 0
@@ -53,7 +56,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
@@ -65,11 +68,14 @@ class Reader:
         self._integers: dict[str, int] = {}
 
     def read(self, kind: type[T], value: Any, where: str, path: str = "") -> T:
-        """A `kind` (a dataclass) from the JSON object at `where`. Its method `wrong`, if any, names fields that contradict."""
+        """A `kind` (a dataclass) from the JSON object at `where`.
+
+        Its method `wrong`, if any, names fields that contradict.
+        """
         given = self._object(value, where)
         values = {}
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-            hint = _hints(kind)[field.name]
+            hint = _hints(kind)[field.name]  # type: ignore[arg-type]
             old = next((rule.old for rule in getattr(hint, "__metadata__", ()) if rule.old), field.name)
             inner = f"{path}.{field.name}".lstrip(".")
             values[field.name] = self._value(
@@ -183,7 +189,9 @@ def _is_integer(value: Any) -> bool:
 
 
 def _oddity(value: Any, depth: int = 0) -> str:
-    """Why a value cannot be kept as it stands: what JSON has no number for, or what would not come back out."""
+    """Why a value cannot be kept as it stands: what JSON has no number for, or what would not
+    come back out.
+    """
     if isinstance(value, float) and not -LARGEST <= value <= LARGEST:
         return "a number in it is not finite"
     if depth > DEEPEST:

@@ -1,4 +1,7 @@
-"""The files of a bundle: safe names, sizes, hashes, whole writes, a lock. A bundle may be somebody else's: no name in it is trusted."""
+"""The files of a bundle: safe names, sizes, hashes, whole writes, a lock.
+
+A bundle may be somebody else's: no name in it is trusted.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def describe(path: Path) -> FileEntry:
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes of a file, and one more if it is longer. Raises OSError for what is not a plain file, links included."""
+    """At most `limit` bytes of a file, and one more if it is longer.
+
+    Raises OSError for what is not a plain file, links included.
+    """
     with _opened(path, NO_LINK) as file:
         return _read(file, limit + 1)
 
@@ -82,7 +88,8 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
 def write_whole(path: Path, content: bytes) -> None:
     """Put `content` in place of a file, whole or not at all, and on the disk before anything that follows.
 
-    The scratch file beside it has a name that nobody can foresee, and is never one that is there: no planted link is followed.
+    The scratch file beside it has a name that nobody can foresee, and is never one that is there: no planted
+    link is followed.
     """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NO_LINK
@@ -98,9 +105,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(directory: Path, wait: float) -> Iterator[None]:
-    """The only writer of `directory` among those that ask. Raises BundleError when another one keeps it for `wait` seconds.
+    """The only writer of `directory` among those that ask.
 
-    The directory itself is locked, so that nothing is left behind; where a file system knows no locks, nothing is.
+    Raises BundleError when another one keeps it for `wait` seconds.
+
+    The directory itself is locked, so that nothing is left behind; where a file system knows no locks,
+    nothing is.
     """
     if fcntl is None:
         yield
@@ -135,10 +145,11 @@ def _try_lock(handle: int) -> bool:
 def verify(
     directory: Path, entries: Iterable[FileEntry], graphs: Collection[str] = (), *, full: bool = False
 ) -> None:
-    """Check presence, links, sizes and hashes of all files; raises one BundleError that lists everything wrong.
+    """Check presence, links, sizes and hashes of all files; raises one BundleError that lists everything
+    wrong.
 
-    The external data of `graphs` (ONNX files) must be among the files. A file that was found good and whose stamp (size, times
-    and inode) is that of then is not looked into again, unless `full`.
+    The external data of `graphs` (ONNX files) must be among the files. A file that was found good and whose
+    stamp (size, times and inode) is that of then is not looked into again, unless `full`.
     """
     entries = list(entries)
     names = {entry.path for entry in entries}
@@ -162,9 +173,13 @@ def verify(
 def _check(
     directory: Path, entry: FileEntry, stamps: dict[str, list[object]], names: Collection[str] | None
 ) -> list[object]:
-    """The stamp of a good file; raises ValueError or OSError for a bad one. `names`: what a graph may refer to."""
+    """The stamp of a good file; raises ValueError or OSError for a bad one.
+
+    `names`: what a graph may refer to.
+    """
     path = directory / entry.path
-    if path.is_symlink() and directory.resolve() not in path.resolve().parents:
+    # realpath, because Path.resolve raises RuntimeError for links in a circle.
+    if path.is_symlink() and Path(os.path.realpath(directory)) not in Path(os.path.realpath(path)).parents:
         raise ValueError("a link that leads out of the bundle")
     if not path.is_file():
         raise ValueError("missing")
@@ -197,9 +212,11 @@ def _check_external(graph: int, names: Collection[str]) -> None:
 
 
 def _stamp_file(directory: Path) -> Path | None:
-    """Where it is remembered that the files of this bundle were good: with the user, for a bundle can say anything about itself."""
+    """Where it is remembered that the files of this bundle were good: with the user, for a bundle can say
+    anything about itself.
+    """
     cache = cache_dir()
-    name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:32]
     return None if cache is None else cache / STAMPS / f"{name}.json"
 
 

@@ -1,4 +1,6 @@
-"""A bundle on disk: the manifest, read and written. docs/format.md specifies it; this file is its first reader."""
+"""A bundle on disk: the manifest, read and written. docs/format.md specifies it; this file is its first
+reader.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ WindowSize = int | Literal["auto", "full"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Dimensions that a runtime needs to allocate KV buffers and check token ids; it allocates from them, hence the limits."""
+    """Dimensions that a runtime needs to allocate KV buffers and check token ids; it allocates from them,
+    hence the limits.
+    """
 
     type: str
     vocab_size: Annotated[int, Rule(1, 2**24)]
@@ -60,7 +64,10 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class TextInfo:
-    """How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` the same without it."""
+    """How text becomes token ids.
+
+    `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` the same without it.
+    """
 
     tokenizer: str
     chat_template: str | None
@@ -73,7 +80,8 @@ class TextInfo:
 class Drift:
     """What the export self-check found between a variant and its checkpoint, over `positions` predictions.
 
-    `acceptance_flips`: for some taus, how many predictions pass in one and not in the other.
+    `acceptance_flips`: for some taus, how many predictions pass in one and not in the other. `yardstick`: what the
+    checkpoint's own logits were proven against, such as "transformers 5.23.0"; None for the exporter's reading alone.
     """
 
     positions: int
@@ -81,11 +89,15 @@ class Drift:
     max_logit_error: float
     max_confidence_error: float
     acceptance_flips: Mapping[str, int] | None = None
+    yardstick: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInfo:
-    """How the weights of a variant are stored. `group_size` inputs share a scale, None: one scale for each output channel."""
+    """How the weights of a variant are stored.
+
+    `group_size` inputs share a scale, None: one scale for each output channel.
+    """
 
     group_size: Annotated[int | None, Rule(1, old="block_size")]
     symmetric: bool
@@ -95,10 +107,12 @@ class QuantizationInfo:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One executable form of the model. `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
+    """One executable form of the model.
 
-    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime. `engine` is set
-    for the TensorRT backends and for no other.
+    `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
+
+    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime.
+    `engine` is set for the TensorRT backends and for no other.
     """
 
     name: str
@@ -134,10 +148,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A calibrated tau for a task, valid for the one graph and weights it was measured on (`*_sha256`; None: not known).
+    """A calibrated tau for a task, valid for the one graph and weights it was measured on (`*_sha256`; None:
+    not known).
 
-    `window` is the most predictions of a step: "auto", "full" (the bundle's block) or their number. `evidence` says what the
-    choice rests on.
+    `window` is the most predictions of a step: "auto", "full" (the bundle's block) or their number.
+    `evidence` says what the choice rests on.
     """
 
     name: str
@@ -206,20 +221,20 @@ class Bundle:
 def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     """Open and check a bundle directory. `full` hashes every file even if it was found good before.
 
-    Raises BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
-    files that are missing, of the wrong size or of the wrong content.
+    Raises BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe
+    file names, files that are missing, of the wrong size or of the wrong content.
     """
     directory = Path(path).expanduser()
     file = directory / MANIFEST_FILE
     if not file.is_file():
         what = "not a bundle: it has no manifest.json" if directory.is_dir() else "no such bundle"
         raise BundleError(f"{path}: {what}; make one with `mars-export onnx CHECKPOINT -o {path}`")
-    data = _vouched(directory)
+    data, is_vouched_for = _read(directory)
     try:
         manifest = parse_manifest(data.decode("utf-8"), str(file))
     except UnicodeDecodeError as error:
         raise BundleError(f"{file}: not readable ({error})") from error
-    if _checksum_line(data) not in _read_checksums(directory):
+    if not is_vouched_for:
         raise BundleError(
             f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again"
         )
@@ -227,8 +242,11 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     return Bundle(directory, manifest)
 
 
-def _vouched(directory: Path) -> bytes:
-    """The manifest's bytes. A writer may be at work: while the checksum is of another manifest than was read, read again."""
+def _read(directory: Path) -> tuple[bytes, bool]:
+    """The manifest's bytes, and whether the checksum is theirs.
+
+    A writer may be at work between the two: then read again.
+    """
     file, before = directory / MANIFEST_FILE, b""
     while True:
         try:
@@ -237,8 +255,9 @@ def _vouched(directory: Path) -> bytes:
             raise BundleError(f"{file}: not readable ({error})") from error
         if len(data) > MANIFEST_LIMIT:
             raise BundleError(f"{file}: larger than {MANIFEST_LIMIT} bytes; this is not a manifest")
-        if data == before or _checksum_line(data) in _read_checksums(directory):
-            return data
+        is_vouched_for = _checksum_line(data) in _read_checksums(directory)
+        if is_vouched_for or data == before:
+            return data, is_vouched_for
         before = data
 
 
@@ -255,13 +274,14 @@ def changing(directory: Path) -> Iterator[Manifest]:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `manifest.json` and its checksum, each by renaming a finished file.
 
-    Two renames cannot be one, so the checksum file vouches for the old and the new manifest while they change places: a
-    crash at any point leaves a bundle that opens.
+    Two renames cannot be one, so the checksum file vouches for the old and the new manifest while they change
+    places: a crash at any point leaves a bundle that opens.
     """
     data = manifest.to_json().encode("utf-8")
     if len(data) > MANIFEST_LIMIT:
         raise BundleError(
-            f"{directory}: the manifest would be larger than {MANIFEST_LIMIT} bytes; remove profiles that are no longer needed"
+            f"{directory}: the manifest would be larger than {MANIFEST_LIMIT} bytes;"
+            " remove profiles that are no longer needed"
         )
     fresh = _checksum_line(data)
     try:

@@ -1,4 +1,7 @@
-"""Calibrated settings kept in a bundle: found, checked against what is running, stored, removed. Knows no task and no statistics."""
+"""Calibrated settings kept in a bundle: found, checked against what is running, stored, removed.
+
+Knows no task and no statistics.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,18 @@ def sha256_of(manifest: Manifest, file: str | None) -> str | None:
 
 
 def find(bundle: Bundle, variant: Variant, name: str) -> Profile:
-    """The profile `name` for the variant that runs. Raises SessionError where there is none, or only a stale one, with the remedy."""
+    """The profile `name` for the variant that runs.
+
+    Raises SessionError where there is none, or only a stale one, with the remedy.
+    """
     named = [p for p in bundle.manifest.profiles if p.name == name]
     if not named:
         raise _unknown(bundle.path, bundle.manifest, name)
     profile = next((p for p in named if p.variant == variant.name), named[0])
     if reasons := staleness(bundle.manifest, variant, profile):
         raise SessionError(
-            f"profile `{name}` is stale: {'; '.join(reasons)}. Renew it with:\n  {renewal(bundle.path, profile)}"
+            f"profile `{name}` is stale: {'; '.join(reasons)}."
+            f" Renew it with:\n  {renewal(bundle.path, profile)}"
         )
     return profile
 
@@ -51,13 +58,16 @@ def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[st
         reasons.append(f"it was calibrated in {profile.precision}, {variant.precision} is running")
     if profile.accuracy_level != variant.accuracy_level:
         reasons.append(
-            f"it was calibrated at accuracy level {profile.accuracy_level}, {variant.accuracy_level} is running"
+            f"it was calibrated at accuracy level {profile.accuracy_level},"
+            f" {variant.accuracy_level} is running"
         )
     return reasons
 
 
 def renewal(bundle: Path, profile: Profile) -> str:
-    """The command that calibrates the same profile again; the task is named as it was given, without its folder."""
+    """The command that calibrates the same profile again; the task is named as it was given, without its
+    folder.
+    """
     task, drop = profile.evidence.get("task", "TASK.jsonl"), profile.evidence.get("max_drop", 0.02)
     words = [
         "mars-export",

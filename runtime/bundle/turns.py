@@ -1,4 +1,7 @@
-"""A chat template as a table: what stands between the contents of a conversation. Knows no jinja2 and no tokens."""
+"""A chat template as a table: what stands between the contents of a conversation.
+
+Knows no jinja2 and no tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ START = "start"  # stands for the role before the first message
 
 @dataclass(frozen=True, slots=True)
 class ChatTurns:
-    """The text before a content depends on the role before it and its own; the exporter proves that the template does no more.
+    """The text before a content depends on the role before it and its own; the exporter proves that the
+    template does no more.
 
-    `between[previous][role]` precedes a content, `after[role]` follows the last one and begins the answer. Roles that are
-    not there cannot follow or end. The contents of `trimmed` roles lose the white space around them. A content that holds
-    one of the `reserved` strings is treated by the template in its own way, which this table does not tell.
+    `between[previous][role]` precedes a content, `after[role]` follows the last one and begins the answer.
+    Roles that are not there cannot follow or end. The contents of `trimmed` roles lose the white space around
+    them. A content that holds one of the `reserved` strings is treated by the template in its own way, which
+    this table does not tell.
     """
 
     between: Mapping[str, Mapping[str, str]]

@@ -7,7 +7,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=$1
-packages=(cmake ninja-build g++ pkg-config nlohmann-json3-dev libcpp-httplib-dev doctest-dev)
+packages=(cmake ninja-build g++ pkg-config nlohmann-json3-dev doctest-dev)
 ort=$root/build/ort
 
 if ! command -v dpkg-query >/dev/null; then

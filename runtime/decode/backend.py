@@ -53,7 +53,7 @@ class Backend(Protocol):
 
     @property
     def max_outputs(self) -> int | None:
-        """Most outputs that one step may ask of a row, None for no limit."""
+        """Most predictions of each row in one step, None for no limit."""
         ...
 
     @property

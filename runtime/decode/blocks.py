@@ -10,7 +10,6 @@ from .feed import Feed
 from .row import Accepted, Predictions, Row
 from .schedule import Limits, Schedule, run
 
-
 SCRATCH = Feed(0, 0, 1)  # of a row that waits between two working ones: told from theirs by identity
 
 

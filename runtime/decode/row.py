@@ -18,6 +18,8 @@ from .sample import choose
 from .split import Chances
 from .stats import Stats
 
+ENOUGH = 3.0  # tokens that proposals promise, from which no other source is asked
+
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled"]
 
 
@@ -192,11 +194,14 @@ class Row:
         )
 
     def look_around(self, most: int) -> None:
-        """Take the other source's proposals where they promise more than those at hand."""
-        if self.proposer is None or not self.config.exact:
+        """Take another source's proposals where they promise more; it is asked where those at hand promise little."""
+        if self.proposer is None or not self.config.exact or most < 1:
+            return
+        own = self._promise(self.proposals)
+        if own >= ENOUGH:
             return
         others = self.proposer.propose(self.tokens, most)
-        if self._promise(others) > self._promise(self.proposals):
+        if self._promise(others) > own:
             self.proposals = others
 
     def _promise(self, proposals: Proposals) -> float:

@@ -1,4 +1,6 @@
-"""The side-by-side benchmark's own parts: the line protocol against a fake peer, medians, tables, goals and the merged file."""
+"""The side-by-side benchmark's own parts: the line protocol against a fake peer, medians, tables, goals and
+the merged file.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ class Scripted:
 
 def prompts(count: int) -> Prompts:
     rows = tuple(Task((), "exact_match", "", 4, text="x") for _ in range(count))
-    return Prompts("task", rows, tuple((i, 9) for i in range(count)), (0,), 1, text=None)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    return Prompts("task", rows, tuple((i, 9) for i in range(count)), (0,), 1, text=None)
 
 
 def test_a_round_goes_row_by_row_and_drops_what_fails() -> None:

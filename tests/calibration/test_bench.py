@@ -1,4 +1,5 @@
-"""A whole benchmark on a tiny bundle, from the shell: report, tables, JSON, interruption and bad input. Says nothing about speed."""
+"""A whole benchmark on a tiny bundle, from the shell: report, tables, JSON, interruption and bad input. Says
+nothing about speed."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from support.paths import ROOT
 from support.tiny import Named
 from typer.testing import CliRunner
 
-from mars_export.calibration.bench import report as bench_report
+from mars_export.calibration.bench import bench as bench_module
 from mars_export.calibration.bench.bench import BenchRequest, bench, estimate
-from mars_export.calibration.tau.setting import BenchOptions
+from mars_export.calibration.bench.report import SCHEMA
+from mars_export.calibration.bench.settings import BenchOptions
 from mars_export.cli import app
 from mars_export.runtime import BundleError, CalibrationError, MarsError
 from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
@@ -26,8 +28,8 @@ from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 WORDS = ("hello", "the cat", "one", "in the end", "an apple", "er")
 OPTIONS = BenchOptions(taus=(0.5,), batches=(1, 2), commits=("cursor", "block"), rounds=2, cursor=32)
 COMPARED = {
-    "setting", "tokens_per_second", "speed_up", "tokens_per_forward", "ttft", "itl", "tpot", "score", "same_answers", "peak_memory",
-    "answers", "tokens", "unsteady", "cut_short",
+    "setting", "tokens_per_second", "speed_up", "tokens_per_forward", "ttft", "itl", "tpot", "score",
+    "score_interval", "same_answers", "peak_memory", "answers", "tokens", "unsteady", "cut_short",
 }  # fmt: skip
 
 
@@ -61,6 +63,11 @@ def shell(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["bench", *(str(a) for a in arguments)])
 
 
+def states(folder: Path) -> list[list[str]]:
+    """The lines of every state in a folder."""
+    return [path.read_text().splitlines() for path in sorted(folder.glob("state-*.jsonl"))]
+
+
 def numbers(value: Any) -> list[float]:
     """Every number in a JSON value."""
     if isinstance(value, dict):
@@ -85,7 +92,7 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
     )
     found = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert found == json.loads(json.dumps(report.to_dict()))
-    assert found["schema"] == bench_report.SCHEMA
+    assert found["schema"] == SCHEMA
     assert (found["task"], found["num_rows"], found["judges"], found["block"]) == (
         "words.jsonl",
         len(WORDS),
@@ -103,6 +110,8 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
     ]
     for line in found["compared"]:
         assert set(line) == COMPARED
+        assert line["setting"]["window"] == "auto"
+        assert line["score_interval"][0] <= line["score"] <= line["score_interval"][1]
         assert line["score"] == 1.0
         assert line["answers"] == len(WORDS)
         assert line["speed_up"]["low"] <= line["speed_up"]["median"] <= line["speed_up"]["high"]
@@ -162,12 +171,14 @@ def test_the_tables_fit_a_terminal(request_for: Callable[..., BenchRequest], tmp
         "--json",
     )
     assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["schema"] == bench_report.SCHEMA
+    assert json.loads(again.stdout)["schema"] == SCHEMA
 
 
 def test_the_picture(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
     need("matplotlib", "calibrate")
-    report = bench(request_for(options=replace(OPTIONS, batches=(1,), windows=(None, 2), rounds=1, limit=2)))
+    report = bench(
+        request_for(options=replace(OPTIONS, batches=(1,), windows=("auto", 2), rounds=1, limit=2))
+    )
     assert report.no_picture is None
     assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
 
@@ -178,7 +189,7 @@ def test_without_matplotlib_everything_but_the_picture(
     def absent() -> None:
         raise CalibrationError("the report needs matplotlib; pip install 'mars-export[calibrate]'")
 
-    monkeypatch.setattr(bench_report, "require_matplotlib", absent)
+    monkeypatch.setattr(bench_module, "require_matplotlib", absent)
     report = bench(request_for(options=replace(OPTIONS, batches=(1,), rounds=1, limit=2)))
     assert (
         "note: no picture: the report needs matplotlib; pip install 'mars-export[calibrate]'" in report.facts
@@ -205,11 +216,37 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., BenchRequest], tm
         bench(request_for(resume=True, options=replace(OPTIONS, limit=2)))
     work: dict[str, list[int]] = {}
     bench(request_for(resume=True), lambda phase, done, total: work.setdefault(phase, []).append(done))
-    state = (tmp_path / "out" / "state.jsonl").read_text().splitlines()
+    (state,) = states(tmp_path / "out")
     assert len(state) == 1 + 6 + 2 * len(OPTIONS.settings)
     assert bench(request_for(force=True, options=replace(OPTIONS, batches=(1,), rounds=1))).num_rows == len(
         WORDS
     )
+
+
+def test_a_second_bundle_just_works(
+    request_for: Callable[..., BenchRequest], bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1, limit=2)
+    first = request_for(options=few)
+    second = replace(first, bundle=bundles("llama"))
+    for request in (first, second):
+        bench(request)
+    assert len(states(tmp_path / "out")) == 2
+    with pytest.raises(CalibrationError, match="--resume uses them"):
+        bench(first)
+    monkeypatch.chdir(tmp_path)
+    folders = [replace(request, output=None).folder for request in (first, second)]
+    assert len(set(folders)) == 2
+    assert all(str(folder).startswith("bench-words-") for folder in folders)
+
+
+def test_few_rows_have_a_wide_interval(request_for: Callable[..., BenchRequest]) -> None:
+    few = replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1)
+    report = bench(request_for(options=few))
+    low, high = report.compared[0].score_interval
+    assert (low, high) == (pytest.approx(0.6097, abs=1e-3), 1.0)
+    assert "100 (61-100)" in report.speed_table[1]
+    assert "100 (61-100) against 100 (61-100) %" in report.headline or "no setting" in report.headline
 
 
 def test_ctrl_c_from_the_shell(
@@ -232,7 +269,8 @@ def test_ctrl_c_from_the_shell(
     )
     assert done.exit_code == 130
     assert "--resume goes on" in done.output
-    assert len((tmp_path / "out" / "state.jsonl").read_text().splitlines()) == 1 + 3
+    (state,) = states(tmp_path / "out")
+    assert len(state) == 1 + 3
 
 
 def test_rows_without_answers_are_judged_by_agreement(
@@ -352,11 +390,9 @@ def test_a_missing_bundle(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_task_whose_metric_needs_an_answer(
-    request_for: Callable[..., BenchRequest], tmp_path: Path
-) -> None:
+def test_a_task_whose_score_needs_an_answer(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
     (tmp_path / "words.jsonl").write_text(rows(answer=None, metric="exact_match"))
     with pytest.raises(
-        CalibrationError, match="line 1: missing field 'answer', which metric exact_match needs"
+        CalibrationError, match="line 1: missing field 'answer', which score exact_match needs"
     ):
         bench(request_for())

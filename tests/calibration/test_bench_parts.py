@@ -1,11 +1,12 @@
-"""The parts of a benchmark on made-up numbers and a fake device: settings, percentiles, break-even, timelines, ratios, the order of things."""
+"""The parts of a benchmark on made-up numbers and a fake device: settings, percentiles, break-even,
+timelines, ratios, the order of things."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +16,14 @@ import pytest
 from support.fake import MASK, FakeBackend, Step
 
 from mars_export.calibration.bench import bench as bench_module
-from mars_export.calibration.bench.bench import Measurement, rotated
-from mars_export.calibration.bench.comparison import compare
-from mars_export.calibration.bench.cost_curve import SWEEPS, CostCurve, StepTimer, curves, shape_key
-from mars_export.calibration.bench.serving import Lap, serve
-from mars_export.calibration.bench.spread import Percentiles, Rounds
-from mars_export.calibration.bench.timeline import Timeline
-from mars_export.calibration.journal import Journal
+from mars_export.calibration.bench.bench import Measurement
+from mars_export.calibration.bench.compare import compare, wilson
+from mars_export.calibration.bench.laps import Lap, Timeline, serve
+from mars_export.calibration.bench.settings import BenchOptions, Setting
+from mars_export.calibration.bench.steps import SWEEPS, CostCurve, StepTimer, curves, shape_key
+from mars_export.calibration.journal import Journal, restore
+from mars_export.calibration.rounds import Percentiles, Rounds, interleaved
 from mars_export.calibration.tasks.tasks import Message, Task
-from mars_export.calibration.tau.setting import BenchOptions, Setting
 from mars_export.runtime import CalibrationError, Commit, MarsError, SessionError
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.row import Row
@@ -32,7 +32,8 @@ BLOCK = 4
 
 
 class Blind(FakeBackend):
-    """A fake device that predicts without a look at its cache, so that the cost of a step can be taken anywhere."""
+    """A fake device that predicts without a look at its cache, so that the cost of a step can be taken
+    anywhere."""
 
     def step(
         self,
@@ -99,7 +100,7 @@ def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
 
 def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     options = BenchOptions(
-        taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), windows=(None, 2), commits=("cursor", "block")
+        taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), windows=("auto", 2), commits=("cursor", "block")
     )
     settings = options.settings
     assert settings[0] == Setting(1)
@@ -107,7 +108,7 @@ def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     assert len(set(settings)) == len(settings) == 2 * (1 + 2 + 2 + 1)
     assert next(s for s in settings if s.batch == 4) == Setting(4)
     assert len({s.name for s in settings}) == len(settings)
-    slow = Setting(4, 1.0, None, Commit("block"))
+    slow = Setting(4, 1.0, "auto", Commit("block"))
     assert slow in settings and not slow.is_baseline and slow.baseline == Setting(4)
 
 
@@ -165,7 +166,7 @@ def test_what_a_reader_waits_for() -> None:
     assert made.tpot == pytest.approx(0.1), "the time after the first event over all tokens but the first"
     assert Timeline.of("", (7,), 1, "eos", 1.0, [1.25]).tpot is None
     assert Timeline.of("", (), 0, "capacity", 1.0, []).ttft is None
-    assert Timeline.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert restore(Timeline, json.loads(json.dumps(asdict(made)))) == made
 
 
 def curve(relative: Sequence[float], slots: Sequence[int] = (1, 4, 8, 15)) -> CostCurve:
@@ -191,6 +192,21 @@ def test_ratios_are_taken_within_a_sweep() -> None:
     assert made.milliseconds[1] == Rounds(63.0, 20.0, 200.0)
     assert made.relative == (Rounds(1.0, 1.0, 1.0), Rounds(2.0, 2.0, pytest.approx(2.1)))
     assert made.to_dict()["points"][1]["slots"] == 4
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [
+        (7, 8, 0.529, 0.978),
+        (6, 8, 0.409, 0.929),
+        (0, 10, 0.0, 0.278),
+        (10, 10, 0.722, 1.0),
+        (50, 100, 0.404, 0.596),
+    ],
+)
+def test_the_interval_of_a_score_is_wilsons(right: float, count: int, low: float, high: float) -> None:
+    assert wilson(right, count) == (pytest.approx(low, abs=1e-3), pytest.approx(high, abs=1e-3))
+    assert wilson(right, count, 0.99)[1] >= wilson(right, count)[1]
 
 
 # --- the fake device ---
@@ -231,7 +247,13 @@ def test_a_batch_that_memory_does_not_hold() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [Setting(1), Setting(3), Setting(3, 0.5), Setting(3, 0.5, 2), Setting(2, 0.5, None, Commit("block", 3))],
+    [
+        Setting(1),
+        Setting(3),
+        Setting(3, 0.5),
+        Setting(3, 0.5, 2),
+        Setting(2, 0.5, "auto", Commit("block", 3)),
+    ],
 )
 def test_rows_are_served_with_the_time_of_each_event(setting: Setting) -> None:
     tasks = [task("a" * n, limit=3 + n) for n in range(1, 8)]
@@ -250,7 +272,7 @@ def test_rows_are_served_with_the_time_of_each_event(setting: Setting) -> None:
     if setting.config(1).one_token:
         assert all(a.forwards == len(a.token_ids) == len(a.gaps) + 1 for a in lap.answers)
     assert max(step.rows for step in backend.steps) <= setting.batch
-    assert Lap.from_dict(json.loads(json.dumps(lap.to_dict()))) == lap
+    assert restore(Lap, json.loads(json.dumps(asdict(lap)))) == lap
 
 
 def test_a_failing_device_fails_the_lap_and_leaves_no_thread_waiting() -> None:
@@ -335,7 +357,8 @@ def test_every_slice_goes_through_all_settings_each_time_from_another_one(
         assert [a.token_ids[0] for one in rounds[1] for a in one.answers] == list(range(40)), (
             "rows in their order"
         )
-    assert list(rotated(options.settings, 4)) == [options.settings[i] for i in (1, 2, 0)]
+    fifth = list(interleaved(options.settings, 3, 2))[12:15]
+    assert fifth == [(1, 1, options.settings[i]) for i in (1, 2, 0)]
 
 
 def test_an_interrupted_run_measures_only_what_is_missing(

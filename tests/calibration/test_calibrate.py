@@ -1,7 +1,9 @@
-"""A whole calibration on a tiny bundle, from the shell's side too: choice, report, profile, interruption and bad input."""
+"""A whole calibration on a tiny bundle, from the shell's side too: choice, report, profile, interruption and
+bad input."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -12,17 +14,24 @@ from typing import Any
 
 import pytest
 from support.missing import need
+from support.paths import ROOT
 from support.tiny import Named
 from typer.testing import CliRunner
 
-from mars_export.calibration.rows import CalibrationOptions
-from mars_export.calibration.tau import bounds
+from mars_export.calibration.journal import restore
+from mars_export.calibration.tasks.tasks import Task
+from mars_export.calibration.tau import bounds, race
+from mars_export.calibration.tau.calibrate import Change, changes_of
+from mars_export.calibration.tau.decoding import Outcome
+from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.calibration.tau.report import Report, markdown
 from mars_export.calibration.tau.run import Request, estimate, run
 from mars_export.cli import app
 from mars_export.runtime import CalibrationError, MarsError, Session
 from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
 need("matplotlib", "calibrate")
+REPORTS = ROOT / "docs" / "calibration"
 WORDS = (
     "hello",
     "the cat",
@@ -59,7 +68,6 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(
             "mars_export.calibration.tau.figure.save_png", lambda calibration, path: path.write_bytes(b"")
         )
-        monkeypatch.setattr("mars_export.calibration.tau.figure.svg", lambda calibration: "<svg></svg>")
 
 
 @pytest.fixture
@@ -94,9 +102,10 @@ def test_from_task_to_profile_to_answer(
 
 
 def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
-    request_for: Callable[..., Request], tmp_path: Path
+    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "words.jsonl").write_text(rows(answer=None, metric="agreement"))
+    monkeypatch.setattr(race, "race", by_order)
     made = run(request_for(store=False)).calibration
     passed = [t.passed for t in made.tested]
     assert passed == [True] * (len(passed) - 1) + [False], "tau 0 cannot pass: nothing agrees there"
@@ -107,19 +116,177 @@ def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
     assert made.chosen == (made.tested[-2] if len(passed) > 1 else None)
 
 
-def test_the_report_folder(request_for: Callable[..., Request], tmp_path: Path) -> None:
-    (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> & more"))
+def by_order(*arguments: Any) -> dict[str, list[float]]:
+    """Speeds as if each setting were twice as fast as the safer one before it."""
+    return {name: [2.0**i] * 3 for i, name in enumerate(arguments[3])}
+
+
+def test_the_choice_is_the_fastest_that_passed_and_says_so(
+    request_for: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: list[list[str]] = []
+
+    def speeds(*arguments: Any) -> dict[str, list[float]]:
+        fields.append(list(arguments[3]))
+        table = {"one token": 10.0, "tau 0.999": 12.0, "tau 0.9": 44.0, "tau 0.5": 45.0, "tau 0": 20.0}
+        return {name: [table[name]] * 3 for name in arguments[3]}
+
+    monkeypatch.setattr(race, "race", speeds)
     made = run(request_for())
+    calibration = made.calibration
+    assert [t.passed for t in calibration.tested] == [True] * 4
+    assert fields[0][0] == "one token"
+    agreement = {t.measured.name: t.measured.agreement for t in calibration.tested}
+    assert [agreement[name] for name in fields[0][1:]] == sorted(agreement.values(), reverse=True)
+    assert calibration.chosen is not None
+    tie = next(name for name in fields[0] if name in ("tau 0.9", "tau 0.5"))
+    assert calibration.chosen.measured.name == tie, "not the last one, and the safer of two that tie"
+    assert [t.measured.tokens_per_second for t in calibration.tested] == [12.0, 44.0, 45.0, 20.0]
+    assert calibration.one_token.tokens_per_second == 10.0
+    assert (
+        calibration.choice is not None and "tau 0.5, 4.50x the speed of one-token mode" in calibration.choice
+    )
+    assert ("choice", calibration.choice) in made.facts
+    assert [line[-1] for line in made.table].count("chosen") == 1
+    assert any(line[-2] == "4.50x" for line in made.table)
+    assert f"{4.4 if tie == 'tau 0.9' else 4.5:.2f} times the speed of one-token mode" in made.headline
+
+
+def test_nothing_faster_leaves_tau_at_one(
+    request_for: Callable[..., Request], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race, "race", lambda *a: {name: [10.0 - i] * 3 for i, name in enumerate(a[3])})
+    made = run(request_for())
+    assert all(t.passed for t in made.calibration.tested)
+    assert made.calibration.chosen is None
+    assert "no setting that passed was faster than one-token mode" in str(made.calibration.choice)
+    assert "No setting that passed was shown to be faster" in made.headline
+    assert Session.open(bundle, threads=1).profile("words").one_token
+
+
+def test_changed_answers_are_listed_worst_first(
+    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race, "race", by_order)
+    (tmp_path / "words.jsonl").write_text(rows().replace('"hello"', '"hello <b> ``` | x"'))
+    made = run(request_for(html=True, options=replace(OPTIONS, taus=(0.0,))))
+    changes = made.calibration.changed
+    assert made.calibration.chosen is not None
+    assert len(changes) == made.num_changed > 2
+    assert {c.row for c in changes} <= set(range(1, len(WORDS) + 1))
+    page = (tmp_path / "out" / "report.md").read_text()
+    listed = [int(n) for n in re.findall(r"\*\*Row (\d+)\*\*", page)]
+    assert listed == [c.row for c in changes[:10]]
+    assert f"{len(changes)} of {len(WORDS)} answers are not those of one-token mode" in page
+    assert "<b>" not in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_worst_change_lost_most_and_then_changed_most() -> None:
+    def outcome(*ids: int) -> Outcome:
+        return Outcome(" ".join(map(str, ids)), ids, 1, 1, 1.0, "eos")
+
+    cases = [  # row, before, after, answer
+        (1, (1, 2, 3), (1, 2, 3), "1 2 3"),
+        (2, (1, 2, 3), (1, 2, 4), "1 2 4"),  # gained
+        (3, (1, 2, 3), (1, 2, 4), "x"),
+        (4, (1, 2, 3), (7, 8, 9), "x"),
+        (5, (1, 2, 3), (1, 2, 4), "1 2 3"),  # lost
+    ]
+    tasks = [Task((), "exact_match", answer, 8, text="p", number=n) for n, *_, answer in cases]
+    before, after = [outcome(*b) for _, b, *_ in cases], [outcome(*a) for *_, a, _ in cases]
+    found = changes_of(tasks, before, after)
+    assert [c.row for c in found] == [5, 4, 3, 2]
+    assert found[0] == Change(5, "p", "1 2 3", "1 2 4", 1.0, 0.0)
+
+
+def test_a_second_bundle_has_its_own_folder_and_its_own_state(
+    request_for: Callable[..., Request], bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = request_for(output=None, store=False)
+    second = replace(first, bundle=shutil.copytree(bundles("llama"), tmp_path / "other.bundle"))
+    for request in (first, second):
+        run(request)
+    assert (first.folder, second.folder) == (Path("calibration-words-mine"), Path("calibration-words-other"))
+    assert all((request.folder / "report.md").exists() for request in (first, second))
+    same = tmp_path / "same"
+    for request in (first, second):
+        run(replace(request, output=same))
+    assert len(list(same.glob("state-*.jsonl"))) == 2
+    with pytest.raises(CalibrationError, match="--resume uses them"):
+        run(replace(first, output=same))
+    run(replace(first, output=same, resume=True))
+
+
+def test_a_score_that_raises_names_the_row_and_keeps_what_was_decoded(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd_scores.py").write_text(
+        "def third(output, answer):\n    return 1 if answer != '3' else 1 / 0\n"
+    )
+    lines = [
+        json.dumps({"prompt": word, "answer": str(i + 1), "max_new_tokens": 6})
+        for i, word in enumerate(WORDS)
+    ]
+    (tmp_path / "words.jsonl").write_text("\n".join(lines))
+    common = (
+        "calibrate",
+        bundle,
+        "--task",
+        tmp_path / "words.jsonl",
+        "-o",
+        tmp_path / "out",
+        "--threads",
+        "1",
+    )
+    done = shell(*common, "--score", "odd_scores:third")
+    assert isinstance(done.exception, CalibrationError)
+    assert re.search(
+        r"row 3: score odd_scores:third raised ZeroDivisionError: .*; called with '", str(done.exception)
+    )
+    (state,) = (tmp_path / "out").glob("state-*.jsonl")
+    assert len(state.read_text().splitlines()) == 1 + len(WORDS)
+
+
+@pytest.mark.parametrize("folder", sorted(p.parent.name for p in REPORTS.glob("*/report.json")))
+def test_the_pages_in_docs_are_those_of_their_figures(folder: str) -> None:
+    figures = json.loads((REPORTS / folder / "report.json").read_text(encoding="utf-8"))
+    page = (REPORTS / folder / "report.md").read_text(encoding="utf-8")
+    assert markdown(restore(Report, figures), "pareto.png") == page
+    assert (REPORTS / folder / "pareto.png").exists()
+
+
+def test_the_report_folder(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> | & more"))
+    made = run(request_for(html=True))
     assert json.loads((tmp_path / "out" / "report.json").read_text())["task"] == "words.jsonl"
-    assert (tmp_path / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "out" / "pareto.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "<svg" in page
+    assert base64.b64encode(picture).decode() in page
     assert "<script" not in page
-    assert "currentColor" in page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace(
-        "http://creativecommons.org", ""
-    ).replace("http://purl.org", "")
-    assert made.headline.partition(": ")[2][1:] in page
+    assert "http" not in page
+    result = made.headline.partition(": ")[2]
+    assert result[1:] in page
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "](pareto.png)" in text
+    assert result[1:] in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(made.table)
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, "every line has all the columns"
+    assert "<script" not in re.sub(r"(?s)```text.*?```", "", text)
+
+
+def test_a_page_is_written_as_html_only_if_asked_for(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    run(request_for())
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if "state" not in p.name) == [
+        "pareto.png",
+        "report.json",
+        "report.md",
+    ]
 
 
 def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_path: Path) -> None:
@@ -129,7 +296,8 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         run(request_for(), stop_later)
-    kept = len((tmp_path / "out" / "state.jsonl").read_text().splitlines())
+    (state,) = (tmp_path / "out").glob("state-*.jsonl")
+    kept = len(state.read_text().splitlines())
     assert not (tmp_path / "out" / "report.json").exists()
     with pytest.raises(CalibrationError, match="--resume uses them"):
         run(request_for())
@@ -137,7 +305,7 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_pat
     run(request_for(resume=True), lambda phase, done, total: work.setdefault(phase, []).append(done))
     assert work["record"] == [len(WORDS)]
     assert work["probability 0.9"][0] == 8
-    assert len((tmp_path / "out" / "state.jsonl").read_text().splitlines()) > kept
+    assert len(state.read_text().splitlines()) > kept
     again: dict[str, list[int]] = {}
     bolder = replace(OPTIONS, max_drop=0.5)
     run(
@@ -268,7 +436,7 @@ def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_pat
     done = shell(*common)
     assert done.exit_code == 0, done.output
     assert "words.jsonl: tau" in done.output
-    assert "report.html" in done.output
+    assert "report.md" in done.output
     assert json.loads(shell("profiles", "list", bundle, "--json").stdout)[0]["name"] == "words"
     assert "good" in shell("profiles", "list", bundle).stdout
     assert json.loads(shell("profiles", "show", bundle, "words", "--json").stdout)["stale"] == []
@@ -290,11 +458,8 @@ def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_pat
         ("", "no rows"),
         ('{"messages": [], "answer"', "line 1: not JSON"),
         ('{"answer": "x"}', "missing field 'messages'"),
-        ('{"prompt": "x", "metric": "luck"}', "unknown metric 'luck' .known: exact_match"),
-        (
-            '{"prompt": "x", "metric": "exact_match"}',
-            "missing field 'answer', which metric exact_match needs",
-        ),
+        ('{"prompt": "x", "metric": "luck"}', "unknown score 'luck' .known: exact_match"),
+        ('{"prompt": "x", "metric": "exact_match"}', "missing field 'answer', which score exact_match needs"),
     ],
 )
 def test_bad_task_files_are_refused_before_anything_is_decoded(

@@ -1,4 +1,5 @@
-"""lm-evaluation-harness: its generation settings and requests, and a local task end to end where it is installed."""
+"""lm-evaluation-harness: its generation settings and requests, and a local task end to end where it is
+installed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from support.missing import need
 from support.tiny import Named
 
 from mars_export.calibration.harness import Answers
-from mars_export.runtime import CalibrationError, GenerationConfig, SessionError
+from mars_export.runtime import CalibrationError, GenerationConfig, MarsError, SessionError
 
 TASK = """\
 task: echo
@@ -34,7 +35,7 @@ CHOOSE = "doc_to_choice: ['a', 'b']\nmetric_list: [{metric: acc}]"
 
 @pytest.fixture(scope="module")
 def answers(bundles: Named) -> Answers:
-    return Answers.open(str(bundles("qwen2")), 0.5, None, None, 12, "cpu", 1, 2)
+    return Answers.open(str(bundles("qwen2")), 0.5, max_gen_toks=12, threads=1, batch=2)
 
 
 def test_answers_are_those_of_the_session(answers: Answers) -> None:
@@ -68,14 +69,79 @@ def test_what_is_not_known_or_does_not_fit_is_refused(answers: Answers, bundles:
     with pytest.raises(CalibrationError, match="gen_prefix"):
         answers.render([{"role": "user", "content": "x"}], add_generation_prompt=False)
     with pytest.raises(CalibrationError, match="not both"):
-        Answers.open(str(bundles("qwen2")), 0.5, None, "sums", 12, "cpu", 1, 1)
+        Answers.open(str(bundles("qwen2")), 0.5, profile="sums")
 
 
 def test_the_chat_template_brings_its_own_special_tokens(bundles: Named) -> None:
-    answers = Answers.open(str(bundles("qwen2")), None, None, None, 12, "cpu", 1, 1)
+    answers = Answers.open(str(bundles("qwen2")), max_gen_toks=12, threads=1)
     messages = [{"role": "user", "content": "hello"}]
     assert answers.encode(answers.render(messages, add_generation_prompt=True)) == answers.session.encode(
         messages
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bundle": ""}, "bundle=PATH is missing"),
+        ({"threads": "two"}, "threads must be a positive number, not 'two'"),
+        ({"threads": 0, "max_gen_toks": -1}, "not 0; max_gen_toks must be a positive number, not -1"),
+        ({"tau": "fast"}, "tau must be a number of 0 or more, not 'fast'"),
+        ({"metric": "luck"}, "metric must be one of"),
+        ({"run_on": "moon"}, "moon"),
+        ({"profile": "sums"}, "no profile `sums`"),
+        ({"bundle": "nowhere"}, "nowhere: no such bundle"),
+    ],
+)
+def test_wrong_model_arguments(bundles: Named, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(MarsError, match=message):
+        Answers.open(**{"bundle": str(bundles("qwen2"))} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("model_args", "message"),
+    [
+        ("bundle=nowhere", "nowhere: no such bundle"),
+        ("bundel=x", "unknown model_args: bundel (known: bundle, tau,"),
+    ],
+)
+def test_a_wrong_argument_on_the_command_line_is_one_line(
+    tmp_path: Path, model_args: str, message: str
+) -> None:
+    need("lm_eval", "lm-eval")
+    done = harness(tmp_path, "--tasks", "gsm8k", "--model_args", model_args)
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_harness_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lm_eval").mkdir()
+    (tmp_path / "lm_eval" / "__init__.py").write_text("raise ImportError('not here')")
+    done = harness(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert done.returncode == 1
+    assert "pip install 'mars-export[lm-eval]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def harness(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the harness without a network."""
+    command = [sys.executable, "-m", "mars_export.calibration.lm_eval", "--model", "mars_export", *arguments]
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(directory / "hf"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        env=os.environ | offline | environment,
+        timeout=300,
     )
 
 
@@ -90,38 +156,19 @@ def evaluate(bundle: Path, directory: Path, kind: str, rest: str) -> subprocess.
         )
     )
     (directory / "echo.yaml").write_text(TASK.format(rows=rows, kind=kind, rest=rest))
-    command = [
-        sys.executable,
-        "-m",
-        "mars_export.calibration.lm_eval",
-        "--model",
-        "mars_export",
+    return harness(
+        directory,
         "--tasks",
         "echo",
-    ]
-    command += [
         "--model_args",
         f"bundle={bundle},tau=0.5,threads=1",
         "--include_path",
         str(directory),
         "--batch_size",
         "2",
-    ]
-    command += ["--output_path", str(directory / "out"), "--log_samples"]
-    offline = {
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(directory / "hf"),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=directory,
-        env=os.environ | offline,
-        timeout=300,
+        "--output_path",
+        str(directory / "out"),
+        "--log_samples",
     )
 
 
@@ -129,7 +176,7 @@ def test_a_local_task(bundles: Named, tmp_path: Path) -> None:
     done = evaluate(bundles("qwen2"), tmp_path, "generate_until", GENERATE)
     assert done.returncode == 0, done.stderr[-3000:]
     (samples,) = (tmp_path / "out").rglob("samples_echo*.jsonl")
-    answers = Answers.open(str(bundles("qwen2")), 0.5, None, None, 6, "cpu", 1, 1)
+    answers = Answers.open(str(bundles("qwen2")), 0.5, max_gen_toks=6, threads=1)
     for sample in map(json.loads, samples.read_text().splitlines()):
         assert sample["resps"][0] == answers.answer([(sample["doc"]["text"], {"until": ["\n"]})])
 
@@ -138,3 +185,4 @@ def test_multiple_choice_is_refused_with_the_reason(bundles: Named, tmp_path: Pa
     done = evaluate(bundles("qwen2"), tmp_path, "multiple_choice", CHOOSE)
     assert done.returncode != 0
     assert "tau changes nothing there" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,4 +1,5 @@
-"""The state file: what was finished is found again, whatever cut it short; other work's state is never used."""
+"""The state file: what was finished is found again, whatever cut it short; other work's state is never
+used."""
 
 from __future__ import annotations
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import pytest
+from support.fixtures import Sessions
 
+from mars_export.calibration.journal import restore
 from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.calibration.tau.decoding import decode_rows
+from mars_export.calibration.tau.options import ONE_TOKEN, setting
 from mars_export.calibration.tau.record import Trace, record, recorded_metrics
 from mars_export.calibration.tau.replay import predict, walk
 from mars_export.runtime import GenerationConfig, Session
 
-Sessions = Callable[[str], Session]
 WORDS = ("hello", "the cat", "one two three", "in the end", "an apple", "er")
 TAUS = {
     "probability": (0.99, 0.9, 0.7, 0.4, 0.1, 0.0),
@@ -46,11 +49,9 @@ def decoded(
 def test_the_recorded_answer_is_the_one_token_answer(
     session: Session, tasks: Sequence[Task], traces: Sequence[Trace]
 ) -> None:
-    plain = decoded(session, tasks, GenerationConfig(tau=1.0))
+    plain = decoded(session, tasks, ONE_TOKEN)
     assert [(t.outcome.token_ids, t.outcome.forwards) for t in traces] == plain
-    assert [t.outcome.text for t in traces] == [
-        o.text for o in decode_rows(session, tasks, GenerationConfig(tau=1.0), 1)
-    ]
+    assert [t.outcome.text for t in traces] == [o.text for o in decode_rows(session, tasks, ONE_TOKEN, 1)]
 
 
 def test_every_step_predicts_a_full_window_within_the_limit(
@@ -75,7 +76,7 @@ def test_a_walk_is_the_real_decode_until_the_answers_part(
     session: Session, tasks: Sequence[Task], traces: Sequence[Trace], metric: str, tau: float
 ) -> None:
     eos = session.bundle.manifest.tokens.eos
-    real = decoded(session, tasks, GenerationConfig(tau=tau, metric=metric))
+    real = decoded(session, tasks, setting(tau, metric))
     for task, trace, (token_ids, forwards) in zip(tasks, traces, real, strict=True):
         walked = walk(trace, metric, tau, eos, task.max_new_tokens)
         assert walked.agrees == (token_ids == trace.outcome.token_ids)
@@ -95,7 +96,7 @@ def test_all_rows_at_once(session: Session, tasks: Sequence[Task], traces: Seque
 
 
 def test_a_trace_survives_json(traces: Sequence[Trace]) -> None:
-    assert [Trace.from_dict(json.loads(json.dumps(t.to_dict()))) for t in traces] == list(traces)
+    assert [restore(Trace, json.loads(json.dumps(asdict(t)))) for t in traces] == list(traces)
 
 
 def test_only_what_the_graph_puts_out_is_recorded(session: Session) -> None:

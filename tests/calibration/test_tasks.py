@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.missing import need
 
 from mars_export.calibration.tasks.execution import is_supported, passes_tests
-from mars_export.calibration.tasks.scores import METRICS, Output, own
+from mars_export.calibration.tasks.scores import SCORES, Output, own
 from mars_export.calibration.tasks.tasks import builtin_names, data_hash, find, load
 from mars_export.runtime import CalibrationError
 
@@ -62,7 +63,7 @@ def test_a_text_is_continued_as_it_stands(tmp_path: Path) -> None:
         (GOOD | {"metric": "regex", "answer": "("}, "no regular expression"),
         (GOOD | {"metric": "code_tests"}, "--allow-exec"),
         (GOOD | {"metric": "os:system"}, "must be named with --score"),
-        (GOOD | {"metric": ["exact_match"]}, "unknown metric"),
+        (GOOD | {"metric": ["exact_match"]}, "unknown score"),
         (GOOD | {"answer": "\ud800"}, "half a surrogate pair"),
         (GOOD | {"note": 1}, "unknown field 'note'"),
         ("[" * 100_000, "line 2"),
@@ -123,7 +124,7 @@ def test_many_bad_lines_are_not_all_printed(tmp_path: Path) -> None:
     ],
 )
 def test_metrics(metric: str, output: str, answer: str, score: float) -> None:
-    assert METRICS[metric].score(Output(output), Output(answer)) == score
+    assert SCORES[metric].judge(Output(output), Output(answer)) == score
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,51 @@ def test_metrics(metric: str, output: str, answer: str, score: float) -> None:
     ],
 )
 def test_edit_similarity_counts_tokens(one: tuple[int, ...], other: tuple[int, ...], score: float) -> None:
-    assert METRICS["edit_similarity"].score(Output("", one), Output("", other)) == score
+    assert SCORES["edit_similarity"].judge(Output("", one), Output("", other)) == score
+
+
+@pytest.mark.parametrize(
+    ("score", "output", "answer", "low", "high"),
+    [
+        ("rougeL", "the cat sat", "the cat sat", 1.0, 1.0),
+        ("rougeL", "The cat sat!", "the dog sat", 0.66, 0.67),
+        ("rougeL", "sat cat the", "the cat sat", 0.33, 0.34),
+        ("token_f1", "sat cat the", "the cat sat", 1.0, 1.0),
+        ("token_f1", "a b", "a b c d", 0.66, 0.67),
+        ("token_f1", "", "a", 0.0, 0.0),
+        ("bleu", "the cat sat on the mat", "the cat sat on the mat", 1.0, 1.0),
+        ("bleu", "the cat sat on a mat", "the cat sat on the mat", 0.4, 0.8),
+        ("bleu", "", "the cat", 0.0, 0.0),
+        ("chrf", "the cat sat", "the cat sat", 1.0, 1.0),
+        ("chrf", "the cats", "the cat sat", 0.3, 0.9),
+        ("chrf", "xyz", "abc", 0.0, 0.0),
+    ],
+)
+def test_scores_of_texts(score: str, output: str, answer: str, low: float, high: float) -> None:
+    need(str(SCORES[score].library), "calibrate")
+    made = SCORES[score].judge(Output(output), Output(answer))
+    assert low <= made <= high
+    assert type(made) is float
+
+
+def test_a_score_without_its_library_is_refused_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mars_export.calibration.tasks.texts.is_there", lambda library: False)
+    with pytest.raises(
+        CalibrationError, match=r"line 1: score bleu needs sacrebleu; pip install 'mars-export\[calib"
+    ):
+        load(written(tmp_path, GOOD | {"metric": "bleu"}))
+    with pytest.raises(CalibrationError, match="score rougeL needs rouge_score"):
+        load(written(tmp_path, {"prompt": "x", "answer": "y"}), score="rougeL")
+
+
+def test_a_score_is_named_by_either_word(tmp_path: Path) -> None:
+    new = {name: value for name, value in GOOD.items() if name != "metric"} | {"score": "exact_match"}
+    (one,), (other,) = load(written(tmp_path, GOOD)), load(written(tmp_path, new))
+    assert one == other
+    with pytest.raises(CalibrationError, match="'score' and 'metric', its older name, are both there"):
+        load(written(tmp_path, GOOD | {"score": "contains"}))
 
 
 @pytest.mark.skipif(not is_supported(), reason="this system cannot limit a process")
@@ -165,7 +210,7 @@ def test_code_that_never_ends_is_ended() -> None:
 
 def test_code_runs_only_where_that_is_allowed(tmp_path: Path) -> None:
     file = written(tmp_path, GOOD | {"metric": "code_tests", "answer": "assert True"})
-    assert load(file, allow_exec=True)[0].metric == "code_tests"
+    assert load(file, allow_exec=True)[0].score_name == "code_tests"
     with pytest.raises(CalibrationError, match=r"line 1: .*not in a sandbox: allow it with --allow-exec"):
         load(file)
 
@@ -174,12 +219,18 @@ def test_a_users_own_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_scores.py").write_text(
         "def half(output, answer):\n    return 0.5\ndef much(output, answer):\n    return 5\nnumber = 3\n"
+        "def wild(output, answer):\n    raise KeyError(output)\n"
     )
     row = {name: value for name, value in GOOD.items() if name != "metric"}
     (task,) = load(written(tmp_path, row), score="my_scores:half")
     assert task.score(Output("4")) == 0.5
-    with pytest.raises(CalibrationError, match="gave 5; a score of 0 to 1"):
-        own("my_scores:much").score(Output(""), Output(""))
+    with pytest.raises(CalibrationError, match="gave 5; a number from 0 to 1"):
+        own("my_scores:much").judge(Output(""), Output(""))
+    (wild,) = load(written(tmp_path, row), score="my_scores:wild")
+    with pytest.raises(
+        CalibrationError, match="row 1: score my_scores:wild raised KeyError: 'x'; called with 'x' and '4'"
+    ):
+        wild.score(Output("x"))
     for name, message in (
         ("my_scores:none", "no attribute"),
         ("no_such_module_here:f", "No module named"),

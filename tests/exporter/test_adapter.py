@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import peft
 import pytest
 import torch
 from support import tiny
+from support.fixtures import Named
 from support.oracle import Oracle, generate
 
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
@@ -18,7 +18,6 @@ from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.errors import CheckpointError
 
-Named = Callable[[str], Path]
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from support import tiny
+from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime.errors import CheckpointError, ExportError
 
-Named = Callable[[str], Path]
 Refused = Callable[..., None]
 
 
@@ -198,7 +198,10 @@ def test_weights_beyond_fp16(copied: Named, tmp_path: Path) -> None:
 
     directory = copied("llama")
     change_weights(directory, change)
-    both = r"(?s)2 tensors go beyond float16's 65504; export with --precision bf16 or fp32:.*0.mlp.up_proj.weight` reaches 8e\+04.*1.mlp.down_proj"
+    both = (
+        r"(?s)2 tensors go beyond float16's 65504; export with --precision bf16 or fp32:"
+        r".*0.mlp.up_proj.weight` reaches 8e\+04.*1.mlp.down_proj"
+    )
     with pytest.raises(ExportError, match=both):
         export_onnx(open_checkpoint(str(directory)), tmp_path / "bundle", ExportOptions(precision="fp16"))
 

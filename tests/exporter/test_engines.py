@@ -19,6 +19,7 @@ from typing import Any
 import onnx
 import pytest
 from support.agreement import PROMPTS, agrees, config
+from support.fixtures import Named
 from support.missing import need
 from support.oracle import Oracle, generate
 from support.shell import run
@@ -38,12 +39,11 @@ from mars_export.runtime.device.variants import why_not_exact
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
-Named = Callable[[str], Path]
 BLOCK, CAPACITY = 6, 128
 SMALL = EngineOptions(target="sm86", fixed=True, capacity=CAPACITY)  # the quickest to build
 FAMILIES = ("llama", "qwen2", "qwen3-mixed")
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
-QUANTIZED = {"activations": "fp16", "quant_block": 16, "embedding": "float", "head": "float"}
+QUANTIZED = {"activations": "fp16", "group": 16, "embedding": "float", "head": "float"}
 
 
 def graph_options(precision: str, **changes: Any) -> ExportOptions:
@@ -274,7 +274,7 @@ def test_what_tensorrt_cannot_read_is_refused_before_it_is_asked(checkpoints: Na
     opened = open_checkpoint(str(checkpoints("llama")))
     with pytest.raises(ExportError, match="w8a8 is computed with integer operators for CPUs"):
         export_engine(opened, tmp_path / "b", ExportOptions(block=BLOCK, precision="w8a8"), SMALL)
-    embedded = ExportOptions(block=BLOCK, precision="int8", quant_block=16, allow_drift=True)
+    embedded = ExportOptions(block=BLOCK, precision="int8", group=16, allow_drift=True)
     with pytest.raises(ExportError, match="cannot look rows up in an int8 embedding"):
         export_engine(opened, tmp_path / "b", embedded, SMALL)
     export_onnx(opened, tmp_path / "int8", embedded)

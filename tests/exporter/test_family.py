@@ -28,7 +28,8 @@ def refused(directory: Path, message: str, **changes: Any) -> None:
 
 
 def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Path]) -> None:
-    message = r"architecture `gemma3` is not supported \(known: llama, mistral, qwen2, qwen3, a2d-qwen2, a2d-qwen3\)"
+    known = "llama, mistral, qwen2, qwen3, a2d-qwen2, a2d-qwen3, a2d-qwen3-it"
+    message = rf"architecture `gemma3` is not supported \(known: {known}\)"
     refused(copied("llama"), message, model_type="gemma3")
 
 
@@ -41,7 +42,7 @@ def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Pa
         ({"num_key_value_heads": 3}, "4 heads over 3 key/value heads"),
         ({"head_dim": 13}, "of size 13 do not fit"),
         ({"hidden_act": "gelu"}, "hidden_act `gelu` is not supported"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type `dynamic`"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope type `longrope`"),
         ({"head_dim": "many"}, "config.json"),
         ({"num_key_value_heads": [2]}, "config.json"),
         ({"num_key_value_heads": -2}, "config.json"),

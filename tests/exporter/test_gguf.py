@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from mars_export.exporter.checkpoint.gguf import convert
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -117,7 +117,7 @@ def test_a_gguf_file_is_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(2):  # the second time from the cache
         checkpoint = open_checkpoint(str(tmp_path / "model.gguf"))
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [
-        p.name for p in (tmp_path / "cache").glob("gguf-*-v1")
+        p.name for p in (tmp_path / "cache").glob("gguf-*-v2")
     ]
     assert checkpoint.vocabulary.mask_token_id == tiny.MASK
     assert checkpoint.vocabulary.eos_token_ids == (tiny.IM_END,)
@@ -151,8 +151,8 @@ def test_an_unknown_architecture(tmp_path: Path) -> None:
 
 
 def test_an_unknown_pre_tokenizer(tmp_path: Path) -> None:
-    write_gguf(LLAMA, tmp_path / "model.gguf", pre="llama-bpe")
-    with pytest.raises(CheckpointError, match="GGUF tokenizer `gpt2`/`llama-bpe` cannot be rebuilt exactly"):
+    write_gguf(LLAMA, tmp_path / "model.gguf", pre="tekken")
+    with pytest.raises(CheckpointError, match="GGUF tokenizer `gpt2`/`tekken` cannot be rebuilt exactly"):
         convert(tmp_path / "model.gguf", tmp_path / "model")
 
 
@@ -187,3 +187,93 @@ def test_a_damaged_file_is_refused_and_leaves_nothing(
     with pytest.raises(CheckpointError, match=r"model.gguf: not a readable GGUF file"):
         open_checkpoint(str(tmp_path / "model.gguf"))
     assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda w: w.add_rope_dimension_count(6), "rope.dimension_count 6, with heads of 12"),
+        (lambda w: w.add_value_length(8), "attention.value_length 8, with heads of 12"),
+        (lambda w: w.add_rope_scaling_factor(4.0), "rope.scaling.factor 4.0"),
+        (lambda w: w.add_float32("llama.rope.scale_linear", 2.0), "rope.scale_linear 2.0"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "linear"), "rope.scaling.type 'linear'"),
+        (lambda w: w.add_sliding_window(64), "attention.sliding_window 64"),
+        (lambda w: w.add_logit_scale(0.5), "logit_scale 0.5"),
+        (lambda w: w.add_residual_scale(0.2), "residual_scale"),
+        (lambda w: w.add_expert_count(8), "expert_count 8"),
+        (lambda w: w.add_bool("llama.attention.causal", True), None),
+        (lambda w: w.add_string("llama.rope.scaling.type", "none"), None),
+        (lambda w: w.add_rope_scaling_factor(1.0), None),
+        (lambda w: w.add_rope_dimension_count(12), None),
+        (lambda w: w.add_sliding_window(0), None),
+        (lambda w: w.add_logit_scale(1.0), None),
+        (lambda w: w.add_vocab_size(288), None),
+    ],
+)
+def test_what_would_change_the_model_is_refused(
+    change: Callable[[gguf.GGUFWriter], None], what: str | None, tmp_path: Path
+) -> None:
+    write_gguf(LLAMA, tmp_path / "model.gguf", change)
+    if what is None:  # says that something is off
+        convert(tmp_path / "model.gguf", tmp_path / "model")
+        return
+    with pytest.raises(CheckpointError, match=f"not supported in a GGUF file: {what}"):
+        convert(tmp_path / "model.gguf", tmp_path / "model")
+
+
+WORDS = (
+    "the inner man's 1234567 apples, can't YOU'LL?",
+    "<|im_start|>user\nI have 12 apples<|im_end|>\n",
+    "né e\u0301 日本 🙂\r\n\r\n  two  spaces\n\n\t x",
+    "a\u00a0b  !!??...\n",
+)
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe"])
+def test_published_pre_tokenizers(pre: str, tmp_path: Path) -> None:
+    """With the expressions that transformers has for Qwen2 and for Llama 3."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    write_gguf(LLAMA, tmp_path / "model.gguf", pre=pre)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    rebuilt = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    plain = tiny.tokenizer()
+    if pre == "llama-bpe":
+        pattern = TikTokenConverter().pattern
+        assert "{1,3}" in pattern
+        cut = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
+    else:
+        from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+        plain.normalizer = normalizers.NFC()
+        cut = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated", invert=False)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    plain.pre_tokenizer = pre_tokenizers.Sequence([cut, letters])
+    for text in WORDS:
+        assert rebuilt.encode(text, add_special_tokens=False).ids == plain.encode(text).ids
+        assert rebuilt.decode(rebuilt.encode(text).ids) == plain.decode(plain.encode(text).ids)
+    begins = rebuilt.encode("a").ids[0] == tiny.ENDOFTEXT
+    assert begins == (pre == "llama-bpe")
+
+
+def test_another_tokenizer_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    write_gguf(LLAMA, tmp_path / "model.gguf", pre="tekken")
+    tiny.write_tokenizer(tmp_path / "words")
+    with pytest.raises(CheckpointError, match="cannot be rebuilt exactly .*--tokenizer"):
+        open_checkpoint(str(tmp_path / "model.gguf"))
+    checkpoint = open_checkpoint(str(tmp_path / "model.gguf"), tokenizer=str(tmp_path / "words"))
+    assert checkpoint.vocabulary.tokenizer_json == (tmp_path / "words" / "tokenizer.json").read_text()
+    with pytest.raises(CheckpointError, match="no directory with a tokenizer.json"):
+        open_checkpoint(str(tmp_path / "model.gguf"), tokenizer=str(tmp_path))
+
+
+def test_a_gguf_without_a_mask_is_called_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    write_gguf(LLAMA, tmp_path / "model.gguf")
+    data = (tmp_path / "model.gguf").read_bytes().replace(b"<|mask|>", b"<|tusk|>")
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model.gguf: the tokenizer has no mask token"):
+        open_checkpoint(str(tmp_path / "model.gguf"))

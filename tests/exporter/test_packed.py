@@ -1,4 +1,6 @@
-"""Checkpoints that are quantized already: their codes must reach the graph unchanged, and what does not fit is refused by name."""
+"""Checkpoints that are quantized already: their codes must reach the graph unchanged, and what does not fit
+is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 from support import tiny
+from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.compressed import read_scheme, unpacked
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -22,7 +25,6 @@ from mars_export.exporter.codes import Codec
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import CheckpointError, ExportError
 
-Named = Callable[[str], Path]
 Codes = dict[
     str, tuple[np.ndarray, np.ndarray, np.ndarray | None]
 ]  # codes [out, in] unsigned, scales and zeros [out, blocks]
@@ -31,7 +33,9 @@ K, BLOCK = "model.layers.0.self_attn.k_proj.weight", 16
 
 
 def words(fields: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of unsigned fields as int32 words, the first field in the lowest bits: written out as one long number a row."""
+    """Rows of unsigned fields as int32 words, the first field in the lowest bits: written out as one long
+    number a row.
+    """
     count = -(-fields.shape[1] * bits // 32)
     rows = [
         sum(int(f) << (bits * i) for i, f in enumerate(row)).to_bytes(4 * count, "little") for row in fields
@@ -57,7 +61,9 @@ def config(bits: int, symmetric: bool, size: int = BLOCK) -> dict[str, Any]:
 
 
 def pack(source: Path, target: Path, form: str) -> Codes:
-    """Write a copy of a checkpoint whose Linear weights are random codes; blocks need not use the ends of their range."""
+    """Write a copy of a checkpoint whose Linear weights are random codes; blocks need not use the ends of
+    their range.
+    """
     bits, symmetric = FORMS[form]
     shutil.copytree(source, target)
     tensors, codes, random = load_file(source / "model.safetensors"), Codes(), np.random.default_rng(0)
@@ -122,7 +128,7 @@ def test_codes_reach_the_graph_unchanged(form: str, packed: Any, tmp_path: Path)
     exact = ExportOptions(
         block=4,
         precision=f"int{bits}",
-        quant_block=BLOCK,
+        group=BLOCK,
         asymmetric=not symmetric,
         head="float",
         embedding="float",
@@ -147,7 +153,7 @@ def test_a_wider_bundle_may_be_made_of_codes(precision: str, packed: Any, tmp_pa
     options = ExportOptions(
         block=4,
         precision=precision,
-        quant_block=BLOCK,
+        group=BLOCK,
         head="float",
         embedding="float",
         accuracy_level=0,
@@ -164,25 +170,26 @@ def test_a_wider_bundle_may_be_made_of_codes(precision: str, packed: Any, tmp_pa
         (
             "uint4",
             {},
-            "are uint4 codes in blocks of 16 and would be rounded a second time: export with --precision int4 --quant-block 16 --asymmetric",
+            "are uint4 codes in groups of 16 and would be rounded a second time: export with --precision int4"
+            " --group 16 --asymmetric",
         ),
         (
             "int4",
             {"asymmetric": True},
-            "are int4 codes in blocks of 16 .*: export with --precision int4 --quant-block 16, or",
+            "are int4 codes in groups of 16 .*: export with --precision int4 --group 16, or",
         ),
         ("int4", {"search": True}, "--search has nothing to choose"),
         (
             "int8",
             {"precision": "int8", "asymmetric": True, "search": True},
-            "export with --precision int8 --quant-block 16, .*; --search",
+            "export with --precision int8 --group 16, .*; --search",
         ),
     ],
 )
 def test_codes_are_not_rounded_a_second_time(
     form: str, options: dict[str, Any], message: str, packed: Any, tmp_path: Path
 ) -> None:
-    asked = {"precision": "int4", "quant_block": BLOCK} | options
+    asked = {"precision": "int4", "group": BLOCK} | options
     with pytest.raises(ExportError, match=message):
         export_onnx(open_checkpoint(str(packed(form)[0])), tmp_path / "b", ExportOptions(block=4, **asked))
     assert not (tmp_path / "b").exists()
@@ -200,7 +207,7 @@ def test_layers_kept_in_full_precision_are_not_rounded_silently(packed: Any, tmp
         export_onnx(
             open_checkpoint(str(tmp_path / "c")),
             tmp_path / "b",
-            ExportOptions(block=4, precision="int4", quant_block=BLOCK),
+            ExportOptions(block=4, precision="int4", group=BLOCK),
         )
 
 
@@ -212,14 +219,15 @@ def test_layers_kept_in_full_precision_are_not_rounded_silently(packed: Any, tmp
         ({"shape": None}, f"{K}_shape: two positive integers are expected"),
         ({"shape": np.array([24, 0])}, "two positive integers"),
         ({"shape": np.array([24, 48, 1])}, "two positive integers"),
-        ({"shape": np.array([24, 40])}, f"{K}: its 40 inputs cannot be in blocks of 16"),
-        ({"shape": np.array([1 << 40, 1 << 20])}, rf"{K}_packed is \[24, 6\], uint4 codes of 1099511627776 x 1048576 in blocks of 16 need"),
-        ({"packed": np.zeros((24, 5), np.int32)}, r"_packed is \[24, 5\], uint4 codes of 24 x 48 in blocks of 16 need \[24, 6\]"),
+        ({"shape": np.array([24, 40])}, f"{K}: its 40 inputs cannot be in groups of 16"),
+        ({"shape": np.array([1 << 40, 1 << 20])}, r"_packed is \[24, 6\], uint4 codes of 1099511627776 x "),
+        ({"packed": np.zeros((24, 5), np.int32)}, r"\[24, 5\], uint4 codes of 24 x 48 in groups of 16 need "),
         ({"packed": np.zeros((24, 6), np.float32)}, f"{K}_packed: 32-bit integers are expected"),
         ({"scale": np.ones((24, 1), np.float16)}, r"_scale is \[24, 1\].*need \[24, 3\]"),
         ({"packed": None}, f"{K}_scale: no codes belong to it"),
-        ({"g_idx": np.zeros(48, np.int32)}, f"{K}_g_idx: groups in another order than the inputs; quantize with actorder static or none"),
-        ({"shape": np.array([16, 48]), "packed": np.zeros((16, 6), np.int32), "scale": np.ones((16, 3)), "zero_point": np.zeros((2, 3), np.int32)},
+        ({"g_idx": np.zeros(48, np.int32)}, f"{K}_g_idx: groups in another order than the inputs"),
+        ({"shape": np.array([16, 48]), "packed": np.zeros((16, 6), np.int32), "scale": np.ones((16, 3)),
+          "zero_point": np.zeros((2, 3), np.int32)},
          rf"misshapen: {K} is \[16, 48\], config.json implies \[24, 48\]"),
     ],
 )  # fmt: skip
@@ -239,7 +247,7 @@ def test_scales_must_be_numbers_and_weights_floats(packed: Any, tmp_path: Path) 
         export_onnx(
             open_checkpoint(str(tmp_path / "c")),
             tmp_path / "b",
-            ExportOptions(block=4, precision="int4", quant_block=BLOCK),
+            ExportOptions(block=4, precision="int4", group=BLOCK),
         )
     tensors = load_file(tmp_path / "c" / "model.safetensors") | {"model.norm.weight": np.ones(48, np.int32)}
     save_file(tensors, tmp_path / "c" / "model.safetensors")
@@ -279,7 +287,8 @@ def test_odd_sizes_end_in_padding(tmp_path: Path) -> None:
 BAD_SCHEMES = [
     (
         {"quant_method": "gptq", "bits": 4},
-        "already quantized, in a form that is not read: gptq; export the original checkpoint, or quantize it with",
+        "already quantized, in a form that is not read: gptq; export the original checkpoint, or quantize it"
+        " with",
     ),
     (
         {"quant_method": "compressed-tensors", "format": "int-quantized"},
@@ -292,7 +301,8 @@ BAD_SCHEMES = [
     (config(4, True) | {"config_groups": {"a": {"weights": None}}}, "has no `weights`"),
     (
         config(3, True, 20),
-        r"weights of 3 bits of type 'int' \(known: int of 4 or 8\); strategy 'group' with group_size 20 \(known: group, 16, 32",
+        r"weights of 3 bits of type 'int' \(known: int of 4 or 8\);"
+        r" strategy 'group' with group_size 20 \(known: group, 16, 32",
     ),
     (
         config(4, True) | {"kv_cache_scheme": {"num_bits": 8}, "transform_config": {"R1": 1}},

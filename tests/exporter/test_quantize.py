@@ -1,4 +1,6 @@
-"""Quantized bundles: the codes against plain arithmetic, and whole bundles against torch with the decoded weights."""
+"""Quantized bundles: the codes against plain arithmetic, and whole bundles against torch with the decoded
+weights.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 from support import tiny
+from support.fixtures import Named
 from support.oracle import Oracle
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -26,7 +29,6 @@ from mars_export.exporter.precision import choose_precision
 from mars_export.runtime import ExportError, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.manifest import open_bundle
 
-Named = Callable[[str], Path]
 FP32, FP16 = np.dtype(np.float32), np.dtype(np.float16)
 CODECS = [
     Codec(kind, size, symmetric, search)
@@ -39,17 +41,17 @@ PROMPT = [(37 * i) % 250 for i in range(23)]
 
 
 def codec_id(codec: Codec) -> str:
-    return f"{codec.dtype}-{codec.block_size}{'-search' if codec.search else ''}"
+    return f"{codec.dtype}-{codec.group_size}{'-search' if codec.search else ''}"
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=codec_id)
 def test_every_number_is_within_half_a_step_of_its_code(codec: Codec) -> None:
     weight = np.random.default_rng(0).normal(0.01, 0.05, (24, 48)).astype(np.float32)
     made = codec.encode(weight, FP32)
-    error = np.abs(made.decoded().reshape(weight.shape) - weight).reshape(24, codec.num_blocks(48), -1)
+    error = np.abs(made.decoded().reshape(weight.shape) - weight).reshape(24, codec.num_groups(48), -1)
     if codec.search:
-        plain = Codec(codec.kind, codec.block_size, codec.symmetric).encode(weight, FP32)
-        blocks = weight.reshape(24, codec.num_blocks(48), -1)
+        plain = Codec(codec.kind, codec.group_size, codec.symmetric).encode(weight, FP32)
+        blocks = weight.reshape(24, codec.num_groups(48), -1)
         assert (made.squared_error(blocks) <= plain.squared_error(blocks)).all()
         assert (
             made.squared_error(blocks).sum() < 0.999 * plain.squared_error(blocks).sum()
@@ -96,7 +98,9 @@ def test_packed_codes_are_what_onnx_reads(dtype: str, kind: int) -> None:
 
 
 def decode_into(model: Any, quantization: Quantization) -> Any:
-    """`model` with each weight replaced by what its codes stand for; w8a8 also rounds the activations as it runs."""
+    """`model` with each weight replaced by what its codes stand for; w8a8 also rounds the activations as it
+    runs.
+    """
     with torch.inference_mode():
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear):
@@ -144,7 +148,7 @@ def quantized(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> C
         target = root / f"{name}-{choice}"
         if not target.exists():
             options = ExportOptions(
-                block=6, metrics=True, logits=True, allow_drift=True, quant_block=16, **CHOICES[choice]
+                block=6, metrics=True, logits=True, allow_drift=True, group=16, **CHOICES[choice]
             )
             export_onnx(open_checkpoint(str(checkpoints(name))), target, options)
         return target
@@ -157,7 +161,7 @@ def quantized(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> C
 def test_tokens_are_those_of_torch_with_the_decoded_weights(
     name: str, choice: str, quantized: Any, checkpoints: Named
 ) -> None:
-    options = ExportOptions(quant_block=16, **CHOICES[choice])
+    options = ExportOptions(group=16, **CHOICES[choice])
     assert options.quantization is not None
     oracle = Oracle(
         decode_into(tiny.load(tiny.TINIES[name], checkpoints(name)), options.quantization), tiny.MASK, 6
@@ -222,7 +226,7 @@ def test_tied_tables_of_one_form_are_stored_once_and_sizes_are_near_the_bits(
     assert apart["embed_tokens.weight"].data_type == onnx.TensorProto.FLOAT
     checkpoint = open_checkpoint(str(checkpoints("llama")))
     for choice in CHOICES:
-        options = ExportOptions(quant_block=16, **CHOICES[choice])
+        options = ExportOptions(group=16, **CHOICES[choice])
         expected = total_bytes(
             checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization
         )
@@ -243,7 +247,8 @@ def place(weight: onnx.TensorProto) -> tuple[int, int]:
 def test_onnx_runtime_has_a_kernel_for_every_quantized_product(
     name: str, choice: str, quantized: Any, tmp_path: Path
 ) -> None:
-    # A DequantizeLinear that is left over decodes a whole matrix in every step: the tokens are right and the step takes ten times as long.
+    # A DequantizeLinear that is left over decodes a whole matrix in every step: the tokens are right and the
+    # step takes ten times as long.
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
@@ -253,7 +258,7 @@ def test_onnx_runtime_has_a_kernel_for_every_quantized_product(
     kernels = Counter(
         node.op_type for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
     )
-    quantization = ExportOptions(quant_block=16, **CHOICES[choice]).quantization
+    quantization = ExportOptions(group=16, **CHOICES[choice]).quantization
     assert quantization is not None
     products = 4 * open_bundle(quantized(name, choice)).manifest.model.num_layers + (
         quantization.head != "float"
@@ -278,7 +283,7 @@ def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
 
 
 def test_int4_in_half_precision_keeps_half_precision_kv(checkpoints: Named, tmp_path: Path) -> None:
-    options = ExportOptions(block=4, precision="int4", activations="fp16", quant_block=16, allow_drift=True)
+    options = ExportOptions(block=4, precision="int4", activations="fp16", group=16, allow_drift=True)
     manifest = export_onnx(open_checkpoint(str(checkpoints("qwen2"))), tmp_path / "b", options)
     assert (manifest.variants[0].precision, manifest.variants[0].kv_dtype) == ("int4", "float16")
     assert (
@@ -291,23 +296,23 @@ def test_int4_in_half_precision_keeps_half_precision_kv(checkpoints: Named, tmp_
     [
         ({"precision": "int3"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not int3"),
         (
-            {"precision": "int4", "quant_block": 32},
-            r"--quant-block 32 does not divide the 48 inputs of q, k, v; .*the 80 inputs of down",
+            {"precision": "int4", "group": 32},
+            r"--group 32 does not divide the 48 inputs of q, k, v; .*the 80 inputs of down",
         ),
         (
-            {"precision": "int4", "quant_block": 20},
-            "--quant-block must be one of 16, 32, 64, 128, 256, not 20",
+            {"precision": "int4", "group": 20},
+            "--group must be one of 16, 32, 64, 128, 256, not 20",
         ),
         (
-            {"precision": "int4", "quant_block": 16, "head": "int2"},
+            {"precision": "int4", "group": 16, "head": "int2"},
             "--head must be one of float, int8, int4, not int2",
         ),
         (
-            {"precision": "int4", "quant_block": 16, "embedding": "int4"},
+            {"precision": "int4", "group": 16, "embedding": "int4"},
             "--embedding must be float or int8, not int4",
         ),
         (
-            {"precision": "int8", "quant_block": 16, "activations": "bf8"},
+            {"precision": "int8", "group": 16, "activations": "bf8"},
             "--activations must be one of fp32, fp16, bf16, not bf8",
         ),
         ({"precision": "w8a8", "activations": "fp16"}, "w8a8 is computed with --activations fp32 only"),

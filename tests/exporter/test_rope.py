@@ -30,6 +30,7 @@ KINDS: list[dict[str, Any]] = [
     YARN | {"attention_factor": 0.9},
     YARN | {"mscale": 0.7, "mscale_all_dim": 1.1},
     YARN | {"truncate": False},
+    {"rope_type": "dynamic", "factor": 4.0},
 ]
 
 
@@ -56,12 +57,9 @@ def test_frequencies_and_scale_are_those_of_transformers(
     for dialect in (version_5, version_4, older):
         rope = rope_from_config(dialect, head_dim)
         assert rope.inv_freq.dtype == np.float32
-        # Ours are exact before they are rounded; torch's are float32 from the start, and llama3's blend loses some more.
-        np.testing.assert_allclose(
-            rope.inv_freq,
-            expected.inv_freq.numpy(),
-            rtol=2e-6 if kind["rope_type"] == "llama3" else 4e-7,
-            atol=0,
+        np.testing.assert_array_equal(rope.inv_freq, expected.inv_freq.numpy())
+        assert rope.context == (
+            YARN["original_max_position_embeddings"] * 4 if "yarn" in kind.values() else 0
         )
         assert rope.scale == pytest.approx(expected.attention_scaling, rel=1e-12)
 
@@ -72,12 +70,12 @@ def test_no_rope_settings_mean_the_default() -> None:
     assert rope.scale == 1.0
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
+@pytest.mark.parametrize("kind", ["longrope", "proportional"])
 def test_an_unknown_rope_is_refused_by_name(kind: str) -> None:
     for config in ({"rope_parameters": {"rope_type": kind}}, {"rope_scaling": {"type": kind, "factor": 2.0}}):
         with pytest.raises(
             CheckpointError,
-            match=f"rope type `{kind}` is not supported .known: default, linear, llama3, yarn",
+            match=f"rope type `{kind}` is not supported .known: default, dynamic, linear, llama3, yarn",
         ):
             rope_from_config(config, 64)
 
@@ -100,3 +98,9 @@ def test_partial_rotation_is_refused() -> None:
     for config in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.25}}):
         with pytest.raises(CheckpointError, match="partial_rotary_factor"):
             rope_from_config(config, 64)
+
+
+def test_parameters_by_layer_type_are_refused() -> None:
+    nested = {kind: {"rope_type": "default", "rope_theta": 1e6} for kind in ("full_attention", "sliding")}
+    with pytest.raises(CheckpointError, match="rope parameters of their own for full_attention, sliding"):
+        rope_from_config({"rope_parameters": nested}, 64)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from support.fixtures import Named
 
-from mars_export.exporter.check import reference, segments, selfcheck
+from mars_export.exporter.check import reference, segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.graph.step import StepGraph
 from mars_export.runtime.bundle.manifest import Drift, open_bundle
-
-Named = Callable[[str], Path]
 
 
 def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:
@@ -31,7 +29,7 @@ def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:
         ("qwen2", ExportOptions()),
         ("qwen3-mixed", ExportOptions(precision="fp16", metrics=True)),
         ("llama-bias", ExportOptions(precision="w8a8", allow_drift=True)),
-        ("qwen2", ExportOptions(precision="int4", quant_block=16, kv_layout="delta", allow_drift=True)),
+        ("qwen2", ExportOptions(precision="int4", group=16, kv_layout="delta", allow_drift=True)),
         ("qwen2", ExportOptions(precision="bf16", kv_layout="delta", allow_drift=True)),
     ],
     ids=lambda value: value if isinstance(value, str) else value.precision,
@@ -47,7 +45,7 @@ def test_segments_measure_the_same_drift(
     )  # some blocks of the vocabulary table, the last one shorter
     parts = drift_of(checkpoints(name), tmp_path / "bundle", options)
     assert parts.positions == whole.positions
-    # Between segments hidden states are rounded to the graph's precision, where one session may keep them wider.
+    # Between segments hidden states are rounded to the graph's precision; one session may not.
     slack = 0 if options.precision == "fp32" else 2
     assert abs(parts.argmax_matches - whole.argmax_matches) <= slack
     assert parts.max_logit_error == pytest.approx(whole.max_logit_error, rel=0.25 * slack, abs=1e-4)
@@ -57,7 +55,7 @@ def test_segments_measure_the_same_drift(
 
 def test_every_layer_is_in_one_segment(checkpoints: Named) -> None:
     checkpoint = open_checkpoint(str(checkpoints("qwen2")))
-    assert selfcheck._layers_at_once(checkpoint) is None  # small: run whole
+    assert segments.layers_at_once(checkpoint.tensors.shapes) is None  # small: run whole
     assert segments.count_weights({"a": (2, 3), "b": (), "c": (4,)}) == 11
 
 

@@ -1,199 +1,242 @@
-"""Who may import whom, read from the source itself."""
+"""Who may import whom: arrows drawn from relative imports by path alone, held against one table of rooms."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
+from support.imports import Arrows, arrows, at_module_level, circle, foreign, modules
 from support.paths import ROOT
 
-FILES = [
-    path for part in ("exporter", "runtime", "calibration") for path in sorted((ROOT / part).glob("*.py"))
-] + [ROOT / "cli.py"]
-OURS = "mars_export"
-COMMAND_LINE = {
-    "cli",
-    "runtime.console",
-    "runtime.commands",
-    "runtime.bundle_commands",
-    "exporter.commands",
-    "calibration.commands",
+# Room -> the rooms it may import, and those that they may. A room is a folder with all below it, or a file
+# that stands alone; the longest name that fits is a file's room. CONTRIBUTING.md has the picture.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "runtime/errors": (),
+    "runtime/accept": (),
+    "runtime/machine": (),
+    "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine"),
+    "runtime/decode": ("runtime/errors", "runtime/accept"),  # token ids only: no text, no bundle, no device
+    "runtime/device": ("runtime/bundle", "runtime/decode"),
+    "runtime/template": ("runtime/bundle",),
+    "runtime/text": ("runtime/template",),
+    "runtime/costs": ("runtime/device",),
+    "runtime/session": ("runtime/costs", "runtime/text"),
+    "runtime/batcher": ("runtime/session",),
+    "runtime/doctor": ("runtime/session",),
+    "runtime/__init__": ("runtime/batcher",),
+    "runtime/console": ("runtime/errors",),
+    "runtime/commands": ("runtime/console", "runtime/__init__"),
+    "runtime/bundle_commands": ("runtime/console", "runtime/doctor"),
+    "exporter/__init__": (),
+    "exporter/codes": (),
+    "exporter/precision": ("runtime/machine",),
+    "exporter/output": ("runtime/bundle",),
+    "exporter/checkpoint": ("exporter/codes", "runtime/bundle"),
+    "exporter/graph": ("exporter/checkpoint", "exporter/output"),
+    "exporter/turns": ("exporter/checkpoint", "runtime/text"),
+    "exporter/check": ("exporter/graph", "runtime/device"),
+    "exporter/export": ("exporter/check", "exporter/turns", "exporter/precision"),
+    "exporter/tensorrt": ("exporter/export",),
+    "exporter/demo": ("exporter/export", "runtime/__init__"),
+    "exporter/commands": ("exporter/demo", "exporter/tensorrt", "runtime/console"),
+    "calibration/__init__": (),
+    "calibration/tasks": ("runtime/errors", "runtime/machine"),
+    "calibration/journal": ("runtime/bundle",),
+    "calibration/drawing": ("runtime/errors",),
+    "calibration/rows": ("calibration/tasks", "calibration/journal", "runtime/__init__"),
+    "calibration/rounds": ("calibration/rows",),
+    "calibration/tau": ("calibration/rounds", "calibration/drawing"),
+    "calibration/bench": ("calibration/rounds", "calibration/drawing"),
+    "calibration/harness": ("runtime/__init__",),
+    "calibration/lm_eval": ("calibration/harness",),
+    "calibration/commands": ("calibration/tau", "calibration/bench", "runtime/console"),
+    "cli": (
+        "runtime/commands",
+        "runtime/bundle_commands",
+        "exporter/commands",
+        "calibration/commands",
+        "__init__",
+    ),
+    "__init__": ("runtime/__init__",),
+    "__main__": ("cli",),
+}
+COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runtime/bundle_commands"} | {
+    "exporter/commands",
+    "calibration/commands",
 }
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
+# Libraries, and the only modules or rooms that name them.
+HOMES: dict[str, set[str]] = {
+    "onnxruntime": {"runtime/device/ort"},
+    "tensorrt": {"runtime/device/trt_engine", "exporter/tensorrt"},
+    "tensorrt_rtx": {"runtime/device/trt_engine", "exporter/tensorrt"},
+    "cuda": {"runtime/device/cuda"},
+    "jinja2": {"runtime/template", "runtime/text", "calibration"},
+    "tokenizers": {"runtime/text", "exporter"},
+    "matplotlib": {"calibration"},
+    "lm_eval": {"calibration/lm_eval"},
+    "typer": COMMAND_LINE,
+    "rich": COMMAND_LINE,
+    **{library: {"exporter"} for library in TORCH},
+}
 
 
-def name_of(path: Path) -> str:
-    """`runtime/accept.py` -> `runtime.accept`."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+@cache
+def source() -> dict[str, ast.Module]:
+    return modules(ROOT)
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Every imported module; `from a import b` gives both `a` and `a.b`, for b may be a module."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute here"
-            assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def lies_in(name: str, rooms: Iterable[str]) -> str | None:
+    """The room of a module: the longest name that fits."""
+    return max((room for room in rooms if name == room or name.startswith(f"{room}/")), key=len, default=None)
 
 
-def at_module_level(tree: ast.Module) -> ast.Module:
-    """The tree without function bodies and without `if TYPE_CHECKING`."""
+def complaints(drawn: Arrows, table: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """What is wrong with the arrows of a package: modules without a room, strange arrows, circles."""
 
-    class Outer(ast.NodeTransformer):
-        def visit_FunctionDef(self, _: ast.FunctionDef) -> None:
-            return None
+    def reach(room: str) -> set[str]:
+        return {room}.union(*(reach(below) for below in table[room]))
 
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
-
-    return Outer().visit(tree)
-
-
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def ours(path: Path) -> set[str]:
-    """Modules of ours that a file imports anywhere, as `runtime.accept`."""
-    known = {name_of(p) for p in FILES}
-    return {name.removeprefix(f"{OURS}.") for name in imports(tree_of(path))} & known
-
-
-def foreign(path: Path) -> set[str]:
-    return {name.split(".")[0] for name in imports(tree_of(path))} - {OURS}
+    if ring := circle(table):
+        return [f"the table has a circle: {' -> '.join(ring)}"]
+    found = []
+    for module, aims in drawn.items():
+        room = lies_in(module, table)
+        if room is None:
+            found.append(f"{module}.py lies in no room of the table")
+            continue
+        for aim in sorted(aims):
+            if lies_in(aim, table) not in {None, *reach(room)}:
+                found.append(f"{module} imports {aim}: not a room below {room}")
+    if ring := circle(drawn):
+        found.append(f"a circle: {' -> '.join(ring)}")
+    return found
 
 
-def test_there_is_something_to_look_at() -> None:
-    assert {"runtime.accept", "exporter.graph", "cli"} <= {name_of(p) for p in FILES}
-    assert ours(ROOT / "runtime" / "session.py") >= {
-        "runtime.decode",
-        "runtime.text",
-        "runtime.ort",
-        "runtime.trt",
+@pytest.mark.parametrize("part", ["runtime", "exporter", "calibration", ""])
+def test_every_arrow_runs_downward(part: str) -> None:
+    drawn = {name: aims for name, aims in arrows(source()).items() if name.startswith(part)}
+    assert sum(map(len, drawn.values())) > 30, "hardly anything was drawn"
+    assert complaints(drawn, ROOMS) == []
+
+
+def test_tests_import_helpers_from_support_only() -> None:
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "support"]
+    assert len(tests) > 40
+    beside = {path.stem for path in tests}
+    borrowed = {path.name: foreign(ast.parse(path.read_text(encoding="utf-8"))) & beside for path in tests}
+    assert {name: names for name, names in borrowed.items() if names} == {}
+
+
+def test_contributing_shows_the_house() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = text.split("```")[1].split()
+    for room in ROOMS:
+        top, _, name = room.rpartition("/")
+        shown = f"{name}/" if (ROOT / room).is_dir() else name if top else f"{name}.py"
+        assert shown in picture or name == "__init__", room
+    paths = re.findall(r"`((?:runtime|exporter|calibration|tests|docs|benchmarks)/[\w./]*)`", text)
+    assert len(paths) > 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+WRONG = {
+    "": {},
+    "low/rule imports high/loop: not a room below low": {
+        "low/rule.py": "def late():\n    from ..high.loop import run"
+    },
+    "low/rule imports high/__init__: not a room below low": {
+        "low/rule.py": "if TYPE_CHECKING:\n    from .. import high"
+    },
+    "a circle: low/other -> low/rule -> low/other": {"low/rule.py": "from . import other"},
+    "attic/box.py lies in no room of the table": {
+        "attic/__init__.py": "",
+        "attic/box.py": "from .. import low",
+    },
+}
+
+
+@pytest.mark.parametrize(("complaint", "changes"), WRONG.items())
+def test_a_wrong_arrow_is_found(tmp_path: Path, complaint: str, changes: Mapping[str, str]) -> None:
+    right = {
+        "__init__.py": "from .high.loop import run",
+        "low/__init__.py": "",
+        "low/rule.py": "import json",
+        "low/other.py": "from .rule import a",
+        "high/__init__.py": "",
+        "high/loop.py": "from ..low import rule\nfrom ..low.other import b",
+        "tests/support.py": "from ..nowhere import anything",
     }
-    assert "onnxruntime" in foreign(ROOT / "runtime" / "ort.py")
+    for name, text in {**right, **changes}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = complaints(arrows(modules(tmp_path)), {"low": (), "high": ("low",), "__init__": ("high",)})
+    assert (complaint in found) if complaint else (found == [])
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_each_part_imports_what_it_may(path: Path) -> None:
-    part = name_of(path).split(".")[0]
-    allowed = {
-        "runtime": {"runtime"},
-        "exporter": {"exporter", "runtime"},
-        "calibration": {"calibration", "runtime"},
+def test_an_import_that_leads_nowhere_and_a_circle_of_rooms_are_found(tmp_path: Path) -> None:
+    (tmp_path / "cli.py").write_text("from .attic import box")
+    with pytest.raises(AssertionError, match=r"cli\.py, line 1: from \.attic import box leads nowhere"):
+        arrows(modules(tmp_path))
+    assert complaints({}, {"a": ("b",), "b": ("a",)}) == ["the table has a circle: a -> b -> a"]
+
+
+def test_a_library_has_one_home() -> None:
+    named = defaultdict(set)
+    for module, tree in source().items():
+        for library in foreign(tree):
+            named[library].add(module)
+    strays = {
+        library: sorted(module for module in named[library] if lies_in(module, homes) is None)
+        for library, homes in HOMES.items()
     }
-    if part in allowed:
-        assert {name.split(".")[0] for name in ours(path)} <= allowed[part]
-    if part in ("runtime", "calibration", "cli"):
-        assert not foreign(path) & TORCH
+    assert {library: names for library, names in strays.items() if names} == {}
+    assert named["onnxruntime"] == {"runtime/device/ort"}
+    assert "mars_export" not in named, "imports inside the package are relative"
+    # A runtime in any language needs no more than this to read what lies on disk and to accept a token.
+    alone = {"runtime/errors", "runtime/accept", "runtime/bundle"}
+    needed = {library for library, names in named.items() if any(lies_in(name, alone) for name in names)}
+    assert needed <= set(sys.stdlib_module_names)
 
 
-def test_the_rule_and_the_format_stand_alone() -> None:
-    alone = {
-        f"runtime.{name}" for name in ("accept", "bundle", "chat", "engine_info", "errors", "fields", "files")
-    }
-    for name in sorted(alone):
-        path = ROOT / f"{name.replace('.', '/')}.py"
-        assert ours(path) <= alone
-        assert foreign(path) <= set(sys.stdlib_module_names), (
-            "a runtime in any language needs no more than this"
-        )
+def test_the_command_line_imports_inside_its_commands_and_alone_prints() -> None:
+    at_once = {module: at_module_level(tree) for module, tree in source().items()}
+    drawn = arrows(at_once)
+    for module, tree in source().items():
+        called = {
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        if module not in COMMAND_LINE:
+            assert not called & {"print", "input", "exit", "quit"}, module
+            continue
+        assert foreign(at_once[module]) <= {*sys.stdlib_module_names, "typer", "rich"}, module
+        assert drawn[module] <= COMMAND_LINE | {"__init__", "runtime/errors"}, module
 
 
-@pytest.mark.parametrize(
-    ("module", "home"),
-    [
-        ("onnxruntime", {"runtime.ort"}),
-        ("tensorrt", {"runtime.trt_engine", "exporter.tensorrt"}),
-        ("tensorrt_rtx", {"runtime.trt_engine", "exporter.tensorrt"}),
-        ("cuda", {"runtime.cuda"}),
-        ("jinja2", {"runtime.text"}),
-        ("peft", set()),
-        ("typer", COMMAND_LINE),
-        ("rich", COMMAND_LINE),
-        (
-            "matplotlib",
-            {"calibration.figure", "calibration.report"},
-        ),  # the report only asks whether it is there
-        ("lm_eval", {"calibration.lm_eval_model"}),
-    ],
-)
-def test_a_library_has_one_home(module: str, home: set[str]) -> None:
-    assert {name_of(path) for path in FILES if module in foreign(path)} <= home
-
-
-def test_only_text_knows_tokenizers_in_the_runtime() -> None:
-    assert {
-        name_of(path)
-        for path in FILES
-        if "tokenizers" in foreign(path) and name_of(path).startswith("runtime")
-    } == {"runtime.text"}
-
-
-def test_the_decoding_core_knows_no_text_and_no_device() -> None:
-    for name in ("accept", "backend", "block_commit", "config", "decode", "row", "sample", "stats"):
-        assert not ours(ROOT / "runtime" / f"{name}.py") & {
-            "runtime.text",
-            "runtime.ort",
-            "runtime.session",
-            "runtime.bundle",
-        }, name
-
-
-def test_the_command_line_imports_inside_its_commands() -> None:
-    light = {*COMMAND_LINE, "runtime", "exporter", "calibration", "runtime.errors"}
-    for path in FILES:
-        if name_of(path) in COMMAND_LINE:
-            tree = at_module_level(tree_of(path))
-            assert {name.removeprefix(f"{OURS}.") for name in imports(tree)} & {
-                name_of(p) for p in FILES
-            } <= light, path
-            assert {name.split(".")[0] for name in imports(tree)} <= {
-                *sys.stdlib_module_names,
-                "typer",
-                "rich",
-                OURS,
-            }, path
-
-
-def test_nothing_prints_but_the_command_line() -> None:
-    for path in FILES:
-        calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
-        printed = [
-            call
-            for call in calls
-            if isinstance(call.func, ast.Name) and call.func.id in ("print", "input", "exit", "quit")
-        ]
-        assert name_of(path) in COMMAND_LINE or not printed, path
+HEAVY = {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda", "numpy", "tokenizers", "jinja2"}
 
 
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("mars_export.runtime", {*TORCH, "onnxruntime", "typer", "rich"}),
-        ("mars_export.runtime.bundle.manifest", {*TORCH, "onnxruntime", "numpy", "tokenizers", "jinja2"}),
+        ("mars_export", HEAVY | {"typer", "rich"}),
+        ("mars_export.runtime", HEAVY | {"typer", "rich"}),
+        ("mars_export.runtime.bundle.manifest", HEAVY),
+        ("mars_export.runtime.device.trt", HEAVY - {"numpy"}),
         (
             "mars_export.exporter.tensorrt.engines",
-            {
-                "torch",
-                "transformers",
-                "safetensors",
-                "gguf",
-                "peft",
-                "onnxruntime",
-                "tensorrt",
-                "tensorrt_rtx",
-            },
+            HEAVY - {"numpy", "onnx", "ml_dtypes", "tokenizers", "jinja2"},
         ),
-        ("mars_export.runtime.device.trt", {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}),
-        ("mars_export.cli", {*TORCH, "onnxruntime", "numpy", "tokenizers", "jinja2"}),
+        ("mars_export.cli", HEAVY),
     ],
 )
 def test_importing_stays_light(module: str, absent: set[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.shell import run
+from support.shell import run, run_process
 from support.tiny import Named
 
 
@@ -25,7 +27,7 @@ def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
         tmp_path / "out",
         "--block",
         "4",
-        "--static",
+        "--fixed",
         "--capacity",
         "64",
         "--prefill",
@@ -66,7 +68,7 @@ def test_the_window_is_auto_or_a_number(plain: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
     for window in ("auto", "1", "3"):
-        assert run(*arguments, "--window", window).returncode == 0
+        assert run_process(*arguments, "--window", window).returncode == 0
     assert len(list(tmp_path.rglob("*.json"))) <= 1, (
         "measured for auto only; a busy machine's table is not kept"
     )
@@ -183,8 +185,32 @@ def test_full_context_keeps_the_text(plain: Path) -> None:
     assert "the context of 512 tokens is full" in done.stderr
 
 
+def test_the_program_itself(plain: Path, tmp_path: Path) -> None:
+    """Entry point, exit codes and streams, once through the operating system."""
+    good = run_process("generate", plain, "-p", "hello", "--max-new-tokens", "2", "--window", "2")
+    assert (good.returncode, good.stderr.count("tokens/forward")) == (0, 1)
+    bad = run_process("generate", tmp_path / "nothing", "-p", "hello")
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr.startswith("error: ")
+    assert run_process("generate", plain, "--no-such-option").returncode == 2
+
+
+def test_ctrl_c_is_130(plain: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "prompt")
+    command = [sys.executable, "-m", "mars_export", "generate", plain, "-f", tmp_path / "prompt"]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with (tmp_path / "prompt").open("w"):  # opens when the program reads its prompt
+        program.send_signal(signal.SIGINT)
+        said = program.communicate(timeout=60)
+    assert (program.returncode, "Traceback" in said[1]) == (130, False)
+
+
 def test_help_needs_no_heavy_package() -> None:
-    code = "import sys, mars_export.cli; print([m for m in ('numpy', 'torch', 'onnx', 'onnxruntime', 'tokenizers', 'transformers') if m in sys.modules])"
+    heavy = ("numpy", "torch", "onnx", "onnxruntime", "tokenizers", "transformers")
+    code = (
+        "import sys; from mars_export import cli; sys.argv = ['mars-export', 'generate', '--help']\n"
+        "try: cli.main()\n"
+        f"finally: sys.stderr.write(' '.join(name for name in {heavy} if name in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-    assert run("--help").returncode == 0
+    assert ("--tau" in done.stdout, done.stderr) == (True, "")

@@ -1,4 +1,4 @@
-"""The data of the default checkpoint: the committed rows are what the generators write, and no training draw repeats one."""
+"""The default checkpoint's data: committed rows are what the generators write, and new to training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dataset(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def prompts(task: str, split: str) -> set[str]:
-    folder = EXAMPLE.parents[1] / "calibration" / "data" if split == "calibration" else EXAMPLE / "data"
+    folder = ROOT / "calibration" / "tasks" / "data" if split == "calibration" else EXAMPLE / "data"
     lines = (folder / f"{task}.{split}.jsonl").read_text().splitlines()
     return {json.loads(line)["messages"][-1]["content"] for line in lines}
 

@@ -1,4 +1,4 @@
-"""The README's commands and its Python, run as printed, on a tiny checkpoint in the place of `my-checkpoint`."""
+"""The README's commands and its Python, run as printed, with a tiny checkpoint for `my-checkpoint`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake import MASK, FakeBackend
+from support.fixtures import Sessions
 from support.unsure import predict
 
 from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, SessionError
@@ -21,7 +22,6 @@ from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule, decode
 
-Sessions = Callable[[str], Session]
 BLOCK = 4
 
 

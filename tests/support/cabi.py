@@ -13,6 +13,8 @@ from support.missing import lacking
 from support.paths import ROOT
 
 METRICS = {"probability": 0, "margin": 1, "entropy": 2}
+COMMITS = {"cursor": 0, "block": 1}
+WINDOWS = {"auto": 0, "full": -1}
 REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled"}
 
 
@@ -22,6 +24,10 @@ def build(preset: str = "release") -> Path:
     if not (directory / "libmars.so").exists():
         lacking(f"the C++ runtime is not built ({preset}); `make cpp` builds it")
     return directory
+
+
+COUNTS = ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_after_first")
+TIMES = ("prefill_time", "decode_time", "time_to_first_token", "tokens_per_forward", "tokens_per_second")
 
 
 class SessionOptions(c.Structure):
@@ -36,33 +42,65 @@ class SessionOptions(c.Structure):
 
 class Config(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), ("tau", c.c_double), ("metric", c.c_int32), ("commit", c.c_int32), ("cache_block", c.c_int64),
-        ("max_new_tokens", c.c_int64), ("window", c.c_int64), ("eos_ids", c.POINTER(c.c_int64)), ("num_eos_ids", c.c_size_t),
-        ("stop", c.POINTER(c.c_char_p)), ("num_stop", c.c_size_t), ("temperature", c.c_double), ("top_k", c.c_int64), ("top_p", c.c_double),
-        ("seed", c.c_uint64), ("repetition_penalty", c.c_double),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        ("tau", c.c_double),
+        ("metric", c.c_int32),
+        ("commit", c.c_int32),
+        ("cache_block", c.c_int64),
+        ("max_new_tokens", c.c_int64),
+        ("window", c.c_int64),
+        ("eos_ids", c.POINTER(c.c_int64)),
+        ("num_eos_ids", c.c_size_t),
+        ("stop", c.POINTER(c.c_char_p)),
+        ("num_stop", c.c_size_t),
+        ("temperature", c.c_double),
+        ("top_k", c.c_int64),
+        ("top_p", c.c_double),
+        ("seed", c.c_uint64),
+        ("repetition_penalty", c.c_double),
+    )
 
 
 class Prompt(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), ("text", c.c_char_p), ("text_size", c.c_size_t), ("messages", c.c_char_p),
-        ("token_ids", c.POINTER(c.c_int64)), ("num_token_ids", c.c_size_t),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        ("text", c.c_char_p),
+        ("text_size", c.c_size_t),
+        ("messages", c.c_char_p),
+        ("token_ids", c.POINTER(c.c_int64)),
+        ("num_token_ids", c.c_size_t),
+    )
+
+
+class SessionInfo(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, c.c_int64) for name in ("vocab_size", "context_length", "block", "mask_id")),
+        ("has_text", c.c_int32),
+    )
 
 
 class Event(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), ("row", c.c_int64), ("text", c.c_char_p), ("text_size", c.c_size_t), ("token_ids", c.POINTER(c.c_int64)),
-        ("confidences", c.POINTER(c.c_double)), ("num_tokens", c.c_size_t), ("finish_reason", c.c_int32),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        ("row", c.c_int64),
+        ("text", c.c_char_p),
+        ("text_size", c.c_size_t),
+        ("token_ids", c.POINTER(c.c_int64)),
+        ("confidences", c.POINTER(c.c_double)),
+        ("num_tokens", c.c_size_t),
+        ("finish_reason", c.c_int32),
+    )
 
 
 class CStats(c.Structure):
     _fields_ = (
-        ("struct_size", c.c_size_t), *((n, c.c_int64) for n in ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_after_first")),
-        *((n, c.c_double) for n in ("prefill_time", "decode_time", "time_to_first_token", "tokens_per_forward", "tokens_per_second")),
-        ("accepted", c.POINTER(c.c_int64)), ("num_accepted", c.c_size_t),
-    )  # fmt: skip
+        ("struct_size", c.c_size_t),
+        *((name, c.c_int64) for name in COUNTS),
+        *((name, c.c_double) for name in TIMES),
+        ("accepted", c.POINTER(c.c_int64)),
+        ("num_accepted", c.c_size_t),
+    )
 
 
 ON_EVENT = c.CFUNCTYPE(c.c_int, c.POINTER(Event), c.c_void_p)
@@ -117,24 +155,18 @@ class Library:
             raise MarsStatusError(status, message)
 
     def config(self, values: Mapping[str, Any]) -> Config:
+        """Settings by name; the window is full by default, because automatic ones follow measured times."""
         made = Config()
         self.c.mars_config_init(c.byref(made), c.sizeof(made))
         assert made.struct_size == c.sizeof(made)
-        for name, value in values.items():
+        for name, value in {"window": "full", **values}.items():
             if name == "stop":
                 made.stop, made.num_stop = (c.c_char_p * len(value))(*[s.encode() for s in value]), len(value)
             elif name == "eos_ids":
                 made.eos_ids, made.num_eos_ids = (c.c_int64 * max(1, len(value)))(*value), len(value)
             else:
-                setattr(
-                    made,
-                    name,
-                    METRICS[value]
-                    if name == "metric"
-                    else {"cursor": 0, "block": 1}[value]
-                    if name == "commit"
-                    else value,
-                )
+                words = {"metric": METRICS, "commit": COMMITS, "window": WINDOWS}.get(name, {})
+                setattr(made, name, words.get(value, value))
         return made
 
     def prompt(self, prompt: str | Sequence[Any]) -> Prompt:
@@ -159,6 +191,13 @@ class CSession:
         for name, value in options.items():
             setattr(wanted, name, value.encode() if isinstance(value, str) else value)
         library.call("session_open", str(bundle).encode(), c.byref(wanted), c.byref(self.handle))
+
+    @property
+    def has_text(self) -> bool:
+        info = SessionInfo()
+        self.library.c.mars_session_info_init(c.byref(info), c.sizeof(info))
+        self.library.call("session_describe", self.handle, c.byref(info))
+        return bool(info.has_text)
 
     def __enter__(self) -> CSession:
         return self
@@ -189,9 +228,15 @@ class CSession:
         texts, settings = [self.library.prompt(p) for p in prompts], [self.library.config(v) for v in configs]
         completions = (c.c_void_p * len(texts))()
         self.library.call(
-            "generate_batch", self.handle, (c.POINTER(Prompt) * len(texts))(*map(c.pointer, texts)),
-            (c.POINTER(Config) * len(settings))(*map(c.pointer, settings)), c.c_size_t(len(texts)), c.cast(None, ON_EVENT), None, completions,
-        )  # fmt: skip
+            "generate_batch",
+            self.handle,
+            (c.POINTER(Prompt) * len(texts))(*map(c.pointer, texts)),
+            (c.POINTER(Config) * len(settings))(*map(c.pointer, settings)),
+            c.c_size_t(len(texts)),
+            c.cast(None, ON_EVENT),
+            None,
+            completions,
+        )
         return [self._taken(c.c_void_p(completion)) for completion in completions]
 
     def stream(self, prompt: str | Sequence[Any], **config: Any) -> CStream:

@@ -1,4 +1,6 @@
-"""Backends without a model: one whose KV entries are the tokens themselves, and one that records what another is asked for."""
+"""Backends without a model: one whose KV entries are the tokens themselves, and one that records what another
+is asked for.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class FakeCache:
 
 
 class FakeBackend:
-    """Predicts with `predict` from what its cache really holds, and fails when a wanted output would see a stale entry."""
+    """Predicts with `predict` from what its cache really holds, and fails when a wanted output would see a
+    stale entry.
+    """
 
     outputs: tuple[str, ...] = ("token_ids", "confidence")
 

@@ -1,4 +1,6 @@
-"""A peer for the tests of benchmarks/peers: answers with the prompt's own tokens, or misbehaves as the first request tells it to."""
+"""A peer for the tests of benchmarks/peers: answers with the prompt's own tokens, or misbehaves as the first
+request tells it to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a test does when something that it needs is not installed: people see a skip, CI fails, so that nothing goes untested unseen."""
+"""What a test does when something that it needs is not installed: people see a skip, CI fails, so that
+nothing goes untested unseen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Text that breaks tokenizers, and tokenizers of the kinds that the C++ runtime reads, trained on it in a second."""
+"""Text that breaks tokenizers, and tokenizers of the kinds that the C++ runtime reads, trained on it in a
+second.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ def smollm() -> Tokenizer:
 
 
 def qwen2() -> Tokenizer:
-    """NFC, the Qwen2 split with its look-ahead, special tokens and plain added ones, one of them normalised."""
+    """NFC, the Qwen2 split with its look-ahead, special and plain added tokens, one normalised."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _split(QWEN2)

@@ -1,4 +1,6 @@
-"""The slow, obvious MARS sampler, written from the method and from nothing of ours: a full forward over prefix + masks, each step."""
+"""The slow, obvious MARS sampler, written from the method and from nothing of ours: a full forward over
+prefix + masks, each step.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ class Prediction:
 
 @dataclass(slots=True)
 class Answer:
-    """What the oracle generated. `runs` are the numbers of tokens accepted by each step, `rejections` counts steps cut short by tau."""
+    """What the oracle generated.
+
+    `runs` are the numbers of tokens accepted by each step, `rejections` counts steps cut short by tau.
+    """
 
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
@@ -44,7 +49,8 @@ class Oracle:
         """Predictions for the `count` positions after `prefix`: output j has seen the prefix and j masks."""
         key = tuple(prefix)
         if key not in self._known:
-            # One look ahead as far as any test asks: attention is causal, so an output does not see the masks after it.
+            # One look ahead as far as any test asks: attention is causal, so an output does not see the masks
+            # after it.
             logits = self.logits([*prefix, *[self.mask_id] * (self.block - 1)])[len(prefix) - 1 :]
             self._known[key] = [self._prediction(row) for row in logits]
         return self._known[key][:count]
@@ -79,9 +85,10 @@ def generate(
     capacity: int = 10**9,
     window: int | None = None,
 ) -> Answer:
-    """Decode `prompt`. `cache_block` None looks `block` ahead; a number never looks past the end of the present cache block.
+    """Decode `prompt`. `cache_block` None looks `block` ahead; a number never looks past its block's end.
 
-    `capacity`: a context of so many entries holds the tokens that are fed, so the last prediction is for position `capacity`.
+    `capacity`: a context of so many entries holds the tokens that are fed, so the last prediction is for
+    position `capacity`.
     A cache block ends where the context does; that last prediction is then a step of its own.
     """
     answer = Answer()

@@ -1,14 +1,52 @@
-"""The command line, as a person calls it."""
+"""The command line as a person calls it: in this process, within milliseconds, or as a program of its own."""
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
+
+from mars_export import cli
+
+Done = subprocess.CompletedProcess[str]
 
 
-def run(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mars_export.cli", *map(str, arguments)]
+def run(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Done:
+    """What `cli.main` writes and exits with. What it does not catch is raised: users see no traceback."""
+    words = ["mars-export", *map(str, arguments)]
+    given, out, err = (
+        io.TextIOWrapper(io.BytesIO(text), encoding="utf-8") for text in (stdin.encode(), b"", b"")
+    )
+    code: object = 0
+    with (
+        patch.object(sys, "argv", words),
+        patch.object(sys, "stdin", given),
+        patch.dict(os.environ, COLUMNS="80"),  # as where standard output is a pipe
+        redirect_stdout(out),
+        redirect_stderr(err),
+        chdir(cwd or Path.cwd()),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+    assert isinstance(code, int), f"exit code {code!r}: a message belongs to standard error"
+    return Done(words, code, _written(out), _written(err))
+
+
+def run_process(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Done:
+    """The same by `python -m mars_export`: for what concerns the process, or what conftest.py patches."""
+    command = [sys.executable, "-m", "mars_export", *map(str, arguments)]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, check=False, cwd=cwd, timeout=120
     )
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    stream.seek(0)
+    return stream.read()

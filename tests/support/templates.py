@@ -30,33 +30,43 @@ TRIMMED = (
 
 
 ALTERNATING = (
-    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% set note = messages[0].content + '\n\n' %}"
+    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}"
+    "{% set note = messages[0].content + '\n\n' %}"
     "{% else %}{% set rest = messages %}{% set note = '' %}{% endif %}{{ bos_token }}{% for m in rest %}"
-    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}"
     "{% if m.role == 'user' %}[INST] {% if loop.first %}{{ note }}{% endif %}{{ m.content }} [/INST]"
-    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
+    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}"
+    "{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"
 )
 
 
 NO_SYSTEM = (
-    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('unknown role') }}{% endif %}"
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
+    "{{ raise_exception('unknown role') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 )
 
 
 THINKING = (
-    "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+    "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set text = m.content %}"
-    "{% if m.role == 'assistant' and '</think>' in text %}{% set text = text.split('</think>')[-1] %}{% endif %}"
-    "{% if m.role == 'assistant' and loop.index0 > last.user and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{% if m.role == 'assistant' and '</think>' in text %}{% set text = text.split('</think>')[-1] %}"
+    "{% endif %}"
+    "{% if m.role == 'assistant' and loop.index0 > last.user and loop.last %}<think>\n\n</think>\n\n"
+    "{% endif %}"
     "{{ text }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 
 
 GROUPED_TOOLS = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
-    "\n<tool_response>\n{{ m.content }}\n</tool_response>{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
-    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}<|im_start|>assistant\n"
 )
 
 

@@ -1,4 +1,6 @@
-"""Seeded tiny checkpoints, written by transformers' own classes: the oracle and the exporter read the same files."""
+"""Seeded tiny checkpoints, written by transformers' own classes: the oracle and the exporter read the same
+files.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ ENDOFTEXT, IM_START, IM_END, MASK = range(NUM_BYTES + len(MERGES), NUM_BYTES + l
 NUM_TOKENS = NUM_BYTES + len(MERGES) + len(SPECIALS)
 VOCAB_SIZE = 288  # padded beyond the tokenizer, as real embeddings are
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>"
+    "\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Tiny:
-    """One checkpoint to write. `declared` is the model_type that config.json is rewritten to; `settings` go to the config class."""
+    """One checkpoint to write.
+
+    `declared` is the model_type that config.json is rewritten to; `settings` go to the config class.
+    """
 
     name: str
     family: str
@@ -121,7 +127,9 @@ def config_values(tiny: Tiny) -> dict[str, Any]:
 
 
 def build(tiny: Tiny) -> PreTrainedModel:
-    """A model with seeded weights: no bias is zero, no norm is one, and predictions are sure often enough to be accepted."""
+    """A model with seeded weights: no bias is zero, no norm is one, and predictions are sure often enough to
+    be accepted.
+    """
     config_class, model_class = CLASSES[tiny.family]
     model: PreTrainedModel = model_class(config_class(**config_values(tiny)))
     generator = torch.Generator().manual_seed(1000 + tiny.seed)

@@ -19,7 +19,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --tau NUMBER            confidence bound: 1 is one token per forward, lower is faster [0.95]
       --metric NAME           what tau bounds: probability, margin or entropy [probability]
       --max-new-tokens N      most tokens to generate [256]
-      --window N|auto         most predictions made in one step [the bundle's block]; auto chooses for speed, step by step
+      --window auto|full|N    most predictions made in one step; full is the bundle's block, auto chooses step by step [auto]
       --temperature NUMBER    0 is greedy [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
@@ -67,6 +67,11 @@ mars::Metric metric_of(const std::string& value) {
     throw UsageError("--metric must be one of probability, margin, entropy, not `" + value + "`");
 }
 
+std::int64_t window_of(const std::string& value) {
+    if (const auto window = mars::window_of(value)) return *window;
+    throw UsageError("--window must be auto, full or a number of 1 or more, not `" + value + "`");
+}
+
 mars::Commit::Kind commit_of(const std::string& value) {
     if (value == "cursor") return mars::Commit::Kind::cursor;
     if (value == "block") return mars::Commit::Kind::block;
@@ -86,11 +91,7 @@ Options parse_options(int argc, char** argv) {
         {"--tau", [&](Value n, Value v) { config.tau = number(n, v); }},
         {"--metric", [&](Value, Value v) { config.metric = metric_of(v); }},
         {"--max-new-tokens", [&](Value n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
-        {"--window",
-         [&](Value n, Value v) {
-             config.adaptive = v == "auto";
-             config.window = config.adaptive ? std::nullopt : std::optional(integer(n, v, 1));
-         }},
+        {"--window", [&](Value, Value v) { config.window = window_of(v); }},
         {"--temperature", [&](Value n, Value v) { config.temperature = number(n, v); }},
         {"--top-k", [&](Value n, Value v) { config.top_k = integer(n, v, 0); }},
         {"--top-p", [&](Value n, Value v) { config.top_p = number(n, v); }},

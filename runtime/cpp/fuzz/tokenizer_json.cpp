@@ -7,6 +7,8 @@
 #include <mars/errors.hpp>
 #include <mars/text.hpp>
 
+#include "deep.hpp"
+
 namespace {
 
 void use(const mars::Tokenizer& tokenizer, std::string_view input) {
@@ -22,13 +24,13 @@ void use(const mars::Tokenizer& tokenizer, std::string_view input) {
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-    const std::string_view input(reinterpret_cast<const char*>(data), size);
+    const std::string input = deepened(data, size);
     try {
         use(mars::Tokenizer::from_json(input), input);
     } catch (const mars::BundleError&) {
     }
     try {
-        mars::ChatTemplate::from_json(input).render({{"system", " a "}, {"user", "b"}});
+        mars::ChatTurns::from_json(input).render({{"system", " a "}, {"user", "b"}});
     } catch (const mars::Error&) {
     }
     return 0;

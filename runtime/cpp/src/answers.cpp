@@ -2,15 +2,17 @@
 #include "answers.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
-#include <mars/block_commit.hpp>
+#include <mars/blocks.hpp>
 
 namespace mars {
 
 Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
                          const std::vector<GenerationConfig>& configs, const Commit& commit)
     : session_(std::move(session)) {
+    const auto began = std::chrono::steady_clock::now();
     if (configs.size() != prompts.size())
         throw SessionError(std::to_string(prompts.size()) + " prompts but " + std::to_string(configs.size()) + " configs");
     if (commit.cache_block < 1) throw SessionError("cache_block must be 1 or more, not " + std::to_string(commit.cache_block));
@@ -26,29 +28,31 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
         }
         answer.row =
             std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos, stop);
+        answer.row->stats.began = began;
         rows.push_back(answer.row.get());
         answers_.push_back(std::move(answer));
     }
     Backend& backend = *session_->backend;
-    steps_ = commit.kind == Commit::Kind::block ? decode_blocks(backend, rows, manifest.block, manifest.tokens.mask, commit.cache_block)
-                                                : decode(backend, rows, manifest.block, manifest.tokens.mask, cost(configs));
-}
-
-std::shared_ptr<const Cost> Stream::Answers::cost(const std::vector<GenerationConfig>& configs) const {
-    if (std::none_of(configs.begin(), configs.end(), [](const GenerationConfig& config) { return config.adaptive; })) return nullptr;
-    const Manifest& manifest = session_->bundle.manifest;
-    return session_->cost->get(*session_->backend, manifest.block, manifest.tokens.mask);
+    const std::int64_t block = manifest.block, mask = manifest.tokens.mask;
+    if (commit.kind == Commit::Kind::block) {
+        schedule_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
+        return;
+    }
+    // Measured before the first step where it is needed, so that no step has to wait.
+    const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
+    if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
+    schedule_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
 }
 
 std::optional<std::vector<Event>> Stream::Answers::next() {
-    if (!steps_) return std::nullopt;
+    if (!schedule_) return std::nullopt;
     // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
-    std::unique_ptr<Steps> steps = std::move(steps_);
-    std::optional<std::vector<Accepted>> accepted = steps->next();
+    std::unique_ptr<Schedule> schedule = std::move(schedule_);
+    std::optional<std::vector<Accepted>> accepted = schedule->next();
     if (!accepted) return std::nullopt;
     std::vector<Event> events;
     for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
-    steps_ = std::move(steps);
+    schedule_ = std::move(schedule);
     return events;
 }
 

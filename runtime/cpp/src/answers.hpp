@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include <mars/decode.hpp>
+#include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
 namespace mars {
@@ -29,7 +29,11 @@ struct Session::Opened {
     Bundle bundle;
     std::unique_ptr<Backend> backend;
     std::optional<Text> text;
+    std::string text_problem; // why there is none although the bundle has a tokenizer
     std::unique_ptr<CostOnce> cost = std::make_unique<CostOnce>();
+
+    /// Measured at the first call, which takes about a second.
+    std::shared_ptr<const Cost> measured() const { return cost->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
 
     const Text& needs_text() const;
     std::vector<std::int64_t> encode(const Prompt& prompt) const;
@@ -60,12 +64,9 @@ struct Stream::Answers {
 
     Event event(Accepted accepted);
 
-    /// What steps cost, if one of the requests needs to know.
-    std::shared_ptr<const Cost> cost(const std::vector<GenerationConfig>& configs) const;
-
     std::shared_ptr<const Session::Opened> session_;
     std::vector<Answer> answers_;
-    std::unique_ptr<Steps> steps_;
+    std::unique_ptr<Schedule> schedule_;
 };
 
 } // namespace mars

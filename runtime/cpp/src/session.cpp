@@ -5,8 +5,8 @@
 #include <mars/session.hpp>
 
 #include "answers.hpp"
-#include "files.hpp"
-#include "fit.hpp"
+#include "bundle/files.hpp"
+#include "device/variants.hpp"
 
 namespace mars {
 
@@ -18,13 +18,13 @@ std::optional<Text> text_of(const Bundle& bundle) {
     const std::filesystem::path file = bundle.path / info.tokenizer;
     const std::optional<std::string> json = read_file(file);
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
-    return Text(Tokenizer::from_json(*json, file.string()), ChatTemplate::from_json(info.chat.value_or("null")));
+    return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")));
 }
 
 } // namespace
 
 Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text)
-    : opened_(std::make_shared<Opened>(Opened{std::move(bundle), std::move(backend), std::move(text), std::make_unique<CostOnce>()})) {}
+    : Session(std::make_shared<Opened>(Opened{std::move(bundle), std::move(backend), std::move(text), ""})) {}
 
 Session Session::open(const std::filesystem::path& path, const Options& options) {
     Bundle bundle = open_bundle(path, options.verify);
@@ -34,8 +34,13 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
         backend = open_engine(bundle, chosen);
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
-    std::optional<Text> text = text_of(bundle);
-    return {std::move(bundle), std::move(backend), std::move(text)};
+    Opened opened{std::move(bundle), std::move(backend), std::nullopt, ""};
+    try {
+        opened.text = text_of(opened.bundle);
+    } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
+        opened.text_problem = error.what();
+    }
+    return Session(std::make_shared<Opened>(std::move(opened)));
 }
 
 Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event, const Commit& commit) const {
@@ -59,11 +64,14 @@ std::vector<std::int64_t> Session::encode(const Prompt& prompt) const { return o
 
 std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { return opened_->needs_text().decode(token_ids); }
 
+bool Session::has_text() const { return opened_->text.has_value(); }
+
 const Bundle& Session::bundle() const { return opened_->bundle; }
 
 std::int64_t Session::max_capacity() const { return opened_->backend->max_capacity(); }
 
 const Text& Session::Opened::needs_text() const {
+    if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");
     if (!text) throw SessionError(bundle.path.string() + ": this bundle has no tokenizer; pass token ids instead of text");
     return *text;
 }
@@ -98,7 +106,8 @@ void Session::Opened::check(const GenerationConfig& config) const {
         throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
     if (config.needs_logits() && !has("logits"))
         throw SessionError("temperature and repetition_penalty need a bundle exported with --logits");
-    if (!config.stop.empty() && !text) throw SessionError("stop strings need a bundle with a tokenizer");
+    if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
+    if (!config.stop.empty()) needs_text();
 }
 
 } // namespace mars

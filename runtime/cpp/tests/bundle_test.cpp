@@ -5,10 +5,10 @@
 #include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
+#include "bundle/files.hpp"
+#include "bundle/sha256.hpp"
 #include "conformance.hpp"
-#include "files.hpp"
 #include "manifest.hpp"
-#include "sha256.hpp"
 
 namespace {
 
@@ -125,6 +125,22 @@ TEST_CASE("what is wrong in a manifest is named") {
     CHECK(says(refusal(empty.dump()), "problems in the manifest:"));
 }
 
+TEST_CASE("a profile's window: auto, full or a number, and full where an older bundle says nothing") {
+    const auto window = [](const Json& value) {
+        Json manifest = valid();
+        manifest["profiles"][0]["window"] = value;
+        return mars::parse_manifest(manifest.dump()).profiles.at(0).window;
+    };
+    CHECK(mars::parse_manifest(valid().dump()).profiles.at(0).window == mars::full_window);
+    CHECK(window(nullptr) == mars::full_window);
+    CHECK(window("full") == mars::full_window);
+    CHECK(window("auto") == mars::auto_window);
+    CHECK(window(1) == 1);
+    CHECK(window(7) == 7);
+    for (const Json& odd : {Json(0), Json(-1), Json("wide"), Json(""), Json(2.0), Json(true), Json("7"), Json::array({1})})
+        CHECK(says(refusal_with("/profiles/0/window", odd), "profiles[0].window: auto, full or an integer of 1 or more is expected"));
+}
+
 TEST_CASE("versions") {
     CHECK(refusal_with("/format_version", "1.99").empty());
     CHECK(refusal_with("/format_version", "01.0").empty());
@@ -201,6 +217,11 @@ TEST_CASE("a bundle directory") {
     }
     SUBCASE("stamps that are hostile or of another file are not believed") {
         for (const char* stamps : {"[]", "{", "{\"weights.bin\": 1}", "{\"weights.bin\": [\"\", 1, 2, 3]}"}) {
+            bundle.write(".verified.json", stamps);
+            CHECK(bundle.refusal() == "");
+        }
+        const std::string deep(1000000, '[');
+        for (const std::string& stamps : {deep, deep + std::string(1000000, ']'), "{\"x\": " + deep + std::string(1000000, ']') + "}"}) {
             bundle.write(".verified.json", stamps);
             CHECK(bundle.refusal() == "");
         }

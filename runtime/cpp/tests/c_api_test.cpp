@@ -1,8 +1,12 @@
-// The C interface used wrongly: NULLs, sizes, constants. tests/test_cpp_abi.py uses it rightly, on real bundles.
+// The C interface used wrongly: NULLs, sizes, constants. tests/runtime/cpp/test_cpp.py uses it rightly, on real bundles.
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 
 #include <mars/mars.h>
 
+#include "c_api/requests.hpp"
+#include "c_api/structs.hpp"
 #include "conformance.hpp"
 
 namespace {
@@ -28,6 +32,74 @@ TEST_CASE("no error is no message, and nothing to free") {
     mars_session_close(nullptr);
     mars_stream_close(nullptr);
     mars_completion_free(nullptr);
+}
+
+TEST_CASE("what NULL has: nothing") {
+    std::size_t size = 7;
+    CHECK(std::string(mars_completion_text(nullptr, &size)).empty());
+    CHECK(size == 0);
+    size = 7;
+    CHECK(mars_completion_token_ids(nullptr, &size) == nullptr);
+    CHECK(size == 0);
+    size = 7;
+    CHECK(mars_completion_confidences(nullptr, &size) == nullptr);
+    CHECK(size == 0);
+    CHECK(mars_completion_finish_reason(nullptr) == MARS_NOT_FINISHED);
+    CHECK(std::isnan(mars_stream_tau(nullptr)));
+    mars_stream_cancel(nullptr);
+    CHECK(std::strlen(mars_completion_text(nullptr, nullptr)) == 0);
+}
+
+TEST_CASE("a text is a slice: an empty one is empty, wherever it points") {
+    mars_prompt prompt;
+    mars_prompt_init(&prompt, sizeof prompt);
+    CHECK(prompt.text_size == SIZE_MAX);
+    prompt.text = "words";
+    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)) == "words");
+    prompt.text_size = 3;
+    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)) == "wor");
+    prompt.text_size = 0;
+    prompt.text = reinterpret_cast<const char*>(1); // an empty slice of Rust
+    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)).empty());
+}
+
+TEST_CASE("structs that are filled: a newer caller gets zeros for what this library does not know, an older one keeps its end") {
+    struct Newer {
+        mars_stats known;
+        double unknown[3];
+    } newer;
+    std::memset(&newer, 0xAB, sizeof newer);
+    mars_stats_init(&newer.known, sizeof newer);
+    CHECK(newer.known.struct_size == sizeof newer);
+    CHECK(newer.known.tokens == 0);
+    for (const double value : newer.unknown) CHECK(value == 0);
+    std::memset(&newer, 0xAB, sizeof newer);
+    newer.known.struct_size = sizeof newer;
+    mars_stats values{};
+    values.tokens = 4;
+    mars::c::fill(&newer.known, values, "stats");
+    CHECK(newer.known.struct_size == sizeof newer);
+    CHECK(newer.known.tokens == 4);
+    for (const double value : newer.unknown) CHECK(value == 0);
+    struct Older {
+        std::size_t struct_size;
+        std::int64_t prompt_tokens;
+        std::int64_t guard;
+    } older{offsetof(Older, guard), 3, 42};
+    mars::c::fill(reinterpret_cast<mars_stats*>(&older), values, "stats");
+    CHECK(older.struct_size == offsetof(Older, guard));
+    CHECK(older.prompt_tokens == 0);
+    CHECK(older.guard == 42);
+    mars_event event;
+    mars_event_init(&event, sizeof event);
+    CHECK(event.struct_size == sizeof event);
+    CHECK(event.finish_reason == MARS_NOT_FINISHED);
+    CHECK(event.num_tokens == 0);
+    CHECK(event.text == nullptr);
+    mars_session_info info;
+    mars_session_info_init(&info, sizeof info);
+    CHECK(info.struct_size == sizeof info);
+    CHECK(info.has_text == 0);
 }
 
 TEST_CASE("a bundle that is not there") {
@@ -80,7 +152,16 @@ TEST_CASE("prompts and settings that are none") {
     prompt.text = prompt.messages = "words";
     CHECK(refused(nullptr) == "3 prompt: set exactly one of text, messages and token_ids");
     prompt.text = nullptr;
-    CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}, and not empty");
+    CHECK(refused(nullptr).find("2 messages must be a JSON list of {role, content}: ") == 0);
+    for (const char* none : {"[]", "{}", "null", "7"}) {
+        prompt.messages = none;
+        CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}, and not empty");
+    }
+    const std::string deep = std::string(400000, '[') + std::string(400000, ']');
+    for (const std::string& hostile : {deep, std::string(400000, '{'), R"([{"role": "user", "content": )" + deep + "}]"}) {
+        prompt.messages = hostile.c_str();
+        CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}: lists nested too deep");
+    }
     prompt.messages = R"([{"role": "user", "content": "a"}, {"role": 3, "content": "b"}])";
     CHECK(refused(nullptr) == "2 messages must be a JSON list of {role, content}; wrong: 1");
     prompt.messages = nullptr;

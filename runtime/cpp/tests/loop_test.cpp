@@ -1,5 +1,5 @@
 // Both cache loops over a fake model: tests/conformance/loops.json exactly, and rows that change their minds.
-#include <mars/block_commit.hpp>
+#include <mars/blocks.hpp>
 #include <mars/errors.hpp>
 
 #include "conformance.hpp"
@@ -18,14 +18,14 @@ std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
     mars::GenerationConfig config;
     config.tau = wanted["taus"][0];
     config.max_new_tokens = wanted["max_new_tokens"];
-    config.window = optional_of<std::int64_t>(wanted["window"]);
+    config.window = optional_of<std::int64_t>(wanted["window"]).value_or(mars::full_window); // null is the full window
     config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
     const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
     return std::make_unique<mars::Row>(index, wanted["prompt"].get<fake::Tokens>(), config, fake::Tokens{},
                                        [stop](std::int64_t token) { return token == stop; });
 }
 
-std::unique_ptr<mars::Steps> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Row*>& rows) {
+std::unique_ptr<mars::Schedule> loop_of(const Json& each, mars::Backend& backend, const std::vector<mars::Row*>& rows) {
     if (each["commit"] == "block") return mars::decode_blocks(backend, rows, each["block"], fake::mask, each["cache_block"]);
     return mars::decode(backend, rows, each["block"], fake::mask);
 }

@@ -1,9 +1,9 @@
-// Adaptive windows: tests/conformance/windows.json exactly, the cost table, and a loop that uses both.
+// Automatic windows: tests/conformance/windows.json exactly, the cost table, and a loop that uses both.
 #include <algorithm>
 
-#include <mars/decode.hpp>
 #include <mars/errors.hpp>
 #include <mars/policy.hpp>
+#include <mars/schedule.hpp>
 
 #include "conformance.hpp"
 #include "fake.hpp"
@@ -17,10 +17,11 @@ using Points = std::vector<std::pair<std::int64_t, double>>;
 TEST_CASE("every case of windows.json") {
     for (const auto& each : conformance("windows.json")) {
         CAPTURE(each["name"].get<std::string>());
-        mars::Policy policy(std::make_shared<mars::Cost>(each["cost"].get<Points>()), each["few_sizes"]);
-        std::vector<mars::Acceptance> acceptances(each["rows"].size());
+        const auto cost = std::make_shared<mars::Cost>(each["cost"].get<Points>());
+        mars::Policy policy([cost] { return cost; }, each["few_sizes"]);
+        std::vector<mars::PassRates> pass_rates(each["rows"].size());
         std::vector<mars::Chooser> rows;
-        for (const auto& row : each["rows"]) rows.push_back({&acceptances[rows.size()], 1, row["most"], row["is_free"]});
+        for (const auto& row : each["rows"]) rows.push_back({&pass_rates[rows.size()], 1, row["most"], row["is_free"]});
         for (std::size_t step = 0; step < each["steps"].get<std::size_t>(); ++step) {
             CAPTURE(step);
             const std::vector<std::int64_t> masks = policy.masks(rows);
@@ -31,7 +32,7 @@ TEST_CASE("every case of windows.json") {
                 for (const char mark : script) passed.push_back(mark == '1');
                 const auto missed = std::find(script.begin() + 1, script.end(), '0');
                 rows[i].pending = missed - script.begin();
-                acceptances[i].saw(rows[i].pending, passed);
+                pass_rates[i].saw(rows[i].pending, passed);
             }
         }
     }
@@ -47,15 +48,15 @@ TEST_CASE("a cost table is linear between its points, and never falls") {
         CHECK_THROWS_AS(mars::Cost{wrong}, mars::SessionError);
 }
 
-TEST_CASE("a loop with adaptive rows beside fixed ones: each ends as it should, and steps that cost the same are full") {
+TEST_CASE("a loop with automatic rows beside fixed ones: each ends as it should, and steps that cost the same are full") {
     fake::Backend backend;
-    mars::GenerationConfig adaptive, fixed;
-    adaptive.adaptive = true;
-    adaptive.max_new_tokens = fixed.max_new_tokens = 30;
-    adaptive.tau = fixed.tau = 0.5;
+    mars::GenerationConfig automatic, fixed;
+    fixed.window = mars::full_window;
+    automatic.max_new_tokens = fixed.max_new_tokens = 30;
+    automatic.tau = fixed.tau = 0.5;
     for (const Points& points : {Points{{1, 1.0}}, Points{{1, 1.0}, {2, 3.0}, {64, 90.0}}}) {
-        mars::Row one(0, {1, 2, 3}, adaptive, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
-        const auto loop = mars::decode(backend, {&one, &two}, 8, fake::mask, std::make_shared<mars::Cost>(points));
+        mars::Row one(0, {1, 2, 3}, automatic, {}), two(1, {4}, fixed, {}), alone(0, {1, 2, 3}, fixed, {});
+        const auto loop = mars::decode(backend, {&one, &two}, 8, fake::mask, [&] { return std::make_shared<mars::Cost>(points); });
         while (loop->next()) {
         }
         CHECK(one.stats.tokens == 30);

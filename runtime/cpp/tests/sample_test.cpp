@@ -47,7 +47,7 @@ TEST_CASE("every value out of range is named") {
     mars::GenerationConfig config;
     config.tau = std::nan("");
     config.max_new_tokens = 0;
-    config.window = 0;
+    config.window = -2;
     config.eos_ids = std::vector<std::int64_t>{-1};
     config.stop = {""};
     config.temperature = -1;

@@ -27,6 +27,7 @@ mars::GenerationConfig config_of(double tau, std::int64_t max_new_tokens) {
     mars::GenerationConfig config;
     config.tau = tau;
     config.max_new_tokens = max_new_tokens;
+    config.window = mars::full_window;
     return config;
 }
 
@@ -62,7 +63,7 @@ TEST_CASE("a callback stops an answer, and its exception reaches the caller") {
     const auto done = opened.generate(fake::Tokens{4}, config_of(1, 12), [&](const mars::Event&) { return ++calls == 3; });
     CHECK(done.finish_reason == mars::FinishReason::cancelled);
     CHECK(done.token_ids.size() == 3);
-    CHECK_THROWS_AS(opened.generate(fake::Tokens{4}, {}, [](const mars::Event&) -> bool { throw std::out_of_range("mine"); }),
+    CHECK_THROWS_AS(opened.generate(fake::Tokens{4}, config_of(1, 12), [](const mars::Event&) -> bool { throw std::out_of_range("mine"); }),
                     std::out_of_range);
 }
 

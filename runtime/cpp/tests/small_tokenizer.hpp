@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "byte_level.hpp"
+#include "text/byte_level.hpp"
 
 /// The list of pre-tokenizers before the last one, ByteLevel.
 constexpr const char* no_split = "[]"; // ByteLevel splits by itself, as GPT-2 does

@@ -1,5 +1,5 @@
 // Answers questions about text, one JSON object a line on standard input, one line each on standard output.
-// tests/test_cpp_text.py compares its answers with Hugging Face `tokenizers`, jinja2 and runtime/text.py.
+// tests/runtime/cpp/test_cpp_text.py compares its answers with Hugging Face `tokenizers`, jinja2 and runtime/text.py.
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -11,7 +11,7 @@
 #include <mars/errors.hpp>
 #include <mars/text.hpp>
 
-#include "unicode.hpp"
+#include "text/unicode.hpp"
 
 namespace {
 
@@ -46,7 +46,7 @@ Json stream(const mars::Text& text, const Json& asked) {
 Json render(const Json& asked) {
     std::vector<mars::Message> messages;
     for (const Json& message : asked.at("messages")) messages.push_back({message.at("role"), message.at("content")});
-    return mars::ChatTemplate::from_json(asked.at("chat").dump()).render(messages);
+    return mars::ChatTurns::from_json(asked.at("chat").dump()).render(messages);
 }
 
 Json answer(const mars::Text& text, const Json& asked) {

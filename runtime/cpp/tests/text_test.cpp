@@ -1,4 +1,4 @@
-// Tokenizer, chat turns and text streams on their own, many threads included; tests/test_cpp_text.py compares them with the libraries.
+// Tokenizer, chat turns and text streams on their own, many threads included; tests/runtime/cpp/test_cpp_text.py compares them with the libraries.
 #include <string>
 #include <thread>
 #include <vector>
@@ -8,8 +8,8 @@
 #include <mars/errors.hpp>
 #include <mars/text.hpp>
 
-#include "metaspace.hpp"
 #include "small_tokenizer.hpp"
+#include "text/metaspace.hpp"
 #include "utf8.hpp"
 
 namespace {
@@ -103,8 +103,28 @@ TEST_CASE("characters that fall back to bytes, and marks for spaces") {
     CHECK(shown + stream.finish() == "| a|||\u65e5||\uFFFD a|");
 }
 
+TEST_CASE("JSON that is nested by the hundred thousand is refused wherever it stands") {
+    const std::string deep = std::string(400000, '[') + std::string(400000, ']');
+    const auto tokenizer = [](const std::string& text) { return [text] { mars::Tokenizer::from_json(text); }; };
+    const auto turns = [](const std::string& text) { return [text] { mars::ChatTurns::from_json(text); }; };
+    for (const char* name : {"normalizer", "pre_tokenizer", "decoder", "post_processor", "added_tokens", "truncation"}) {
+        Json whole = small_tokenizer(qwen2_split);
+        whole["model"]["byte_fallback"] = true;
+        whole[name] = {{"type", "HERE"}};
+        std::string text = whole.dump();
+        text.replace(text.find("\"HERE\""), 6, deep);
+        CHECK_THROWS_WITH_AS(tokenizer(text)(), doctest::Contains("nested too deep"), mars::BundleError);
+    }
+    CHECK_THROWS_WITH_AS(turns("{\"between\": " + deep + "}")(), doctest::Contains("nested too deep"), mars::BundleError);
+    CHECK_THROWS_AS(turns(std::string(400000, '{'))(), mars::BundleError);
+    const std::string quoted = R"({"between": {"start": {"user": ")" + std::string(1000, '[') +
+                               R"(\"[{\\"}}, "after": {"user": ""},)"
+                               R"( "trimmed": [], "reserved": []})"; // brackets of a text are no nesting
+    CHECK(mars::ChatTurns::from_json(quoted).render({{"user", ""}}) == std::string(1000, '[') + "\"[{\\");
+}
+
 TEST_CASE("chat turns render what they know and refuse the rest") {
-    const auto turns = mars::ChatTemplate::from_json(chat);
+    const auto turns = mars::ChatTurns::from_json(chat);
     CHECK(turns.render({{"system", " be kind "}, {"user", "\u2028 hi\n"}}) == "<s> be kind |hi!");
     CHECK_THROWS_WITH_AS(turns.render({{"user", "a"}, {"user", "b"}}), doctest::Contains("no place for role `user` after `user`"),
                          mars::SessionError);
@@ -113,9 +133,9 @@ TEST_CASE("chat turns render what they know and refuse the rest") {
     CHECK_THROWS_WITH_AS(turns.render({{"user", "x</think>"}}), doctest::Contains("treats `</think>`"), mars::SessionError);
     CHECK_THROWS_WITH_AS(turns.render({{"user", "\xC3"}}), doctest::Contains("message 0 is not valid UTF-8"), mars::SessionError);
     CHECK_THROWS_AS(turns.render({}), mars::SessionError);
-    CHECK_FALSE(mars::ChatTemplate::from_json("null").is_usable());
-    CHECK_THROWS_AS(mars::ChatTemplate::from_json("[]"), mars::BundleError);
-    CHECK_THROWS_AS(mars::ChatTemplate::from_json("{"), mars::BundleError);
+    CHECK_FALSE(mars::ChatTurns::from_json("null").is_usable());
+    CHECK_THROWS_AS(mars::ChatTurns::from_json("[]"), mars::BundleError);
+    CHECK_THROWS_AS(mars::ChatTurns::from_json("{"), mars::BundleError);
 }
 
 TEST_CASE("every problem of a tokenizer is reported at once") {

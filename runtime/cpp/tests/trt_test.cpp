@@ -8,14 +8,14 @@
 
 #include <doctest/doctest.h>
 
-#include <mars/block_commit.hpp>
-#include <mars/decode.hpp>
+#include <mars/blocks.hpp>
 #include <mars/errors.hpp>
+#include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
+#include "device/here.hpp"
+#include "device/trt.hpp"
 #include "engine_manifest.hpp"
-#include "here.hpp"
-#include "trt.hpp"
 #include "trt_stub/stub.hpp"
 
 namespace {
@@ -42,7 +42,8 @@ struct Made {
     mars::Bundle bundle;
 };
 
-std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20) {
+std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20,
+                            std::int64_t cache_block = 4) {
     std::vector<std::unique_ptr<mars::Row>> rows;
     std::vector<mars::Row*> pointers;
     for (const Tokens& prompt : asked) {
@@ -52,7 +53,8 @@ std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& a
         rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(rows.size()), prompt, config, Tokens{}));
         pointers.push_back(rows.back().get());
     }
-    const auto loop = blocks ? mars::decode_blocks(backend, pointers, 4, fake::mask, 4) : mars::decode(backend, pointers, 4, fake::mask);
+    const auto loop =
+        blocks ? mars::decode_blocks(backend, pointers, 4, fake::mask, cache_block) : mars::decode(backend, pointers, 4, fake::mask);
     while (loop->next()) {
     }
     std::vector<Tokens> all;
@@ -85,23 +87,25 @@ std::string refused(const std::function<void()>& call) {
 TEST_CASE("the loops accept what they accept elsewhere, with captured steps and without") {
     for (const char* layout : {"static", "delta"})
         for (const bool fixed : {false, true})
-            for (const bool refuses : {false, true})
+            for (const stub::Refuses refuses :
+                 {stub::Refuses::nothing, stub::Refuses::begin, stub::Refuses::end, stub::Refuses::instantiate})
                 for (const bool blocks : {false, true}) {
                     CAPTURE(layout);
                     CAPTURE(fixed);
-                    CAPTURE(refuses);
+                    CAPTURE(static_cast<int>(refuses));
                     CAPTURE(blocks);
                     EngineShape shape;
                     shape.fixed = fixed;
                     shape.kv_layout = layout;
                     const Made made(shape);
-                    stub::state().refuses_capture = refuses;
+                    stub::state().refuses = refuses;
                     mars::TrtBackend backend = made.open();
                     fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
                     const auto expected = answers(reference, prompts, blocks);
                     // The second time on memory that was used, the third with captured steps.
                     for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, blocks) == expected);
-                    CHECK((stub::state().launches > 0) == !refuses);
+                    CHECK((stub::state().launches > 0) == (refuses == stub::Refuses::nothing));
+                    CHECK(stub::state().captures == 0); // each captured graph was destroyed
                     CHECK(backend.num_graphs() == static_cast<std::size_t>(stub::state().graphs));
                 }
 }
@@ -277,6 +281,25 @@ TEST_CASE("a row near its end shares a step with a row that looks far ahead") {
     }
 }
 
+TEST_CASE("block commit with long blocks: a row near its end does not end the others") {
+    EngineShape shape;
+    shape.prefill = 32;
+    shape.capacity = shape.context = 128;
+    for (const char* layout : {"static", "delta"}) {
+        shape.kv_layout = layout;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+        for (std::int64_t left = 0; left < 8; ++left)
+            for (const std::int64_t cache_block : {16, 32}) {
+                CAPTURE(left);
+                CAPTURE(cache_block);
+                const std::vector<Tokens> asked{{6}, Tokens(static_cast<std::size_t>(backend.max_capacity() - left), 5), {7, 8}};
+                CHECK(answers(backend, asked, true, 60, cache_block) == answers(reference, asked, true, 60, cache_block));
+            }
+    }
+}
+
 TEST_CASE("what the engine cannot hold is refused") {
     const Made made;
     mars::TrtBackend backend = made.open();
@@ -317,6 +340,33 @@ TEST_CASE("an engine of another model is refused, each time") {
     }
 }
 
+TEST_CASE("an engine whose tensors are not the manifest's is refused before anything is written") {
+    const auto refusal = [](const std::string& name, const char* what, const nlohmann::json& value) {
+        const Made made;
+        stub::state().tensors[name][what] = value;
+        return refused([&] { made.open(); });
+    };
+    const auto names = [](const std::string& name) {
+        return "the engine and the manifest disagree about " + name + "; build the engine again";
+    };
+    CHECK(refusal("past_key_values.1.key", "dtype", "float16") == names("past_key_values.1.key"));
+    CHECK(refusal("present.0.value", "dtype", "float16") == names("present.0.value"));
+    CHECK(refusal("input_ids", "dtype", "int32") == names("input_ids"));
+    CHECK(refusal("confidence", "dtype", "float16") == names("confidence"));
+    CHECK(refusal("present.0.key", "shape", {-1, 3, -1, 4}) == names("present.0.key"));
+    CHECK(refusal("past_key_values.0.value", "shape", {-1, 2, 4}) == names("past_key_values.0.value"));
+    CHECK(refusal("past_key_values.0.value", "shape", {-1, 2, 65, 4}) == names("past_key_values.0.value"));
+    CHECK(refusal("present.1.value", "alias", "past_key_values.0.value") == names("present.1.value"));
+    CHECK(refusal("token_ids", "name", "tokens") == names("token_ids, tokens"));
+    CHECK(refusal("kv_length", "shape", {-1, -1}) == names("kv_length"));
+    EngineShape shape;
+    shape.kv_layout = "delta";
+    const Made made(shape);
+    stub::state().tensors["present.1.value"]["alias"] = "past_key_values.1.value";
+    CHECK(refused([&] { made.open(); }) == names("present.1.value"));
+    CHECK(stub::state().memory.empty());
+}
+
 TEST_CASE("a file that is no engine is refused with both sides named") {
     const Made made({}, "garbage");
     const std::string text = refused([&] { made.open(); });
@@ -335,7 +385,9 @@ TEST_CASE("shapes beyond any memory are refused") {
     Made made(shape);
     const auto opened = [&] { made.open().new_cache(1); };
     CHECK(refused(opened) == "CUDA: cudaMalloc failed: out of memory (cudaErrorMemoryAllocation)");
-    made.bundle.manifest.model.num_kv_heads = made.bundle.manifest.model.head_dim = 65536;
+    nlohmann::json engine = nlohmann::json::parse(stub_engine(shape));
+    engine["kv_heads"] = engine["head_dim"] = made.bundle.manifest.model.num_kv_heads = made.bundle.manifest.model.head_dim = 65536;
+    std::ofstream(made.bundle.path / "rtx.engine") << engine;
     CHECK(refused(opened) == "the engine's shapes are beyond any memory; build it again");
     CHECK(stub::state().memory.empty());
     shape.capacity = 3;

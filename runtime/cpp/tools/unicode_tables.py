@@ -1,4 +1,4 @@
-"""Write src/unicode_tables.cpp: what Hugging Face `tokenizers` takes each code point for. Knows no C++ but the file it writes.
+"""Write src/text/unicode_tables.cpp: what Hugging Face `tokenizers` takes each code point for. Knows no C++ but the file it writes.
 
 The tables are read off the library itself, because its parts follow different Unicode versions: the split patterns a new
 one, the digits a newer one, NFC an old one. Tables of any single version would give other token ids.
@@ -15,7 +15,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-TARGET = Path(__file__).resolve().parent.parent / "src" / "unicode_tables.cpp"
+TARGET = Path(__file__).resolve().parent.parent / "src" / "text" / "unicode_tables.cpp"
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 HANGUL = range(0xAC00, 0xD7A4)
 LOWEST, HIGHEST = "\u0334", "\u0345"  # marks of combining class 1 and 240, the least and the greatest
@@ -152,7 +152,7 @@ def cpp(tables: Tables) -> str:
     ]
     head = (
         f"// Written by tools/unicode_tables.py from tokenizers {tokenizers.__version__}; do not edit.\n// clang-format off\n"
-        '#include "unicode_tables.hpp"\n\n#include <iterator>\n\nnamespace mars {\n\n'
+        '#include "text/unicode_tables.hpp"\n\n#include <iterator>\n\nnamespace mars {\n\n'
     )
     return head + "\n".join(arrays) + "\n}  // namespace mars\n"
 

@@ -1,4 +1,6 @@
-"""A bundle directory: what is missing, changed, linked away or unreadable is said at once, before anything runs."""
+"""A bundle directory: what is missing, changed, linked away or unreadable is said at once, before anything
+runs.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 import pytest
+from support.fixtures import Named
 
 from mars_export.runtime import BundleError, Session, SessionError
 from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest, write_manifest
-
-Named = Callable[[str], Path]
 
 
 @pytest.fixture

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.fixtures import Named
 
 from mars_export.runtime import BundleError, Session
 
 FILES = ("model.onnx", "tokenizer.json", "weights.bin")
-Named = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")

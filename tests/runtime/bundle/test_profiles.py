@@ -1,4 +1,6 @@
-"""Profiles in a bundle: stored, found, refused when stale, removed; and a bundle that opens whenever the writer is killed."""
+"""Profiles in a bundle: stored, found, refused when stale, removed; and a bundle that opens whenever the
+writer is killed.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,8 @@ def test_a_stale_profile_is_refused_with_the_command_that_renews_it(
     profiles.store(path, profile(path, **change))
     with pytest.raises(
         SessionError,
-        match=rf"(?s)profile `sums` is stale: .*{reason}.*mars-export calibrate \S*mine.bundle --task sums --max-drop 0.05",
+        match=rf"(?s)profile `sums` is stale: .*{reason}.*"
+        r"mars-export calibrate \S*mine.bundle --task sums --max-drop 0.05",
     ):
         Session.open(path, threads=1).profile("sums")
     (listed,) = profiles.described(path)

@@ -1,4 +1,6 @@
-"""A bundle that the version before this format wrote: it opens, runs, and its profiles mean what they meant."""
+"""A bundle that the version before this format wrote: it opens, runs, and its profiles mean what
+they meant.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""The C++ runtime against the Python one on tiny bundles: token for token, event for event, error for error."""
+"""The C++ runtime against the Python one on tiny bundles: tokens, events and errors, one for one."""
 
 from __future__ import annotations
 
+import ctypes as c
 import json
 import os
 import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,15 +17,15 @@ from typing import Any
 
 import pytest
 from support import tiny
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import WINDOWS, CSession, Library, MarsStatusError, build
+from support.fixtures import Named, Sessions
 
-from mars_export.runtime import BundleError, Commit, GenerationConfig, Session
+from mars_export.runtime import BundleError, Commit, GenerationConfig
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
-Named = Callable[[str], Path]
-Sessions = Callable[[str], Session]
 PROMPT = [5, 9, 200, 17]
+BLOCK = 6  # of the test bundles
 TAUS = (1.0, 0.7, 0.4, 0.0)
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -71,6 +72,25 @@ def test_tokens_are_those_of_python(
             wanted.stats.prefill_forwards,
         )
         assert {k: n for k, n in enumerate(made.accepted) if n} == wanted.stats.accepted
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 6, 100, "full"])
+def test_windows(window: int | str, twin: CSession, sessions: Sessions) -> None:
+    width = BLOCK if window == "full" else window
+    wanted = sessions("llama").generate(
+        PROMPT, GenerationConfig(tau=0.0, max_new_tokens=24, eos_ids=(), window=int(width))
+    )
+    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=24, eos_ids=(), window=window)
+    assert (made.token_ids, made.forwards) == (wanted.token_ids, wanted.stats.forwards)
+    assert max(k for k, n in enumerate(made.accepted) if n) == min(int(width), BLOCK)
+
+
+def test_the_automatic_window_is_the_default_and_never_wider_than_a_block(twin: CSession) -> None:
+    config = twin.library.config({})
+    twin.library.c.mars_config_init(c.byref(config), c.sizeof(config))
+    assert config.window == WINDOWS["auto"] == 0
+    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=40, eos_ids=(), window="auto")
+    assert len(made.token_ids) == 40 and len(made.accepted) <= BLOCK + 1
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3-mixed"])
@@ -161,7 +181,7 @@ def test_requests_that_cannot_be_served(twin: CSession) -> None:
         ([tiny.VOCAB_SIZE], {}, f"outside the vocabulary of {tiny.VOCAB_SIZE}: {tiny.VOCAB_SIZE}"),
         ([1] * 513, {}, "the prompt has 513 tokens, this bundle's context holds 512"),
         ([1], {"tau": -1.0, "top_k": -1}, "tau must be .*; top_k must be"),
-        ([1], {"window": -1}, "window must be an integer of 1 or more"),
+        ([1], {"window": -2}, "window must be auto, full or an integer of 1 or more"),
         ([1], {"commit": "block", "cache_block": 0}, "cache_block must be 1 or more"),
         ([{"role": "judge", "content": "x"}], {}, "judge"),
     ):
@@ -181,7 +201,7 @@ def test_devices_by_name(library: Library, bundles: Named) -> None:
 
 
 def broken_bundles(directory: Path, other: Path) -> Iterator[str]:
-    """Break the bundle in one way after the other, as tests/test_fuzz.py does; every file is whole again after each yield."""
+    """Break the bundle in one way after the other; every file is whole again after each yield."""
     draw = random.Random(5)
     for name in ("model.onnx", "tokenizer.json", "weights.bin", "manifest.json", "manifest.sha256"):
         path = directory / name
@@ -230,7 +250,7 @@ def test_corrupted_bundles_end_in_an_error_code(library: Library, bundles: Named
 
 
 def test_files_that_are_hashed_but_wrong(library: Library, bundles: Named, tmp_path: Path) -> None:
-    """A bundle whose hashes are right over files that are not: readers behind the manifest's must stand it too."""
+    """Hashes that are right over files that are not: readers behind the manifest's must stand it too."""
     directory = tmp_path / "bundle"
     shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
     manifest, draw = open_bundle(directory).manifest, random.Random(6)
@@ -257,6 +277,38 @@ def test_files_that_are_hashed_but_wrong(library: Library, bundles: Named, tmp_p
         (directory / name).write_bytes(whole)
 
 
+def test_a_tokenizer_it_does_not_know_leaves_token_ids(
+    library: Library, bundles: Named, tmp_path: Path
+) -> None:
+    directory = tmp_path / "bundle"
+    shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    manifest, path = open_bundle(directory).manifest, directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer["model"]["type"] = "WordPiece"
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    write_manifest(
+        directory, replace(manifest, files=tuple(describe(directory / e.path) for e in manifest.files))
+    )
+    with (
+        CSession(library, directory, threads=1) as session,
+        CSession(library, bundles("llama"), threads=1) as twin,
+    ):
+        assert (session.has_text, twin.has_text) == (False, True)
+        made = session.generate(PROMPT, tau=0.4, max_new_tokens=12)
+        wanted = twin.generate(PROMPT, tau=0.4, max_new_tokens=12)
+        assert (made.token_ids, made.text) == (wanted.token_ids, "")
+        for ask in (
+            lambda: session.generate("words"),
+            lambda: session.generate([{"role": "user", "content": "x"}]),
+            lambda: session.generate(PROMPT, stop=["x"]),
+            lambda: session.decode([1, 2]),
+        ):
+            with pytest.raises(
+                MarsStatusError, match=r"only BPE is supported, not `WordPiece`(.|\n)*token ids"
+            ):
+                ask()
+
+
 def test_the_stamps_of_one_runtime_serve_the_other(library: Library, bundles: Named, tmp_path: Path) -> None:
     directory = tmp_path / "bundle"
     shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
@@ -276,7 +328,7 @@ def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]
 
 def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("the éclair")
-    options = ("--tau", 0.4, "--max-new-tokens", 20, "--threads", 1, "--json")
+    options = ("--tau", 0.4, "--window", "full", "--max-new-tokens", 20, "--threads", 1, "--json")
     wanted = sessions("llama").generate(
         [{"role": "user", "content": "the éclair"}], GenerationConfig(tau=0.4, max_new_tokens=20)
     )
@@ -294,7 +346,9 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         assert made["confidences"] == [round(c, 6) for c in wanted.confidences]
         assert made["stats"].keys() == wanted.stats.to_dict().keys()
         assert made["stats"]["accepted"] == wanted.stats.to_dict()["accepted"]
-    shown = run(bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--max-new-tokens=20")
+    shown = run(
+        bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--window=full", "--max-new-tokens=20"
+    )
     raw = sessions("llama").generate("the éclair", GenerationConfig(tau=0.4, max_new_tokens=20))
     assert shown.stdout == raw.text + "\n"
     assert re.search(r"^\d+ tokens, .* ended by ", shown.stderr)
@@ -310,6 +364,8 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         (("a", "--max-new-tokens", "0"), 2, "--max-new-tokens must be 1 or more"),
         (("a", "--seed", "-1"), 2, "--seed needs a number"),
         (("a", "--metric", "luck"), 2, "--metric must be one of"),
+        (("a", "--window", "0"), 2, "--window must be auto, full or a number of 1 or more, not `0`"),
+        (("a", "--window", "-1"), 2, "--window must be auto, full"),
         (("a", "--warp", "9"), 2, "no such option: --warp"),
         (("a", "--tau", "-1", "-p", "x"), 1, "tau must be a number of 0 or more"),
         (("/no/such/bundle", "-p", "x"), 1, "no such bundle"),
@@ -327,8 +383,12 @@ def test_mars_run_used_wrongly(arguments: tuple[str, ...], code: int, message: s
 @pytest.mark.parametrize("preset", ["release", "asan", "tsan"])
 def test_many_threads_on_one_session(preset: str, bundles: Named) -> None:
     done = subprocess.run(
-        [build(preset) / "tests" / "mars-load", bundles("llama"), "4", "5"], capture_output=True, text=True, check=False, timeout=600,
+        [build(preset) / "tests" / "mars-load", bundles("llama"), "4", "5"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
         env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong answers" in done.stdout

@@ -1,25 +1,32 @@
-"""The C++ examples, as built: the README's program, and the HTTP service under several clients and bad input."""
+"""The C++ examples, as built: the README's program, and the HTTP service under many clients and attacks."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from support.cabi import ROOT, build
+from support.fixtures import Named
 
 from mars_export.runtime import GenerationConfig, Session
+from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
-Named = Callable[[str], Path]
-ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_new_tokens": 24}
+ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_new_tokens": 24, "window": "full"}
+LONG = {"prompt": "the onion " * 400, "tau": 1, "max_new_tokens": 1000}  # much work for a small model
 
 
 def start(bundle: Path) -> tuple[subprocess.Popen[str], int]:
@@ -33,11 +40,33 @@ def start(bundle: Path) -> tuple[subprocess.Popen[str], int]:
 
 
 @pytest.fixture(scope="module")
-def port(bundles: Named) -> Iterator[int]:
+def service(bundles: Named) -> Iterator[tuple[subprocess.Popen[str], int]]:
     process, number = start(bundles("llama"))
-    yield number
+    yield process, number
     process.terminate()
     assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def port(service: tuple[subprocess.Popen[str], int]) -> int:
+    return service[1]
+
+
+@pytest.fixture(scope="module")
+def endless(bundles: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a long context, whose answers never end by themselves."""
+    directory = tmp_path_factory.mktemp("endless") / "bundle"
+    shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    manifest = open_bundle(directory).manifest
+    write_manifest(
+        directory,
+        replace(
+            manifest,
+            model=replace(manifest.model, context_length=8192),
+            tokens=replace(manifest.tokens, eos=()),
+        ),
+    )
+    return directory
 
 
 def post(port: int, body: Any) -> tuple[int, str]:
@@ -57,12 +86,18 @@ def test_the_readme_shows_the_program_that_is_built(
     )
     assert snippet == (ROOT / "examples/cpp_embed/embed.cpp").read_text(encoding="utf-8")
     program = build() / "examples/cpp_embed/embed"
+    config = GenerationConfig(tau=0.95, max_new_tokens=32)
+    for request in (f"light {i}" for i in range(300)):
+        wanted = sessions("llama").generate([{"role": "user", "content": request}], config)
+        if wanted.stats.accepted.keys() == {1}:  # the answer is the same in every window
+            break
+    else:
+        raise AssertionError("no request is answered one token at a time")
     done = subprocess.run(
-        [program, bundles("llama"), "the onion"], capture_output=True, text=True, check=False, timeout=120
+        [program, bundles("llama"), request], capture_output=True, text=True, check=False, timeout=120
     )
-    wanted = sessions("llama").generate(ASK["messages"], GenerationConfig(tau=0.95, max_new_tokens=32))  # type: ignore[arg-type]
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(wanted.text + "\n")
+    assert done.stdout == wanted.text + "\n1 tokens/forward\n"
     assert (
         subprocess.run(
             [program, "/no/such/bundle", "x"], capture_output=True, check=False, timeout=60
@@ -106,7 +141,11 @@ def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str],
         ({"prompt": "a", "max_new_tokens": 10**6}, 400, "max_new_tokens is at most"),
         ({"prompt": "a" * 5000}, 400, "this bundle's context holds"),
         ({"messages": [{"role": "user"}]}, 400, "list of {role, content}"),
-        ({"prompt": "a" * 2_000_000}, 413, ""),
+        ({"prompt": "a", "window": 0}, 400, "window must be auto, full or an integer of 1 or more, not 0"),
+        ({"prompt": "a", "window": ["full"]}, 400, "not a list"),
+        ({"prompt": "a", "stop": ["x"] * 17}, 400, "stop: at most 16 here"),
+        ({"prompt": "a", "stop": [1]}, 400, "stop has a wrong type: 1"),
+        ({"prompt": "a" * 2_000_000}, 413, "larger than 1048576 bytes"),
     ],
 )
 def test_mistakes_of_a_client(port: int, body: Any, status: int, message: str) -> None:
@@ -124,6 +163,208 @@ def test_a_client_that_goes_away_and_one_that_says_nothing(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(text)
     assert post(port, ASK)[0] == 200
+
+
+def raw(port: int, data: bytes, timeout: float = 60) -> bytes:
+    """What the service sends back for these bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as client:
+        with suppress(ConnectionError):  # it may have answered and hung up before all was sent
+            client.sendall(data)
+        return read_all(client)
+
+
+def read_all(client: socket.socket) -> bytes:
+    data = b""
+    with suppress(ConnectionError):
+        while piece := client.recv(65536):
+            data += piece
+    return data
+
+
+def health(port: int, timeout: float = 5) -> int:
+    """Tokens that the service has generated so far."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    connection.request("GET", "/health")
+    response = connection.getresponse()
+    assert response.status == 200
+    return int(json.loads(response.read())["tokens"])
+
+
+def memory(process: subprocess.Popen[str]) -> int:
+    """The most memory that a process has had, in bytes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+
+
+DEEP = b"[" * 400_000 + b"]" * 400_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        DEEP,
+        b"[" * 1_000_000,
+        b'{"tau": ' + DEEP + b', "prompt": "a"}',
+        b'{"prompt": ' + DEEP + b"}",
+        b'{"messages": ' + DEEP + b"}",
+        b'{"messages": [{"role": "user", "content": ' + DEEP + b"}]}",
+        b'{"stop": ' + DEEP + b', "prompt": "a"}',
+        b'{"a":' * 150_000 + b"1" + b"}" * 150_000,
+    ],
+    ids=["lists", "open", "tau", "prompt", "messages", "content", "stop", "objects"],
+)
+def test_deeply_nested_bodies(port: int, body: bytes) -> None:
+    status, text = post(port, body)
+    assert (status, json.loads(text)) == (400, {"error": "lists nested too deep"})
+    assert health(port) >= 0
+
+
+HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + b"x" * 2**20 + b"\r\n") * 64, 411),
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 9\r\n\r\n" + b"x" * 9, 415),
+        (HEAD + b"Content-Length: 99999999999999999999\r\n\r\n", 413),
+        (HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (HEAD + b"A: b\r\n" * 101 + b"\r\n", 431),
+        (HEAD + b"A: b\r\n" * 500_000, 431),
+        (HEAD + b"A: " + b"b" * 2**25, 431),
+        (HEAD + b": b\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\n" + b"Range: bytes=0-1,0-1,0-1\r\n" * 90 + b"\r\n", 200),
+        (b"GET /etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"GET /generate HTTP/1.1\r\n\r\n", 405),
+        (b"DELETE /health HTTP/1.1\r\n\r\n", 405),
+        (b"\x16\x03\x01\x02\x00\x01" + bytes(200) + b"\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"GET /health HTTP/2.0\r\n\r\n", 400),
+        (b"GET /health HTTP/1.0\r\n\r\n", 200),
+    ],
+)
+def test_requests_that_attack(service: tuple[subprocess.Popen[str], int], data: bytes, status: int) -> None:
+    process, port = service
+    before = memory(process)
+    answer = raw(port, data)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert len(answer) < 1000
+    assert memory(process) < before + 2**24
+    assert post(port, ASK)[0] == 200
+
+
+def test_a_client_that_waits_for_100_continue_and_one_without_chunks(port: int) -> None:
+    body = json.dumps({**ASK, "stream": True}).encode()
+    head = b"POST /generate HTTP/1.%d\r\nContent-Length: %d\r\n%s\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(head % (1, len(body), b"Expect: 100-continue\r\n"))
+        assert client.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        chunked = read_all(client)
+    assert b"Transfer-Encoding: chunked" in chunked and chunked.endswith(b"}\n\r\n0\r\n\r\n")
+    plain = raw(port, head % (0, len(body), b"") + body)
+    assert b"Transfer-Encoding" not in plain
+    lines = plain.partition(b"\r\n\r\n")[2].splitlines()
+    assert json.loads(lines[-1])["text"] == "".join(json.loads(line)["text"] for line in lines[:-1])
+
+
+def test_an_answer_that_nobody_waits_for_is_not_computed(endless: Path) -> None:
+    process, port = start(endless)
+    whole = json.loads(post(port, LONG)[1])["tokens"]
+    assert whole == 1000
+    for stream in (False, True):
+        before = health(port)
+        body = json.dumps({**LONG, "stream": stream}).encode()
+        for _ in range(4):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        sleep(0.5)
+        quiet = health(port)
+        sleep(1)
+        assert health(port) == quiet  # it is over
+        assert quiet - before < whole  # of four
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def test_silent_and_slow_clients_take_nothing_from_the_others(bundles: Named) -> None:
+    process, port = start(bundles("llama"))
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(400)
+        ]
+        dripping = Event()
+
+        def drip() -> None:
+            for i in range(10**6):
+                for client in clients[::4]:
+                    with suppress(OSError):
+                        client.sendall(HEAD[i % len(HEAD) :][:1])
+                if dripping.wait(0.2):
+                    return
+
+        thread = Thread(target=drip)
+        thread.start()
+        try:
+            for _ in range(5):
+                begun = monotonic()
+                assert health(port) >= 0
+                assert post(port, ASK)[0] == 200
+                assert monotonic() - begun < 5
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            dripping.set()
+            thread.join()
+
+
+def test_more_clients_than_there_are_places(endless: Path) -> None:
+    process, port = start(endless)
+    with ThreadPoolExecutor(65) as pool:
+        asked = [pool.submit(post, port, LONG) for _ in range(64)]
+        sleep(0.2)
+        begun = monotonic()
+        assert health(port) >= 0
+        assert monotonic() - begun < 2
+        answers = [one.result() for one in asked]
+    texts = {json.loads(text)["text"] for status, text in answers if status == 200}
+    assert len(texts) == 1
+    statuses = [status for status, _ in answers]
+    assert set(statuses) <= {200, 503} and statuses.count(200) >= 24
+    assert statuses.count(503) > 0  # 8 compute, 16 wait: the others are told at once
+    assert post(port, ASK)[0] == 200
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_under_load_end_every_answer_properly(number: int, endless: Path) -> None:
+    process, port = start(endless)
+    head = b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
+    with ExitStack() as stack:
+        clients = []
+        for i in range(20):  # 8 run, the others wait in line
+            body = json.dumps({**LONG, "stream": i % 2 == 0}).encode()
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            client.sendall(head % (len(body), body))
+            clients.append(client)
+        assert clients[0].recv(1)  # the first answer has begun
+        process.send_signal(number)
+        answers = [read_all(client) for client in clients]
+    assert process.wait(30) == 0
+    answers[0] = b"H" + answers[0]
+    reasons = []
+    for answer in answers:
+        if answer.startswith(b"HTTP/1.1 503"):
+            assert b"Retry-After: 1\r\n" in answer
+            continue
+        assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
+        if b"chunked" in answer:
+            assert answer.endswith(b"\r\n0\r\n\r\n")
+            answer = answer[: -len(b"\r\n0\r\n\r\n")]
+        reasons.append(json.loads(answer.splitlines()[-1])["finish_reason"])
+    assert "cancelled" in reasons
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,4 +1,4 @@
-"""The C++ text layer against the libraries it stands in for: Hugging Face `tokenizers`, jinja2 and runtime/text.py."""
+"""The C++ text layer against what it stands in for: Hugging Face `tokenizers`, jinja2 and runtime/text.py."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from mars_export.runtime.text import Text, TextStream
 
 KINDS = sorted(nasty.KINDS)
-NEWER = "the installed tokenizers follows another Unicode version: run runtime/cpp/tools/unicode_tables.py and build again"
+NEWER = (
+    "the installed tokenizers follows another Unicode version: "
+    "run runtime/cpp/tools/unicode_tables.py and build again"
+)
 
 
 def driver_path() -> Path:
-    """The built text_driver, without sanitizers if there is a choice, or the one that MARS_TEXT_DRIVER names."""
+    """The built text_driver, if possible without sanitizers, or the one that MARS_TEXT_DRIVER names."""
     if named := os.environ.get("MARS_TEXT_DRIVER"):
         return Path(named)
     built = [
@@ -118,7 +121,7 @@ def test_any_text_gets_the_same_ids(kind: str, drivers: Callable[[str], Driver])
 
 
 def test_every_code_point_is_what_the_library_takes_it_for(drivers: Callable[[str], Driver]) -> None:
-    """Letters, numbers, spaces of the split patterns; digits of the Digits pre-tokenizer; all 1,112,064 of them."""
+    """Letters, numbers, spaces of the split patterns; digits of the Digits pre-tokenizer; all 1,112,064."""
     bits = drivers("smollm").ask("classes")
     text = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     for bit, pattern in ((1, r"\p{L}+"), (2, r"\p{N}+"), (4, r"\s+")):
@@ -169,7 +172,7 @@ def test_any_ids_decode_to_the_same_text(kind: str, drivers: Callable[[str], Dri
 
 
 def test_a_long_word_takes_no_quadratic_time(drivers: Callable[[str], Driver]) -> None:
-    """A quarter of a million bytes that no pattern cuts; merging them pair by pair from the start would take hours."""
+    """A quarter of a million bytes that no pattern cuts; merged pair by pair they would take hours."""
     for kind, word in zip(
         KINDS, ("a b" * 80_000, "ab" * 125_000, "é 日" * 30_000, "日本" * 40_000, "!" * 250_000), strict=True
     ):
@@ -181,7 +184,7 @@ STOPS = ["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er", "\ufffd
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_show_the_same_pieces(kind: str, drivers: Callable[[str], Driver]) -> None:
-    """Random tokens and broken-up texts against runtime/text.py: pieces, final text, tokens taken before a stop."""
+    """Random tokens and broken-up texts against runtime/text.py: pieces, final text, tokens before a stop."""
     tokenizer = tokenizer_of(kind)
     text, draw = Text(tokenizer, None), random.Random(11)
     single = nasty.byte_ids(tokenizer)
@@ -199,7 +202,7 @@ def test_streams_show_the_same_pieces(kind: str, drivers: Callable[[str], Driver
                 draw.choice(draw.choice([single, range(tokenizer.get_vocab_size() + 40)])),
             )
         if tokenizer.token_to_id("<0x20>") in ids:
-            continue  # a space written as a byte, which no encoder does: tokenizers then forgets that it has shown one
+            continue  # a space written as a byte, which no encoder does: it forgets that it showed one
         stop = draw.sample(STOPS, draw.randint(0, 3))
         stream, pieces, taken = TextStream(text, stop), [], 0
         for token in ids:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import transformers
 from support import tiny
 from support.agreement import LOOPS, MAIN, NEW, PROMPTS, agrees, config, window_rule
-from support.oracle import Oracle, generate
+from support.fixtures import Oracles, Sessions
+from support.oracle import generate
 
-from mars_export.runtime import Commit, Session
+from mars_export.runtime import Commit
 from mars_export.runtime.accept import METRICS
 
 TAUS = {
@@ -21,8 +20,6 @@ TAUS = {
 }
 SETTINGS = [(metric, tau) for metric in METRICS for tau in TAUS[metric]]
 OTHERS = [name for name in tiny.TINIES if name != MAIN]
-Sessions = Callable[[str], Session]
-Oracles = Callable[[str], Oracle]
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,15 @@ from support.oracle import Oracle, generate
 
 from mars_export.runtime import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
+from mars_export.runtime.bundle.manifest import Bundle, open_bundle
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.draft import Draft
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.proposals import Foresight, Hopes, Lookup, Proposals
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+from mars_export.runtime.session import _check_draft
 
 Sessions = Callable[[str], Session]
 Oracles = Callable[[str], Oracle]
@@ -250,6 +254,47 @@ def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
     assert lookup.propose([1, 2, 3, 9, 1, 2], 5).token_ids == (3, 9, 1, 2)
     assert lookup.propose([1, 2, 3, 9, 1, 2, 4, 1, 2], 2).token_ids == (4, 1)
     assert lookup.propose([7], 2).token_ids == ()
+
+
+def test_a_draft_proposes_and_the_text_stays_the_large_model_s(
+    bundles: tiny.Named, sessions: Sessions
+) -> None:
+    alone = sessions(MAIN)
+    config = GenerationConfig(max_new_tokens=NEW, eos_ids=())
+    itself = Session.open(bundles(MAIN), threads=1, draft=bundles(MAIN))
+    for prompt in PROMPTS:
+        plain, drafted = alone.generate(prompt, config), itself.generate(prompt, config)
+        assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.forwards < plain.stats.forwards, "the same model proposes what it will say"
+    texts = [done.token_ids for done in itself.generate_each(PROMPTS, config, batch=2)]
+    assert texts == [done.token_ids for done in alone.generate_each(PROMPTS, config, batch=2)]
+
+
+def test_a_draft_that_is_wrong_or_short_of_context_changes_no_token() -> None:
+    for draft_capacity in (6, 30):
+        small = FakeBackend(lambda known, masks: (1 + (len(known) + masks) % 9, 0.9), draft_capacity)
+        row = Row(
+            0, [1, 2, 3], GenerationConfig(max_new_tokens=25), (), proposer=Draft(small, BLOCK, MASK, ())
+        )
+        for _ in decode(FakeBackend(chaotic), [row], BLOCK, MASK):
+            pass
+        assert row.tokens[3:] == generate(ChaoticOracle(), [1, 2, 3], 1.0, max_new=25).tokens
+        assert small.steps
+
+
+def test_a_draft_with_another_tokenizer_is_refused(bundles: tiny.Named) -> None:
+    with pytest.raises(SessionError, match="another tokenizer"):
+        _check_draft(open_bundle(bundles(MAIN)), _with_tokenizer(open_bundle(bundles(MAIN)), "0" * 64))
+
+
+def _with_tokenizer(bundle: Bundle, sha256: str) -> Bundle:
+    manifest = bundle.manifest
+    assert manifest.text is not None
+    files = tuple(
+        replace(entry, sha256=sha256) if entry.path == manifest.text.tokenizer else entry
+        for entry in manifest.files
+    )
+    return replace(bundle, manifest=replace(manifest, files=files))
 
 
 # --- how much to propose ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.fake import Recording
+from support.fixtures import Oracles, Sessions
 from support.oracle import Answer, Oracle, generate
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -20,8 +20,6 @@ NEW = 24
 MAIN = "a2d-qwen2"
 LOOPS = {"cursor": Commit(), "block": Commit("block", 20)}
 CONTEXT = 32
-Sessions = Callable[[str], Session]
-Oracles = Callable[[str], Oracle]
 Prompt = list[int]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
+from support.fixtures import Sessions
 from support.oracle import Oracle
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
@@ -17,12 +18,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mars_export.runtime import Commit, GenerationConfig, Session
+from mars_export.runtime import Commit, GenerationConfig
 from mars_export.runtime.decode.sample import choose, confidence_of, uniform
 
 MAIN = "a2d-qwen2"
 PROMPT = [5, 17, 99]
-Sessions = Callable[[str], Session]
 
 
 def config(tau: float = 0.5, **changes: object) -> GenerationConfig:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +57,9 @@ class MARS_API Backend {
 
     /// Most entries a row can ever hold.
     virtual std::int64_t max_capacity() const = 0;
+
+    /// Entries that a row's memory ends at: no step may write beyond them, masks included. Without a limit, memory grows.
+    virtual std::int64_t max_entries() const { return std::numeric_limits<std::int64_t>::max(); }
 
     virtual std::unique_ptr<Cache> new_cache(std::int64_t num_rows) = 0;
 

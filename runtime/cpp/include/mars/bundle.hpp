@@ -8,13 +8,13 @@
 #include <string_view>
 #include <vector>
 
-#include <mars/accept.hpp>
+#include <mars/config.hpp>
 #include <mars/engine_info.hpp>
 #include <mars/export.hpp>
 
 namespace mars {
 
-constexpr std::string_view format_version = "1.1";
+constexpr std::string_view format_version = "1.2";
 
 /// Dimensions that a runtime needs to allocate KV buffers and check token ids.
 struct ModelInfo {
@@ -29,7 +29,7 @@ struct TokenInfo {
     std::int64_t pad = 0;
 };
 
-/// How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` JSON for ChatTemplate.
+/// How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` JSON for ChatTurns.
 struct TextInfo {
     std::string tokenizer;
     std::optional<std::string> chat_template, bos_token, eos_token, chat;
@@ -68,6 +68,7 @@ struct Profile {
     std::string name;
     double tau = 0.0;
     Metric metric = Metric::probability;
+    std::int64_t window = full_window;
     std::string variant, variant_sha256, evidence;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <mars/accept.hpp>
@@ -11,13 +12,19 @@
 
 namespace mars {
 
+/// A window: the most predictions made in one step, 1 or more; or one of these.
+constexpr std::int64_t auto_window = 0;  ///< as many as is fastest, at most the bundle's block, chosen step by step
+constexpr std::int64_t full_window = -1; ///< the bundle's block
+
+/// "auto", "full" or a number of 1 or more; nothing for other texts.
+MARS_API std::optional<std::int64_t> window_of(std::string_view text);
+
 /// Settings of one request.
 struct MARS_API GenerationConfig {
     double tau = 0.95;                   ///< confidence bound, the speed/quality knob; >= 1 (entropy: <= 0) is one-token mode
     Metric metric = Metric::probability; ///< what tau bounds: probability, margin (top-2) or entropy (nats)
     std::int64_t max_new_tokens = 256;
-    std::optional<std::int64_t> window;               ///< most predictions made in one step; the bundle's block by default
-    bool adaptive = false;                            ///< feed as many masks as is fastest, at most `window`, chosen step by step
+    std::int64_t window = auto_window;                ///< most predictions made in one step
     std::optional<std::vector<std::int64_t>> eos_ids; ///< the model's own by default
     std::vector<std::string> stop;                    ///< strings that end the text and are not part of it
     double temperature = 0.0;                         ///< 0 is greedy; above it a candidate's own probability is compared with tau

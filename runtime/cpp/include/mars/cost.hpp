@@ -1,4 +1,4 @@
-// What a step costs here by its size, as a small measured table. Knows the device through its backend only, and nothing of acceptance.
+// What a step costs here by its size, as a small measured table. Knows the device through its backend only, and nothing of pass_rates.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,8 @@
  *
  * Rules that hold everywhere:
  * - Every struct begins with struct_size, set it to sizeof the struct (the *_init functions do). Structs only ever grow at the
- *   end; what an older caller does not know keeps its default, and a newer caller's field that this library does not know must be 0.
+ *   end; what an older caller does not know keeps its default. A newer caller's field that this library does not know must be 0,
+ *   and is set to 0 in what the library fills.
  * - A function that can fail returns a mars_status and, where `error` is not NULL, leaves a mars_error there; free it.
  * - Strings are UTF-8. Strings and arrays that the library returns belong to the handle they were asked of, and are good until the
  *   next call on it or its end. What a caller passes in is copied before the call returns.
@@ -25,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised when a program built against an older header would no longer work. */
-#define MARS_ABI_VERSION 1
+#define MARS_ABI_VERSION 2
 
 /* MARS_ABI_VERSION of the library that runs, and its version such as "0.1.0". */
 MARS_API uint32_t mars_abi_version(void);
@@ -68,6 +69,7 @@ typedef struct mars_session_info {
 } mars_session_info;
 
 MARS_API void mars_session_options_init(mars_session_options* options, size_t struct_size);
+MARS_API void mars_session_info_init(mars_session_info* info, size_t struct_size);
 
 /* Open the bundle directory `path`. `options` may be NULL. */
 MARS_API mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error);
@@ -80,6 +82,9 @@ MARS_API mars_status mars_session_describe(const mars_session* session, mars_ses
 typedef enum mars_metric { MARS_PROBABILITY = 0, MARS_MARGIN = 1, MARS_ENTROPY = 2 } mars_metric;
 typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_commit;
 
+#define MARS_WINDOW_AUTO 0    /* as many as is fastest, at most the bundle's block, chosen step by step */
+#define MARS_WINDOW_FULL (-1) /* the bundle's block */
+
 /* Settings of one request. */
 typedef struct mars_config {
     size_t struct_size;
@@ -88,7 +93,7 @@ typedef struct mars_config {
     int32_t commit;         /* a mars_commit: which cache loop decodes */
     int64_t cache_block;    /* tokens of a block with MARS_COMMIT_BLOCK; 32 */
     int64_t max_new_tokens; /* 256 */
-    int64_t window;         /* most predictions made in one step; 0: the bundle's block */
+    int64_t window;         /* most predictions made in one step: a number, MARS_WINDOW_AUTO (default) or MARS_WINDOW_FULL */
     const int64_t* eos_ids; /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
     size_t num_eos_ids;
     const char* const* stop; /* strings that end the text and are not part of it */
@@ -106,7 +111,7 @@ MARS_API void mars_config_init(mars_config* config, size_t struct_size);
 typedef struct mars_prompt {
     size_t struct_size;
     const char* text;     /* continued as it stands */
-    size_t text_size;     /* bytes; 0: up to the first zero byte */
+    size_t text_size;     /* bytes; SIZE_MAX (default): up to the first zero byte */
     const char* messages; /* JSON: [{"role": "user", "content": "..."}, ...], put into the chat template */
     const int64_t* token_ids;
     size_t num_token_ids;
@@ -144,6 +149,8 @@ typedef struct mars_event {
     int32_t finish_reason; /* a mars_finish_reason */
 } mars_event;
 
+MARS_API void mars_event_init(mars_event* event, size_t struct_size);
+
 /* Counts and times of one answer, in seconds from the start of the call. */
 typedef struct mars_stats {
     size_t struct_size;
@@ -154,8 +161,11 @@ typedef struct mars_stats {
     size_t num_accepted;
 } mars_stats;
 
+MARS_API void mars_stats_init(mars_stats* stats, size_t struct_size);
+
 typedef struct mars_completion mars_completion;
 
+/* Of NULL: "", no array, MARS_NOT_FINISHED. */
 MARS_API const char* mars_completion_text(const mars_completion* completion, size_t* text_size);
 MARS_API const int64_t* mars_completion_token_ids(const mars_completion* completion, size_t* num_tokens);
 MARS_API const double* mars_completion_confidences(const mars_completion* completion, size_t* num_tokens);
@@ -181,7 +191,7 @@ MARS_API mars_status mars_stream_open(const mars_session* session, const mars_pr
                                       mars_stream** stream, mars_error** error);
 /* Make the next event. *done is 1, and the event empty, after the last one. An error ends the stream. */
 MARS_API mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* done, mars_error** error);
-/* Any thread: the confidence bound; the next step uses a new one. */
+/* Any thread: the confidence bound (not a number for NULL); the next step uses a new one. */
 MARS_API double mars_stream_tau(const mars_stream* stream);
 MARS_API mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error);
 /* Any thread: end the answer before its next step. */

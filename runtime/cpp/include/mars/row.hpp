@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include <mars/acceptance.hpp>
 #include <mars/backend.hpp>
 #include <mars/config.hpp>
 #include <mars/export.hpp>
+#include <mars/pass_rates.hpp>
 #include <mars/stats.hpp>
 
 namespace mars {
@@ -56,7 +56,7 @@ class MARS_API Row {
     std::int64_t cursor = 0;
     std::optional<FinishReason> finish_reason;
     Stats stats;
-    Acceptance acceptance;
+    PassRates pass_rates;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }

@@ -90,6 +90,9 @@ class MARS_API Session {
     /// The text of token ids, special tokens left out. Throws SessionError for a bundle without a tokenizer.
     std::string decode(const std::vector<std::int64_t>& token_ids) const;
 
+    /// Whether prompts may be text: the bundle has a tokenizer that this library reads. Others work with token ids.
+    bool has_text() const;
+
     const Bundle& bundle() const;
 
     /// Most tokens that a row can hold, prompt and answer together.
@@ -98,6 +101,8 @@ class MARS_API Session {
     struct Opened;
 
   private:
+    explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
+
     std::shared_ptr<const Opened> opened_;
 };
 

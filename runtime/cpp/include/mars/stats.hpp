@@ -1,6 +1,7 @@
 // What a request cost. Values that are returned, never printed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 
@@ -12,7 +13,7 @@ namespace mars {
 ///
 /// forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the prefill
 /// chunks before that are prefill_forwards. accepted[k]: steps that accepted k tokens. Times in seconds, measured from the
-/// start of the call; decode_time is the row's time after its first token.
+/// start of the call, which `began` before its text became tokens; decode_time is the row's time after its first token.
 struct MARS_API Stats {
     std::int64_t prompt_tokens = 0;
     std::int64_t tokens = 0;
@@ -23,6 +24,7 @@ struct MARS_API Stats {
     double time_to_first_token = 0.0;
     std::int64_t tokens_after_first = 0;
     std::map<std::int64_t, std::int64_t> accepted;
+    std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now(), prefill_began = began;
 
     double tokens_per_forward() const { return forwards > 0 ? static_cast<double>(tokens) / static_cast<double>(forwards) : 0.0; }
 
@@ -34,6 +36,17 @@ struct MARS_API Stats {
         ++accepted[num_accepted];
         if (tokens > 0) tokens_after_first += num_accepted;
         tokens += num_accepted;
+        const double elapsed = since(began);
+        if (time_to_first_token == 0) time_to_first_token = elapsed;
+        decode_time = elapsed - time_to_first_token;
+    }
+
+    void begin_prefill() { prefill_began = std::chrono::steady_clock::now(); }
+    void end_prefill() { prefill_time = since(prefill_began); }
+
+  private:
+    static double since(std::chrono::steady_clock::time_point moment) {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - moment).count();
     }
 };
 

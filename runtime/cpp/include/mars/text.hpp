@@ -7,20 +7,20 @@
 #include <string_view>
 #include <vector>
 
-#include <mars/chat_template.hpp>
 #include <mars/tokenizer.hpp>
+#include <mars/turns.hpp>
 
 namespace mars {
 
 /// The tokenizer and chat template of a bundle. Immutable; any number of threads may use one.
 class MARS_API Text {
   public:
-    explicit Text(Tokenizer tokenizer, ChatTemplate chat = {});
+    explicit Text(Tokenizer tokenizer, ChatTurns chat = {});
 
     /// Token ids of a text as it stands.
     std::vector<int64_t> encode(std::string_view prompt) const;
 
-    /// Token ids of messages in the chat template, ready for the answer. Raises SessionError as ChatTemplate::render does.
+    /// Token ids of messages in the chat template, ready for the answer. Raises SessionError as ChatTurns::render does.
     std::vector<int64_t> encode(const std::vector<Message>& messages) const;
 
     /// The chat template's text for `messages` and the beginning of an answer.
@@ -33,7 +33,7 @@ class MARS_API Text {
 
   private:
     Tokenizer tokenizer_;
-    ChatTemplate chat_;
+    ChatTurns chat_;
 };
 
 /// The growing text of one answer. Never shows half a character, nor text that may turn out to be a stop string.

@@ -25,6 +25,8 @@ struct Dims {
     std::int64_t d[8];
 };
 
+enum class DataType : std::int32_t { kFLOAT, kHALF, kINT8, kINT32, kBOOL, kUINT8, kFP8, kBF16, kINT64, kINT4 };
+
 enum class ExecutionContextAllocationStrategy : std::int32_t { kSTATIC, kON_PROFILE_CHANGE, kUSER_MANAGED };
 
 class IExecutionContext {
@@ -79,6 +81,11 @@ class ICudaEngine {
   public:
     virtual ~ICudaEngine() = default;
     virtual std::int64_t getDeviceMemorySizeV2() const noexcept = 0;
+    virtual std::int32_t getNbIOTensors() const noexcept = 0;
+    virtual const char* getIOTensorName(std::int32_t index) const noexcept = 0;
+    virtual DataType getTensorDataType(const char* name) const noexcept = 0;
+    virtual Dims getTensorShape(const char* name) const noexcept = 0;
+    virtual const char* getAliasedInputTensor(const char* name) const noexcept = 0; // not in older TensorRT
 #ifdef TRT_MAJOR_RTX
     virtual IRuntimeConfig* createRuntimeConfig() noexcept = 0;
     virtual IExecutionContext* createExecutionContext(IRuntimeConfig* config) noexcept = 0;

@@ -66,7 +66,8 @@ cudaError_t cudaDriverGetVersion(int* version) {
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; // a capture on another would break with the legacy stream's work
     if (stub::state().num_devices < 1) return cudaErrorNoDevice;
     *stream = new StubStream;
     ++stub::state().streams;
@@ -127,6 +128,7 @@ cudaError_t cudaMemcpy2DAsync(void* target, std::size_t target_pitch, const void
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (stream->is_capturing) return cudaErrorInvalidValue;
+    if (stub::state().refuses == stub::Refuses::begin) return cudaErrorStreamCaptureUnsupported;
     stream->is_capturing = true;
     return cudaSuccess;
 }
@@ -135,12 +137,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     stream->is_capturing = false;
     Work captured = std::exchange(stream->captured, {});
     *graph = nullptr;
-    if (stub::state().refuses_capture) return cudaErrorStreamCaptureUnsupported;
+    if (stub::state().refuses == stub::Refuses::end) return cudaErrorStreamCaptureUnsupported;
+    ++stub::state().captures;
     *graph = new StubGraph{std::move(captured)};
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* launchable, cudaGraph_t graph, unsigned long long) {
+    if (stub::state().refuses == stub::Refuses::instantiate) return cudaErrorMemoryAllocation;
     *launchable = new StubGraph(*graph);
     ++stub::state().graphs;
     return cudaSuccess;
@@ -148,6 +152,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* launchable, cudaGraph
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     delete graph;
+    --stub::state().captures;
     return cudaSuccess;
 }
 

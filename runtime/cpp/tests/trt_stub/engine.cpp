@@ -186,9 +186,44 @@ class Config : public nvinfer1::IRuntimeConfig {
 
 class Engine : public nvinfer1::ICudaEngine {
   public:
-    Engine(Json engine, nvinfer1::ILogger& logger) : engine_(std::move(engine)), logger_(logger) {}
+    Engine(Json engine, nvinfer1::ILogger& logger) : engine_(std::move(engine)), logger_(logger) {
+        const bool in_place = engine_.at("in_place");
+        const Json kv{-1, engine_.at("kv_heads"), -1, engine_.at("head_dim")};
+        add("input_ids", "int64", {-1, -1});
+        add("kv_length", "int64", Json::array({-1}));
+        add("output_index", "int64", {-1, -1});
+        add("token_ids", "int64", {-1, -1});
+        add("confidence", "float32", {-1, -1});
+        for (std::int64_t layer = 0; layer < engine_.at("layers"); ++layer)
+            for (const char* kind : {".key", ".value"}) {
+                const std::string suffix = std::to_string(layer) + kind;
+                add("past_key_values." + suffix, "float32", kv);
+                add("present." + suffix, "float32", kv, in_place ? "past_key_values." + suffix : "");
+            }
+    }
 
     std::int64_t getDeviceMemorySizeV2() const noexcept override { return 512; }
+    std::int32_t getNbIOTensors() const noexcept override { return static_cast<std::int32_t>(tensors_.size()); }
+    const char* getIOTensorName(std::int32_t index) const noexcept override {
+        return tensors_[static_cast<std::size_t>(index)].at("name").get_ref<const std::string&>().c_str();
+    }
+    nvinfer1::DataType getTensorDataType(const char* name) const noexcept override {
+        const Json& dtype = of(name).at("dtype");
+        return dtype == "float32"   ? nvinfer1::DataType::kFLOAT
+               : dtype == "float16" ? nvinfer1::DataType::kHALF
+               : dtype == "int64"   ? nvinfer1::DataType::kINT64
+                                    : nvinfer1::DataType::kINT32;
+    }
+    nvinfer1::Dims getTensorShape(const char* name) const noexcept override {
+        const Json& shape = of(name).at("shape");
+        nvinfer1::Dims dims{static_cast<std::int32_t>(shape.size()), {}};
+        std::copy(shape.begin(), shape.end(), dims.d);
+        return dims;
+    }
+    const char* getAliasedInputTensor(const char* name) const noexcept override {
+        const auto& alias = of(name).at("alias").get_ref<const std::string&>();
+        return alias.empty() ? nullptr : alias.c_str();
+    }
 #ifdef TRT_MAJOR_RTX
     nvinfer1::IRuntimeConfig* createRuntimeConfig() noexcept override { return new Config; }
     nvinfer1::IExecutionContext* createExecutionContext(nvinfer1::IRuntimeConfig*) noexcept override {
@@ -201,8 +236,18 @@ class Engine : public nvinfer1::ICudaEngine {
 #endif
 
   private:
+    void add(const std::string& name, const char* dtype, Json shape, const std::string& alias = "") {
+        tensors_.push_back({{"name", name}, {"dtype", dtype}, {"shape", std::move(shape)}, {"alias", alias}});
+        if (const auto other = state().tensors.find(name); other != state().tensors.end()) tensors_.back().update(other->second);
+    }
+
+    const Json& of(const std::string& name) const {
+        return *std::find_if(tensors_.begin(), tensors_.end(), [&](const Json& each) { return each.at("name") == name; });
+    }
+
     Json engine_;
     nvinfer1::ILogger& logger_;
+    std::vector<Json> tensors_;
 };
 
 class Runtime : public nvinfer1::IRuntime {

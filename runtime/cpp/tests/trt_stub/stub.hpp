@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "../fake.hpp"
 
 namespace stub {
@@ -24,20 +26,25 @@ struct Bound {
     std::map<std::string, unsigned char*> addresses;
 };
 
+/// What a driver may refuse of a capture.
+enum class Refuses { nothing, begin, end, instantiate };
+
 struct State {
     // what the machine is
     int num_devices = 1, driver = 12090;
     std::vector<int> version{10, 16, 0, 72};
     // what it shall do
     fake::Predict predict = fake::hashed;
-    bool refuses_capture = false, fails = false, has_no_memory = false;
+    Refuses refuses = Refuses::nothing;
+    bool fails = false, has_no_memory = false;
     std::set<std::string> unknown_tensors;
+    std::map<std::string, nlohmann::json> tensors; // by name: another `name`, `dtype`, `shape` or `alias`
     // what was done
     std::vector<std::pair<std::string, std::size_t>> events; // in the order of the stream
     std::map<unsigned char*, std::size_t> memory;            // allocated now
     std::vector<std::size_t> allocations;                    // sizes of all there ever were
     std::vector<Bound*> contexts;                            // in the order they were made; null when gone
-    int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0;
+    int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 };
 
 State& state();

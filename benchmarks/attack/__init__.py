@@ -1,0 +1,1 @@
+"""Bundles made hostile at random, opened and asked, by the hundred thousand."""

@@ -1,0 +1,106 @@
+"""Hostile bundles against the runtime: only our errors, no crash, no hang, no memory beyond what the files
+need.
+
+python benchmarks/attack --trials 200000 --state attack.jsonl     # an hour or so; goes on where it stopped
+
+Each trial is a seed: `--first SEED --trials 1` does it again. The state has one JSON line for each; what is
+wrong is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BUNDLE = HERE.parents[1] / "tests" / "runtime" / "bundle" / "written-by-1.1"
+OURS = ("BundleError", "SessionError", "ran")
+SLOW, DEAD, MEMORY = 5.0, 60.0, 1 << 30  # seconds of processor time, seconds of silence, bytes
+
+
+def trials(bundle: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
+    """The outcome of each seed; a process that dies or hangs is one, and the next goes on behind it."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    while first < last:
+        command = [sys.executable, "-m", "attack.trial", str(bundle), str(first), str(last)]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        begun = first
+        try:
+            for line in _lines(process):
+                if "begin" in line:
+                    begun = line["begin"]
+                else:
+                    yield line
+                    first = line["seed"] + 1
+        except TimeoutError:
+            yield {"seed": begun, "outcome": "hang"}
+            first = begun + 1
+        else:
+            if process.wait():
+                yield {"seed": begun, "outcome": f"process ended with {process.returncode}"}
+                first = begun + 1
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """Lines of JSON as they come. Raises TimeoutError when none comes for too long."""
+    assert process.stdout is not None
+    file, rest = process.stdout.fileno(), b""
+    while True:
+        if not select.select([file], [], [], DEAD)[0]:
+            raise TimeoutError
+        data = os.read(file, 1 << 16)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def is_wrong(line: dict[str, Any]) -> bool:
+    return line["outcome"] not in OURS or line.get("seconds", 0) > SLOW or line.get("bytes", 0) > MEMORY
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bundle", type=Path, default=BUNDLE, help="a good one, small")
+    parser.add_argument("--trials", type=int, default=200_000)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--state", type=Path, help="JSON lines; trials that are in it are not done again")
+    args = parser.parse_args()
+    done = []
+    if args.state is not None and args.state.exists():
+        done = [json.loads(line) for line in args.state.read_text().splitlines()]
+    first = max([args.first, *(line["seed"] + 1 for line in done)])
+    counts = Counter(line["outcome"].partition(":")[0] for line in done)
+    wrong = sum(map(is_wrong, done))
+    with open(args.state or os.devnull, "a", encoding="utf-8", buffering=1) as state:
+        for line in trials(args.bundle, first, args.first + args.trials):
+            state.write(json.dumps(line) + "\n")
+            counts[line["outcome"].partition(":")[0]] += 1
+            if is_wrong(line):
+                wrong += 1
+                print(json.dumps(line), flush=True)
+    summary = ", ".join(f"{n} {what}" for what, n in counts.most_common())
+    print(f"{counts.total()} bundles: {summary}; {wrong} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

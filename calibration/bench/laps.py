@@ -1,0 +1,126 @@
+"""Decodes task rows at one setting as a service would, and notes when each event came. Compares nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+
+from ...runtime import Engine, Limits, Session
+from ...runtime.decode.blocks import decode_blocks
+from ...runtime.machine import forget_peak, peak
+from ..rounds import slices
+from ..tasks.scores import Output
+from ..tasks.tasks import Task
+from .settings import Setting
+
+DIGITS = 6  # of seconds that are written down
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """An answer and when it came, in seconds.
+
+    `ttft` is the time from the request to the first event with tokens, None if there was none. `gaps` are the
+    times between two events with tokens; an event brings all tokens that one step accepted.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    forwards: int
+    finish_reason: str
+    ttft: float | None
+    gaps: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, text: str, ids: Sequence[int], forwards: int, reason: str, began: float, events: Sequence[float]
+    ) -> Timeline:
+        """From clock times: of the request, and of its `events` with tokens."""
+        first = round(events[0] - began, DIGITS) if events else None
+        gaps = tuple(round(after - before, DIGITS) for before, after in pairwise(events))
+        return cls(text, tuple(ids), forwards, reason, first, gaps)
+
+    @property
+    def output(self) -> Output:
+        return Output(self.text, self.token_ids)
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token: from first to last event, over all tokens but one. None for a single one."""
+        return sum(self.gaps) / (len(self.token_ids) - 1) if len(self.token_ids) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Rows decoded once at one setting, in wall-clock seconds, with the process's peak memory in bytes."""
+
+    seconds: float
+    peak_memory: int | None
+    answers: tuple[Timeline, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+
+def serve(session: Session, tasks: Sequence[Task], setting: Setting) -> Lap:
+    """Decode all tasks, at most `setting.batch` at once: by the service, or with block commit in batches."""
+    is_known = forget_peak()
+    began = perf_counter()
+    if setting.commit.kind == "cursor":
+        answers = _by_service(session, tasks, setting)
+    else:
+        parts = slices(tasks, setting.batch)
+        answers = [answer for part in parts for answer in _by_blocks(session, part, setting)]
+    seconds = perf_counter() - began
+    return Lap(seconds, (peak() or None) if is_known else None, tuple(answers))
+
+
+def _by_service(session: Session, tasks: Sequence[Task], setting: Setting) -> list[Timeline]:
+    """As many clients as the batch has rows, each with one request at a time: the batch is full."""
+    # The service is left first: it ends what still runs, and no client is waited for after an error or
+    # Ctrl-C.
+    limits = Limits(max_rows=setting.batch)
+    with ThreadPoolExecutor(setting.batch) as clients, Engine(session, limits) as service:
+        waiting = [clients.submit(_ask, service, task, setting) for task in tasks]
+        try:
+            return [answer.result() for answer in waiting]
+        except BaseException:
+            clients.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _ask(service: Engine, task: Task, setting: Setting) -> Timeline:
+    text, reason = "", "cancelled"
+    token_ids: list[int] = []
+    events: list[float] = []
+    began = perf_counter()
+    request = service.submit(task.source, setting.config(task.max_new_tokens))
+    for event in request:
+        if event.token_ids:
+            events.append(perf_counter())
+        text += event.text
+        token_ids += event.token_ids
+        reason = event.finish_reason or reason
+    return Timeline.of(text, token_ids, request.stats.forwards, reason, began, events)
+
+
+def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Iterator[Timeline]:
+    """What `generate_batch` does with block commit, with a look at the clock after every step."""
+    manifest, began = session.bundle.manifest, perf_counter()
+    streams = [session.new_row(i, t.source, setting.config(t.max_new_tokens)) for i, t in enumerate(tasks)]
+    rows, size = [row for row, _ in streams], setting.commit.cache_block
+    events: list[list[float]] = [[] for _ in streams]
+    for step in decode_blocks(session.backend, rows, manifest.block, manifest.tokens.mask, size):
+        now = perf_counter()
+        for event in step:
+            if event.token_ids:
+                events[event.row].append(now)
+    for (row, text), times in zip(streams, events, strict=True):
+        if text is not None:
+            text.finish()
+        shown, ids = text.text if text is not None else "", row.tokens[row.stats.prompt_tokens :]
+        yield Timeline.of(shown, ids, row.stats.forwards, row.finish_reason or "cancelled", began, times)

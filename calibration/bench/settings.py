@@ -1,0 +1,122 @@
+"""The ways of decoding that a benchmark compares, and how long it may take. Knows no device and no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+from ...runtime import Commit, GenerationConfig, MarsError
+from ...runtime.decode.config import Window
+from ...runtime.errors import CalibrationError
+
+MIN_ROWS = 16
+WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a batch is seldom full
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Rows at once, a tau, a window and the cache loop. Raises MarsError for values out of range."""
+
+    batch: int
+    tau: float = 1.0
+    window: Window = "auto"
+    commit: Commit = field(default_factory=Commit)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batch, bool) or self.batch < 1:
+            raise CalibrationError(f"batch must be 1 or more, not {self.batch}")
+        self.config(1)
+
+    @property
+    def one_token(self) -> bool:
+        return self.config(1).one_token
+
+    @property
+    def is_baseline(self) -> bool:
+        """One-token mode with cursor commit: what the others at the same batch are held against."""
+        return self.one_token and self.commit.kind == "cursor"
+
+    @property
+    def baseline(self) -> Setting:
+        return Setting(self.batch)
+
+    @property
+    def commit_name(self) -> str:
+        return "cursor" if self.commit.kind == "cursor" else f"block {self.commit.cache_block}"
+
+    @property
+    def name(self) -> str:
+        """Different for different settings."""
+        return f"batch {self.batch}, tau {self.tau:g}, window {self.window}, commit {self.commit_name}"
+
+    def config(self, max_new_tokens: int) -> GenerationConfig:
+        return GenerationConfig(max_new_tokens=max_new_tokens, tau=self.tau, window=self.window)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"commit": self.commit_name}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What is compared: every tau, window and commit at every batch, beside one-token mode.
+
+    `rounds`: how often each setting decodes the rows. `limit`: most rows, None for 16 or four times the
+    largest batch. `cursor`: final KV entries of a row where the cost of a step is measured. Raises
+    CalibrationError that lists every bad value.
+    """
+
+    taus: tuple[float, ...] = (0.95,)
+    batches: tuple[int, ...] = (1,)
+    windows: tuple[Window, ...] = ("auto",)
+    commits: tuple[str, ...] = ("cursor",)
+    cache_block: int = 32
+    rounds: int = 3
+    limit: int | None = None
+    cursor: int = 256
+
+    def __post_init__(self) -> None:
+        lists = {"tau": self.taus, "batch": self.batches, "window": self.windows, "commit": self.commits}
+        problems = [f"give at least one {name}" for name, values in lists.items() if not values]
+        # One value at a time, so that each bad one is named once.
+        problems += _refusals(lambda batch: Setting(batch), self.batches)
+        problems += _refusals(lambda tau: Setting(1, tau=tau), self.taus)
+        problems += _refusals(lambda window: Setting(1, window=window), self.windows)
+        problems += _refusals(lambda kind: Commit(kind, self.cache_block), self.commits)
+        counts = {"rounds": self.rounds, "limit": self.limit, "cursor": self.cursor}
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                problems.append(f"{name} must be 1 or more, not {value}")
+        if problems:
+            raise CalibrationError("; ".join(dict.fromkeys(problems)))
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Every setting once; at each batch one-token mode first."""
+        settings: list[Setting] = []
+        for batch in self.batches:
+            settings.append(Setting(batch))
+            for kind, window, tau in product(self.commits, self.windows, self.taus):
+                commit = Commit(kind, self.cache_block) if kind == "block" else Commit()
+                setting = Setting(batch, tau, window, commit)
+                # One-token mode has no window, and with cursor commit it is there already.
+                settings.append(Setting(batch, commit=commit) if setting.one_token else setting)
+        return tuple(dict.fromkeys(settings))
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows that one setting decodes before the next one's turn."""
+        return max(MIN_ROWS, WAVES * max(self.batches))
+
+    @property
+    def most_rows(self) -> int:
+        return self.limit or self.slice_rows
+
+
+def _refusals(make: Callable[[Any], object], values: tuple[Any, ...]) -> Iterator[str]:
+    for value in values:
+        try:
+            make(value)
+        except MarsError as error:
+            yield str(error)

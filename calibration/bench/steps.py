@@ -1,0 +1,110 @@
+"""What a step costs on this device by its slots, and how many tokens it must yield. Knows no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ...runtime import Session
+from ...runtime.errors import CalibrationError
+from ..rounds import Rounds
+
+SLOTS = (1, 2, 3, 4, 6, 8, 12)
+REPEATS = 3  # timed steps of one shape in a sweep; their median counts
+SWEEPS = 3  # for each round of decoding
+
+Sweep = Mapping[str, float]
+"""Milliseconds by the key of a shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Milliseconds of a step of `batch` rows by its slots; `relative` in steps of one slot, by sweep."""
+
+    batch: int
+    slots: tuple[int, ...]
+    milliseconds: tuple[Rounds, ...]
+    relative: tuple[Rounds, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("slots", "milliseconds", "relative")
+        points = zip(self.slots, map(asdict, self.milliseconds), map(asdict, self.relative), strict=True)
+        return {"batch": self.batch, "points": [dict(zip(names, point, strict=True)) for point in points]}
+
+    def cost(self, slots: float) -> float:
+        """Of a step in steps of one slot, with straight lines between what was measured."""
+        return float(np.interp(slots, self.slots, [point.median for point in self.relative]))
+
+    def break_even(self, window: int) -> float | None:
+        """Fewest tokens per forward at which a window of so many predictions is as fast as one-token mode;
+        None if none is enough.
+
+        A step that yields k tokens is followed by one of k pending tokens and window - 1 masks. So it is the
+        k whose step costs k steps of one slot.
+        """
+        if window == 1:
+            return 1.0
+        yields = np.linspace(1, window, 100 * (window - 1) + 1)
+        gains = next((k for k in yields if k >= self.cost(k + window - 1)), None)
+        return None if gains is None else float(gains)
+
+
+class StepTimer:
+    """Steps of all shapes, timed in turn. Holds KV memory for the largest batch, all of one capacity."""
+
+    def __init__(self, session: Session, batches: Sequence[int], cursor: int) -> None:
+        self.session, self.batches = session, tuple(dict.fromkeys(batches))
+        backend, block = session.backend, session.bundle.manifest.block
+        most = 2 * block - 1  # a full window: block pending tokens and block - 1 masks
+        self.slots = tuple(sorted({s for s in (*SLOTS, most) if s <= min(most, backend.max_slots or most)}))
+        self.cursor = max(0, min(cursor, backend.max_capacity - self.slots[-1]))
+        self._cache = backend.new_cache(max(self.batches))
+        try:
+            self._cache.reserve(self.cursor + self.slots[-1])
+        except MemoryError as error:
+            raise CalibrationError(
+                f"there is no memory for a batch of {max(self.batches)} rows of {self.cursor} tokens; give a"
+                " smaller one"
+            ) from error
+
+    @property
+    def capacity(self) -> int:
+        return self._cache.capacity
+
+    def sweep(self, turn: int) -> Sweep:
+        """One look at every shape; each turn begins with another one."""
+        shapes = [(batch, slots) for batch in self.batches for slots in self.slots]
+        turn %= len(shapes)
+        return {shape_key(*shape): self._time(*shape) for shape in shapes[turn:] + shapes[:turn]}
+
+    def _time(self, batch: int, slots: int) -> float:
+        tokens, block = self.session.bundle.manifest.tokens, self.session.bundle.manifest.block
+        # Scratch entries are masks' and the cursor stays where it is, so a step can be taken any number of
+        # times.
+        input_ids = np.full((batch, slots), tokens.mask, np.int64)
+        first = max(0, slots - block)  # the outputs are those of the last pending token and the masks
+        output_index = np.tile(np.arange(first, slots, dtype=np.int64), (batch, 1))
+        kv_length = np.full(batch, self.cursor, np.int64)
+        times = []
+        for _ in range(1 + REPEATS):
+            began = perf_counter()
+            self.session.backend.step(self._cache, 0, input_ids, kv_length, output_index, False)
+            times.append(1000 * (perf_counter() - began))
+        return round(median(times[1:]), 4)
+
+
+def shape_key(batch: int, slots: int) -> str:
+    return f"{batch}x{slots}"
+
+
+def curves(sweeps: Sequence[Sweep], batches: Sequence[int], slots: Sequence[int]) -> Iterator[CostCurve]:
+    """One curve a batch, from all sweeps."""
+    for batch in dict.fromkeys(batches):
+        times = [[sweep[shape_key(batch, s)] for sweep in sweeps] for s in slots]
+        relative = [[one / unit for one, unit in zip(row, times[0], strict=True)] for row in times]
+        yield CostCurve(batch, tuple(slots), tuple(map(Rounds.of, times)), tuple(map(Rounds.of, relative)))

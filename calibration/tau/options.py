@@ -1,0 +1,86 @@
+"""What a calibration looks for, and its candidates in their fixed order. Sees no data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...runtime import GenerationConfig
+from ...runtime.accept import METRICS
+from ...runtime.errors import CalibrationError
+from . import bounds
+
+# From safe to fast, and fixed before any data is seen: a sequence chosen with the rows it is tested on would
+# void the guarantee.
+GRID: Mapping[str, tuple[float, ...]] = {
+    "probability": (0.99, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5),
+    "margin": (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.2),
+    "entropy": (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4),
+}
+
+
+def setting(tau: float, metric: str = "probability") -> GenerationConfig:
+    """A setting with full windows: what is judged must not depend on how fast this machine is."""
+    return GenerationConfig(tau=tau, metric=metric, window="full")
+
+
+ONE_TOKEN = setting(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """What to look for: the fastest tau whose mean quality drop is below `max_drop` (0 to 1) with
+    `confidence`.
+
+    Several `metrics` share the error: each is tested at (1 - confidence) / their number. `taus` replaces the
+    grid of a single metric; `limit` is the most rows used, `batch` the rows decoded together. Raises
+    CalibrationError that lists every bad value.
+    """
+
+    max_drop: float = 0.02
+    confidence: float = 0.95
+    metrics: tuple[str, ...] = ("probability",)
+    taus: tuple[float, ...] = ()
+    limit: int | None = None
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.max_drop < 1:
+            problems.append(f"max_drop must be between 0 and 1 (0.02 is two points), not {self.max_drop}")
+        if not 0.5 <= self.confidence < 1:
+            problems.append(f"confidence must be 0.5 or more and below 1, not {self.confidence}")
+        unknown = [m for m in self.metrics if m not in METRICS]
+        if unknown or not self.metrics or len(set(self.metrics)) < len(self.metrics):
+            names = ", ".join(self.metrics) or "none"
+            problems.append(f"metrics must be different ones of {', '.join(METRICS)}, not {names}")
+        elif self.taus and len(self.metrics) > 1:
+            problems.append("taus can be given for one metric only")
+        elif self.taus and self._are_disordered():
+            problems.append("taus must be numbers that allow more than one token a step, from safe to fast")
+        if self.limit is not None and self.limit < 1:
+            problems.append(f"limit must be 1 or more, not {self.limit}")
+        if self.batch < 1:
+            problems.append(f"batch must be 1 or more, not {self.batch}")
+        if problems:
+            raise CalibrationError("; ".join(problems))
+
+    def _are_disordered(self) -> bool:
+        falling = [-t for t in self.taus] if self.metrics[0] == "entropy" else list(self.taus)
+        if not all(0 <= t < math.inf for t in self.taus) or falling != sorted(set(falling), reverse=True):
+            return True
+        return any(setting(tau, self.metrics[0]).one_token for tau in self.taus)
+
+    @property
+    def level(self) -> float:
+        """The error that each metric's sequence may make."""
+        return (1 - self.confidence) / len(self.metrics)
+
+    @property
+    def items_needed(self) -> int:
+        """Fewest rows that can show the bound at all."""
+        return bounds.items_needed(self.max_drop, self.level)
+
+    def candidates(self, metric: str) -> tuple[float, ...]:
+        return self.taus or GRID[metric]

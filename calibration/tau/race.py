@@ -1,0 +1,100 @@
+"""Which of several settings is the fastest here: the same rows through all of them, in interleaved rounds.
+Judges no answer; what may be chosen was tested before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from ...runtime import GenerationConfig, Session
+from ..journal import Journal
+from ..rounds import Progress, Rounds, interleaved, slices
+from ..tasks.tasks import Task
+from .decoding import decode_rows
+
+ROUNDS = 3
+ROWS = 32  # or four times the batch
+WARM_TOKENS = 8
+TIE = 1.03  # a lead below it is no lead
+PHASE = "speed"
+
+Settings = Mapping[str, GenerationConfig]
+Speeds = Mapping[str, Sequence[float]]
+"""Tokens per second of each setting, by round; the safest setting first, which is one-token mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Some rows decoded once, prompts included."""
+
+    tokens: int
+    seconds: float
+
+
+def race(
+    session: Session,
+    journal: Journal,
+    tasks: Sequence[Task],
+    settings: Settings,
+    batch: int,
+    report: Progress,
+) -> dict[str, list[float]]:
+    """Decode the first rows at all `settings`, slice by slice, in interleaved rounds."""
+    rows = tasks[: max(ROWS, 4 * batch)]
+    field = ", ".join(settings)  # laps of another field were not run beside these
+    total, done, is_warm = ROUNDS * len(rows) * len(settings), 0, False
+    laps: dict[str, list[list[Lap]]] = {name: [[] for _ in range(ROUNDS)] for name in settings}
+    report(PHASE, 0, total)
+    parts = slices(rows, max(8, 4 * batch))
+    for number, at, name in interleaved(list(settings), len(parts), ROUNDS):
+        key = f"{PHASE} of {field}: round {number + 1}, slice {at + 1}/{len(parts)}, {name}"
+        if key not in journal:
+            for config in () if is_warm else settings.values():
+                few = [replace(task, max_new_tokens=WARM_TOKENS) for task in rows[:batch]]
+                list(decode_rows(session, few, config, batch))
+            is_warm = True
+            journal[key] = _lap(session, parts[at], settings[name], batch)
+        laps[name][number].append(journal.read(key, Lap))
+        done += len(parts[at])
+        report(PHASE, done, total)
+    return {name: [_speed(lap) for lap in rounds] for name, rounds in laps.items()}
+
+
+def speed_ups(speeds: Speeds) -> dict[str, Rounds]:
+    """Of each setting the ratio to the first one, taken within each round."""
+    first = next(iter(speeds.values()))
+    return {name: Rounds.of(_ratios(values, first)) for name, values in speeds.items()}
+
+
+def choose(speeds: Speeds) -> tuple[str, str]:
+    """The safest of the fastest, and why. A lead counts if its median is TIE and it is in every round."""
+    ratios = speed_ups(speeds)
+    fastest = max(speeds, key=lambda name: ratios[name].median)
+
+    leads = {name: _ratios(speeds[fastest], values) for name, values in speeds.items()}
+    choice = next(name for name, lead in leads.items() if median(lead) < TIE or min(lead) <= 1)
+    one_token = next(iter(speeds))
+    rounds = f"in {len(speeds[fastest])} interleaved rounds over the same rows"
+    best = f"{fastest}, {ratios[fastest]} the speed of one-token mode"
+    if fastest == one_token:
+        return choice, f"no setting that passed was faster than one-token mode {rounds}"
+    if choice == fastest:
+        return choice, f"the fastest that passed was {best}, {rounds}"
+    safer = "one-token mode" if choice == one_token else f"{choice} ({ratios[choice]})"
+    return choice, f"the fastest that passed was {best}, {rounds}, but {safer} ties with it and is safer"
+
+
+def _ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [speed / other for speed, other in zip(speeds, others, strict=True)]
+
+
+def _lap(session: Session, rows: Sequence[Task], config: GenerationConfig, batch: int) -> Lap:
+    began = time.perf_counter()
+    tokens = sum(len(outcome.token_ids) for outcome in decode_rows(session, rows, config, batch))
+    return Lap(tokens, time.perf_counter() - began)
+
+
+def _speed(laps: Sequence[Lap]) -> float:
+    return sum(lap.tokens for lap in laps) / max(sum(lap.seconds for lap in laps), 1e-9)

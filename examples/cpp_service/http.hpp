@@ -1,0 +1,102 @@
+// HTTP/1.1 for a small service: one request a connection, and a limit on every length and every wait. Knows no JSON and no model.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace http {
+
+struct Limits {
+    std::size_t head_bytes = 16384, headers = 100, body_bytes = 1U << 20U;
+    std::size_t connections = 256;           ///< at once; beyond them the longest silent one goes
+    std::chrono::seconds read{10}, send{10}; ///< for a whole request, and for each part of an answer
+};
+
+/// A request that gets no other answer than this one.
+struct Refusal : std::runtime_error {
+    Refusal(int code, const std::string& message) : std::runtime_error(message), status(code) {}
+    int status;
+};
+
+struct Head {
+    std::string method, target;
+    bool is_old = false; ///< HTTP/1.0, which knows no chunks
+    bool waits = false;  ///< for "100 Continue" before it sends the body
+    std::size_t body_bytes = 0;
+};
+
+/// Read a head, from the request line to the last header, without the empty line. Throws Refusal.
+Head parse_head(std::string_view text, const Limits& limits);
+
+/// A request and the way to answer it: `respond` once, or `begin`, any number of `send` and `end`.
+class Exchange {
+  public:
+    Exchange(int socket, const Limits& limits) : limits_(limits), socket_(socket) {}
+
+    Head head;
+    std::string body;
+
+    void respond(int status, const std::string& text, const std::string& headers = "");
+    void begin(const std::string& type);
+    void send(const std::string& text);
+    void end();
+
+    /// Whether the client has closed the connection, or nothing more can be sent.
+    bool is_gone() const;
+
+  private:
+    friend class Server;
+    void read(int wake);
+    bool receive(std::string& data, std::size_t most, std::chrono::steady_clock::time_point deadline, int wake) const;
+    void write(std::string_view data);
+    void drain() const;
+
+    const Limits& limits_;
+    int socket_;
+    bool is_broken_ = false;
+};
+
+/// Serves on one thread a connection. `handle` may throw Refusal; other exceptions become status 500.
+class Server {
+  public:
+    using Handler = std::function<void(Exchange&)>;
+
+    Server(const Limits& limits, Handler handle);
+    ~Server();
+    Server(const Server&) = delete;
+    Server& operator=(const Server&) = delete;
+
+    /// The port that it listens on, any free one for 0; -1 if it cannot.
+    int bind(const std::string& host, int port);
+
+    /// Serve until `stop`, and until every exchange that had begun is over.
+    void run();
+
+    /// Any thread: no new connections, and no more waiting for requests.
+    void stop();
+
+  private:
+    struct Open {
+        int socket;
+        bool is_reading;
+    };
+    void accept_one();
+    void serve(std::list<Open>::iterator open);
+
+    const Limits limits_;
+    const Handler handle_;
+    int listener_ = -1, wake_[2] = {-1, -1}; // the pipe becomes readable, for good, when the server stops
+    std::atomic<bool> stopping_{false};
+    std::mutex mutex_;
+    std::condition_variable closed_;
+    std::list<Open> open_; // oldest first
+};
+
+} // namespace http

@@ -1,0 +1,155 @@
+"""The checkpoint as transformers (and peft) read it, on one prompt: a second opinion on our own reading of
+the files.
+
+Stock classes only: code that lies in a checkpoint is never run, and `a2d-*` is loaded as what its weights
+are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...runtime.errors import ExportError
+from ..checkpoint.adapter import MergedTensors
+from ..checkpoint.compressed import PackedTensors
+from ..checkpoint.names import EMBEDDING
+from ..checkpoint.open import Checkpoint
+from ..checkpoint.tensors import read_json
+from .segments import count_weights
+
+BOUND = 3e-3  # of the largest logit: both compute in fp32, in another order
+SHARE_OF_MEMORY = (
+    0.6  # of what is free; the model in fp32 takes some 4 bytes a weight, and loading a little more
+)
+BYTES_PER_WEIGHT = 5
+FOREIGN = (
+    "auto_map",
+    "model_type",
+    "architectures",
+    "torch_dtype",
+    "dtype",
+    "quantization_config",
+    "transformers_version",
+)
+
+
+def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -> str | None:
+    """Who agreed with `ours`, fp32 logits [tokens, vocab] of `sequence`: "transformers 5.1" and maybe "peft
+    0.2".
+
+    None where they are not installed, where they cannot read the form, or where the model in fp32 does not
+    fit in memory. Raises ExportError where they read the checkpoint in another way.
+    """
+    if not _can_read(checkpoint) or not _fits(checkpoint):
+        return None
+    try:
+        who, theirs = _logits(checkpoint, sequence)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # whatever their many readers raise
+        raise ExportError(
+            f"{checkpoint.source}: transformers cannot read this checkpoint ({type(error).__name__}:"
+            f" {str(error)[:300]}); update transformers and peft, or export without this comparison by"
+            " --no-oracle"
+        ) from error
+    width = min(theirs.shape[-1], ours.shape[-1])
+    gap = float(np.abs(theirs[:, :width] - ours[:, :width]).max())
+    size = max(1.0, float(np.abs(ours).max()))
+    if not gap <= BOUND * size:  # NaN too
+        same = int((theirs.argmax(-1) == ours.argmax(-1)).sum())
+        raise ExportError(
+            f"{checkpoint.source}: {who} reads this checkpoint in another way: logits differ by {gap:.3g} of"
+            f" {size:.3g}, {same} of {len(sequence)} predictions are the same; nothing was written. Something"
+            " in its"
+            " config.json or adapter_config.json is read as if it were not there: report it. A checkpoint"
+            " that was"
+            " saved again by transformers (for an adapter after merge_and_unload) has less to misread;"
+            " --no-oracle exports without this comparison"
+        )
+    return who
+
+
+def _logits(checkpoint: Checkpoint, sequence: Sequence[int]) -> tuple[str, np.ndarray]:
+    """Who computed, and their logits [tokens, vocab]."""
+    import torch
+    import transformers
+
+    who = f"transformers {transformers.__version__}"
+    with _silence(), torch.inference_mode():
+        model = _load(checkpoint, transformers, torch)
+        if checkpoint.adapter is not None:
+            import peft
+
+            who += f", peft {peft.__version__}"
+            model = peft.PeftModel.from_pretrained(model, str(checkpoint.adapter)).eval()
+        logits: np.ndarray = model(torch.tensor([list(sequence)])).logits[0].float().numpy()
+        return who, logits
+
+
+def _can_read(checkpoint: Checkpoint) -> bool:
+    tensors = checkpoint.tensors.base if isinstance(checkpoint.tensors, MergedTensors) else checkpoint.tensors
+    if isinstance(tensors, PackedTensors):
+        return False  # transformers needs another package for these, and decodes them in bfloat16
+    needs = ["transformers"] + (["peft"] if checkpoint.adapter is not None else [])
+    return all(find_spec(name) is not None for name in needs)
+
+
+def _fits(checkpoint: Checkpoint) -> bool:
+    free = _free_memory()
+    needed = BYTES_PER_WEIGHT * count_weights(checkpoint.tensors.shapes)
+    return free is None or needed <= SHARE_OF_MEMORY * free
+
+
+def _free_memory() -> int | None:
+    """Bytes; None where unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _load(checkpoint: Checkpoint, transformers: Any, torch: Any) -> Any:
+    """The stock causal class of the checkpoint's family, in fp32."""
+    dims, values = checkpoint.dims, read_json(checkpoint.model / "config.json")
+    settings = {name: value for name, value in values.items() if name not in FOREIGN}
+    if str(values.get("model_type")) != dims.model_type:
+        settings["use_sliding_window"] = False  # the authors' classes never window
+        settings.pop("layer_types", None)
+    tensors = checkpoint.tensors
+    settings["tie_word_embeddings"] = tensors.base_tied if isinstance(tensors, MergedTensors) else dims.tied
+    config = transformers.AutoConfig.for_model(dims.model_type, **settings)
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    model = kind.from_pretrained(
+        str(checkpoint.model), config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    if settings["tie_word_embeddings"]:  # transformers 5 leaves a copy that is stored as it is
+        model.lm_head.weight = model.get_input_embeddings().weight
+    rows = tensors.shapes[EMBEDDING][0]
+    if rows != model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Others' progress bars and advice do not belong into an export's output."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "peft")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,31 @@
+"""What the tensors of a stock decoder are called in a checkpoint: the one place that spells them."""
+
+from __future__ import annotations
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+ROTARY_COPY = "rotary_emb.inv_freq"  # old checkpoints store the rotary frequencies: a copy, not a weight
+
+# Parts of a layer.
+Q, K, V, O = (f"self_attn.{letter}_proj" for letter in "qkvo")  # noqa: E741
+Q_NORM, K_NORM = "self_attn.q_norm", "self_attn.k_norm"
+GATE, UP, DOWN = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
+INPUT_NORM, POST_NORM = "input_layernorm", "post_attention_layernorm"
+LINEARS = (Q, K, V, O, GATE, UP, DOWN)
+
+
+def layer(i: int) -> str:
+    """What the names of layer i begin with."""
+    return f"model.layers.{i}."
+
+
+def weight(i: int, part: str) -> str:
+    return f"{layer(i)}{part}.weight"
+
+
+def bias(i: int, part: str) -> str:
+    return f"{layer(i)}{part}.bias"
+
+
+def is_linear(name: str) -> bool:
+    """Whether `name` is the weight of a Linear map of a layer."""
+    return name.endswith(tuple(f".{part}.weight" for part in LINEARS))

@@ -1,0 +1,57 @@
+// Active rows and their KV memory, and the one step that every way to decode takes. Accepts nothing; speaks token ids only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <mars/backend.hpp>
+#include <mars/export.hpp>
+#include <mars/row.hpp>
+
+namespace mars {
+
+constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill forward
+
+/// What a row feeds into one step: `known` tokens from its cursor on, then `masks` masks.
+struct Feed {
+    std::int64_t known = 0, masks = 0;
+    std::int64_t slots() const { return known + masks; }
+    std::int64_t outputs() const { return masks + (known > 0 ? 1 : 0); }
+};
+
+/// Whether a step's known tokens get their place in the cache: the cursor moves behind them, or stays before them.
+enum class Keep { nothing, known };
+
+/// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
+class MARS_API Batch {
+  public:
+    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id);
+
+    Backend& backend;
+    std::vector<Row*> active;
+
+    /// One step of the active rows first, first + 1, ... with these feeds: what each predicts for its next unknown positions.
+    ///
+    /// A row's first prediction belongs to its last known token, the others to its masks; a row with no known tokens has those of its
+    /// masks. Rows too near the end of their memory for the widest feed are run by themselves.
+    std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep);
+
+    /// Free finished rows: the last active row moves into each gap, so that active rows stay neighbours.
+    void drop_finished();
+
+    /// Make KV entries final for one chunk of the row's pending tokens; false when only the last chunk is left.
+    bool prefill(Row& row);
+
+    std::int64_t index_of(const Row& row) const;
+
+  private:
+    void forward(std::int64_t first, const Feed* feeds, std::int64_t count);
+
+    std::int64_t mask_id_;
+    std::unique_ptr<Cache> cache_;
+    StepInput input_;
+    StepOutput output_;
+};
+
+} // namespace mars

@@ -1,0 +1,163 @@
+// The manifest's text: parsed, checked field by field, then for contradictions.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <mars/bundle.hpp>
+#include <mars/errors.hpp>
+
+#include "bundle/engine_info.hpp"
+#include "bundle/fields.hpp"
+#include "bundle/files.hpp"
+
+namespace mars {
+
+namespace {
+
+using Json = nlohmann::json;
+
+void check_version(const Json& top, const std::string& where) {
+    const auto at = top.is_object() ? top.find("format_version") : top.end();
+    const std::string version = top.is_object() && at != top.end() && at->is_string() ? at->get<std::string>() : "";
+    std::string major = version.substr(0, version.find('.'));
+    if (major.empty() || major.find_first_not_of("0123456789") != std::string::npos)
+        throw BundleError(where + ": no `format_version`; this is not a mars-export bundle");
+    major.erase(0, std::min(major.find_first_not_of('0'), major.size() - 1));
+    if (major == "1") return;
+    const std::string side = major == "0" ? "export the bundle again with this mars-export" : "update mars-export";
+    throw BundleError(where + ": bundle format " + version.substr(0, 60) + ", this runtime reads 1.x: " + side);
+}
+
+ModelInfo read_model(Fields fields) {
+    // The largest value of each that is taken seriously: a reader allocates from these numbers.
+    const std::int64_t one = 1;
+    ModelInfo model;
+    model.type = fields.text("type");
+    model.vocab_size = fields.integer("vocab_size", 1, one << 24);
+    model.hidden_size = fields.integer("hidden_size", 1, one << 20);
+    model.num_layers = fields.integer("num_layers", 1, one << 12);
+    model.num_heads = fields.integer("num_heads", 1, one << 16);
+    model.num_kv_heads = fields.integer("num_kv_heads", 1, one << 16);
+    model.head_dim = fields.integer("head_dim", 1, one << 16);
+    model.context_length = fields.integer("context_length", 1, one << 31);
+    return model;
+}
+
+TextInfo read_text(Fields fields) {
+    std::optional<std::string> chat;
+    if (fields.has("chat")) chat = fields.object("chat").dump();
+    return {fields.text("tokenizer"), fields.optional_text("chat_template"), fields.optional_text("bos_token"),
+            fields.optional_text("eos_token"), chat};
+}
+
+Drift read_drift(Fields fields) {
+    return {fields.integer("positions"), fields.integer("argmax_matches"), fields.number("max_logit_error"),
+            fields.number("max_confidence_error")};
+}
+
+Variant read_variant(Fields& fields) {
+    static const std::vector<std::string> outputs{"token_ids", "confidence", "margin", "entropy", "logits"};
+    Variant variant;
+    variant.outputs = fields.texts("outputs");
+    const auto has = [&](const std::string& name) { return std::count(variant.outputs.begin(), variant.outputs.end(), name) > 0; };
+    const auto is_known = [&](const std::string& name) { return std::count(outputs.begin(), outputs.end(), name) > 0; };
+    if (!has("token_ids") || !has("confidence") || !std::all_of(variant.outputs.begin(), variant.outputs.end(), is_known))
+        fields.wrong("outputs", "token_ids and confidence are needed, and known are token_ids, confidence, margin, entropy, logits");
+    variant.name = fields.text("name");
+    variant.backend = fields.text("backend", {"onnx", "tensorrt", "tensorrt_rtx"});
+    variant.file = fields.text("file");
+    variant.weights = fields.optional_text("weights");
+    variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8"});
+    variant.kv_dtype = fields.text("kv_dtype", {"float32", "float16", "bfloat16"});
+    variant.kv_layout = fields.text("kv_layout", {"static", "delta"});
+    variant.batch = fields.optional_integer("batch", 1);
+    variant.slots = fields.optional_integer("slots", 1);
+    variant.capacity = fields.optional_integer("capacity", 1);
+    if (fields.has("drift")) variant.drift = read_drift(fields.object("drift"));
+    if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
+    variant.accuracy_level = fields.optional_integer("accuracy_level");
+    return variant;
+}
+
+Profile read_profile(Fields& fields) {
+    Profile profile;
+    profile.evidence = fields.object("evidence").dump();
+    profile.name = fields.text("name");
+    profile.tau = fields.number("tau");
+    const std::string metric = fields.text("metric", {"probability", "margin", "entropy"});
+    profile.metric = metric == "margin" ? Metric::margin : metric == "entropy" ? Metric::entropy : Metric::probability;
+    // Profiles of format 1.1 and before say nothing where they mean the full window.
+    if (fields.has("window")) profile.window = fields.window("window");
+    profile.variant = fields.text("variant");
+    profile.variant_sha256 = fields.text("variant_sha256");
+    return profile;
+}
+
+Manifest read_manifest(Fields& top) {
+    Manifest manifest;
+    manifest.model = read_model(top.object("model"));
+    Fields tokens = top.object("tokens");
+    const std::int64_t last = manifest.model.vocab_size - 1;
+    manifest.producer = top.text("producer");
+    manifest.source = top.text("source");
+    manifest.revision = top.optional_text("revision");
+    manifest.block = top.integer("block", 1, 4096);
+    manifest.tokens = {tokens.integer("mask", 0, last), tokens.integers("eos", last), tokens.integer("pad", 0, last)};
+    if (top.has("text")) manifest.text = read_text(top.object("text"));
+    for (Fields& fields : top.objects("variants")) manifest.variants.push_back(read_variant(fields));
+    for (Fields& fields : top.objects("files"))
+        manifest.files.push_back({fields.text("path"), fields.integer("size"), fields.text("sha256")});
+    for (Fields& fields : top.objects("profiles")) manifest.profiles.push_back(read_profile(fields));
+    manifest.format_version = top.text("format_version");
+    return manifest;
+}
+
+std::vector<std::string> contradictions(const Manifest& manifest, const std::string& where) {
+    std::vector<std::string> problems;
+    std::map<std::string, int> listed, names;
+    std::map<std::string, std::string> used;
+    for (const FileEntry& entry : manifest.files) ++listed[entry.path];
+    for (const Variant& variant : manifest.variants) {
+        ++names[variant.name];
+        used[variant.file] = "variant " + variant.name;
+        if (variant.weights) used[*variant.weights] = "variant " + variant.name;
+        if (variant.engine) used[variant.engine->graph] = "variant " + variant.name;
+    }
+    if (manifest.text) used[manifest.text->tokenizer] = "text";
+    const auto quoted = [](const std::string& path) { return "`" + path.substr(0, 80) + "`"; };
+    for (const auto& [path, count] : listed) {
+        if (!is_safe_name(path)) problems.push_back(where + ".files: " + quoted(path) + " is not a plain file name");
+        if (count > 1) problems.push_back(where + ".files: " + quoted(path) + " is listed twice");
+    }
+    for (const auto& [path, user] : used)
+        if (listed.count(path) == 0) problems.push_back(where + ": " + user + " uses " + quoted(path) + ", which `files` does not list");
+    for (const auto& [name, count] : names)
+        if (count > 1) problems.push_back(where + ".variants: `" + name + "` is there twice");
+    for (const Profile& profile : manifest.profiles)
+        if (names.count(profile.variant) == 0)
+            problems.push_back(where + ": profile `" + profile.name + "` is for variant `" + profile.variant + "`, which is not there");
+    const ModelInfo& model = manifest.model;
+    if (model.num_heads % model.num_kv_heads != 0)
+        problems.push_back(where + ".model: " + std::to_string(model.num_heads) + " heads cannot share " +
+                           std::to_string(model.num_kv_heads) + " key/value heads");
+    if (manifest.variants.empty()) problems.push_back(where + ".variants: empty: nothing to run");
+    const auto& eos = manifest.tokens.eos;
+    if (std::find(eos.begin(), eos.end(), manifest.tokens.mask) != eos.end())
+        problems.push_back(where + ".tokens: the mask token cannot end a sequence");
+    return problems;
+}
+
+} // namespace
+
+Manifest parse_manifest(std::string_view text, const std::string& where) {
+    const Json value = parse_json(text, where);
+    std::vector<std::string> problems;
+    Fields top(&value, where, problems);
+    check_version(value, where);
+    Manifest manifest = read_manifest(top);
+    if (problems.empty()) problems = contradictions(manifest, where);
+    if (problems.empty()) return manifest;
+    fail(problems, "manifest");
+}
+
+} // namespace mars

@@ -1,0 +1,94 @@
+// Rendering by table: the text before each content depends on the role before it and its own, nothing else.
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include <mars/errors.hpp>
+#include <mars/turns.hpp>
+
+#include "bundle/fields.hpp"
+#include "utf8.hpp"
+
+namespace mars {
+
+namespace {
+
+using Texts = std::map<std::string, std::string>;
+
+const std::string start = "start"; // what stands for the role before the first message
+
+/// What Python's str.strip() takes away, which is what `trim` of a template does.
+bool is_python_space(char32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+std::string_view stripped(std::string_view text) {
+    std::size_t from = text.size(), to = 0;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t begin = at;
+        if (is_python_space(utf8::next(text, at))) continue;
+        from = std::min(from, begin);
+        to = at;
+    }
+    return from < to ? text.substr(from, to - from) : std::string_view();
+}
+
+bool contains(const std::vector<std::string>& list, const std::string& item) {
+    return std::find(list.begin(), list.end(), item) != list.end();
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+    throw SessionError(what + "; render the prompt with the jinja2 template yourself and pass it as one text");
+}
+
+std::string known_roles(const Texts& after) {
+    std::string text;
+    for (const auto& entry : after) text += (text.empty() ? "" : ", ") + entry.first;
+    return text;
+}
+
+} // namespace
+
+ChatTurns ChatTurns::from_json(std::string_view chat_json, std::string_view where) {
+    const nlohmann::json value = parse_json(chat_json, std::string(where));
+    ChatTurns chat;
+    if (value.is_null()) return chat;
+    std::vector<std::string> problems;
+    Fields fields(&value, std::string(where), problems);
+    Fields between = fields.object("between");
+    for (const std::string& role : between.names()) chat.between_[role] = between.named_texts(role);
+    chat.after_ = fields.named_texts("after");
+    chat.trimmed_ = fields.texts("trimmed");
+    chat.reserved_ = fields.texts("reserved");
+    if (chat.between_.count(start) == 0 || chat.after_.empty()) fields.wrong("", "no conversation can begin or end");
+    if (!problems.empty()) fail(problems, "chat template", "export the bundle again");
+    return chat;
+}
+
+std::string ChatTurns::render(const std::vector<Message>& messages) const {
+    if (!is_usable()) refuse("this bundle has no chat template, or one that needs jinja2");
+    if (messages.empty()) throw SessionError("messages must be a non-empty list of {role, content}");
+    std::string text;
+    const std::string* previous = &start;
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        const auto& [role, content] = messages[i];
+        if (!utf8::is_valid(content)) throw SessionError("message " + std::to_string(i) + " is not valid UTF-8; pass UTF-8");
+        const auto from = between_.find(*previous);
+        const auto found = from == between_.end() ? Texts::const_iterator() : from->second.find(role);
+        if (from == between_.end() || found == from->second.end())
+            refuse("the chat template has no place for role `" + role.substr(0, 60) + "` after " +
+                   (i == 0 ? "the start" : "`" + *previous + "`"));
+        for (const std::string& word : reserved_)
+            if (content.find(word) != std::string::npos)
+                refuse("the chat template treats `" + word + "` inside message " + std::to_string(i) + " in its own way");
+        text += found->second;
+        text += contains(trimmed_, role) ? stripped(content) : std::string_view(content);
+        previous = &role;
+    }
+    const auto last = after_.find(*previous);
+    if (last == after_.end()) refuse("a conversation cannot end in role `" + *previous + "` (it can in: " + known_roles(after_) + ")");
+    return text + last->second;
+}
+
+} // namespace mars

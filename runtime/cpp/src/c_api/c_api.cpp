@@ -1,0 +1,298 @@
+// The C interface over the C++ one: handles, struct sizes, and a wall that no exception crosses.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include <mars/mars.h>
+#include <mars/session.hpp>
+
+#include "c_api/requests.hpp"
+#include "c_api/structs.hpp"
+#include "utf8.hpp"
+
+using namespace mars::c;
+
+struct mars_error {
+    mars_status status;
+    std::string message;
+};
+
+struct mars_session {
+    mars::Session session;
+};
+
+struct mars_completion {
+    explicit mars_completion(mars::Completion completion) : done(std::move(completion)) {
+        if (!done.stats.accepted.empty()) accepted.resize(static_cast<std::size_t>(done.stats.accepted.rbegin()->first) + 1);
+        for (const auto& [tokens, steps] : done.stats.accepted) accepted[static_cast<std::size_t>(tokens)] = steps;
+    }
+
+    mars::Completion done;
+    std::vector<std::int64_t> accepted; // the stats' counts by index
+};
+
+struct mars_stream {
+    mars::Stream stream;
+    mars::Event event; // the one that the caller holds
+};
+
+namespace {
+
+mars_status fail(mars_error** error, mars_status status, const char* message) noexcept {
+    if (error != nullptr) {
+        *error = new (std::nothrow) mars_error{status, {}};
+        try {
+            if (*error != nullptr) (*error)->message = mars::utf8::lossy(message); // it may quote a damaged file
+        } catch (...) {                                                            // no memory for the message: the status says enough
+        }
+    }
+    return status;
+}
+
+/// Run `body`; whatever it throws becomes a status and a message.
+template <typename Body>
+mars_status guarded(mars_error** error, const Body& body) noexcept {
+    if (error != nullptr) *error = nullptr;
+    try {
+        body();
+        return MARS_OK;
+    } catch (const mars::BundleError& problem) {
+        return fail(error, MARS_ERROR_BUNDLE, problem.what());
+    } catch (const mars::Error& problem) {
+        return fail(error, MARS_ERROR_SESSION, problem.what());
+    } catch (const ArgumentError& problem) {
+        return fail(error, MARS_ERROR_ARGUMENT, problem.what());
+    } catch (const std::bad_alloc&) {
+        return fail(error, MARS_ERROR_MEMORY, "out of memory");
+    } catch (const std::exception& problem) {
+        return fail(error, MARS_ERROR_INTERNAL, problem.what());
+    } catch (...) {
+        return fail(error, MARS_ERROR_INTERNAL, "an exception that is no std::exception, perhaps of the callback");
+    }
+}
+
+const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr};
+mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
+    if (!reason) return MARS_NOT_FINISHED;
+    switch (*reason) {
+    case mars::FinishReason::eos:
+        return MARS_FINISH_EOS;
+    case mars::FinishReason::stop:
+        return MARS_FINISH_STOP;
+    case mars::FinishReason::length:
+        return MARS_FINISH_LENGTH;
+    case mars::FinishReason::capacity:
+        return MARS_FINISH_CAPACITY;
+    case mars::FinishReason::cancelled:
+        break;
+    }
+    return MARS_FINISH_CANCELLED;
+}
+
+mars_event view(const mars::Event& event) {
+    return {sizeof(mars_event),     event.row,
+            event.text.c_str(),     event.text.size(),
+            event.token_ids.data(), event.confidences.data(),
+            event.token_ids.size(), reason_of(event.finish_reason)};
+}
+
+void generate(const mars_session* session, std::vector<mars::Prompt> prompts, const std::vector<const mars_config*>& configs,
+              mars_on_event on_event, void* user, mars_completion** completions) {
+    std::vector<mars::GenerationConfig> settings;
+    std::optional<mars::Commit> commit;
+    for (const mars_config* each : configs) {
+        Request request = request_of(each);
+        if (commit && (commit->kind != request.commit.kind || commit->cache_block != request.commit.cache_block))
+            throw ArgumentError("configs: all rows of a batch need the same commit and cache_block");
+        commit = request.commit;
+        settings.push_back(std::move(request.config));
+    }
+    mars::OnEvent forward;
+    if (on_event != nullptr)
+        forward = [&](const mars::Event& event) {
+            const mars_event seen = view(event);
+            return on_event(&seen, user) != 0;
+        };
+    std::vector<std::unique_ptr<mars_completion>> done;
+    for (mars::Completion& each :
+         needed(session, "session").session.generate_batch(prompts, settings, forward, commit.value_or(mars::Commit{})))
+        done.push_back(std::make_unique<mars_completion>(std::move(each)));
+    for (std::size_t i = 0; i < done.size(); ++i) completions[i] = done[i].release();
+}
+
+} // namespace
+
+extern "C" {
+
+uint32_t mars_abi_version(void) { return MARS_ABI_VERSION; }
+
+const char* mars_version(void) { return MARS_VERSION; }
+
+mars_status mars_error_status(const mars_error* error) { return error == nullptr ? MARS_OK : error->status; }
+
+const char* mars_error_message(const mars_error* error) { return error == nullptr ? "" : error->message.c_str(); }
+
+void mars_error_free(mars_error* error) { delete error; }
+
+void mars_session_options_init(mars_session_options* options, size_t struct_size) { init(options, struct_size, default_options); }
+
+mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error) {
+    return guarded(error, [&] {
+        needed(session, "session") = nullptr;
+        const mars_session_options given = known(options, default_options, "options");
+        mars::Session::Options wanted;
+        if (given.device != nullptr) wanted.device = given.device;
+        if (given.threads != 0) wanted.threads = given.threads;
+        if (given.variant != nullptr) wanted.variant = given.variant;
+        wanted.verify = given.verify != 0;
+        *session = new mars_session{mars::Session::open(&needed(path, "path"), wanted)};
+    });
+}
+
+void mars_session_close(mars_session* session) { delete session; }
+
+mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error) {
+    return guarded(error, [&] {
+        const mars::Session& opened = needed(session, "session").session;
+        const mars::Manifest& manifest = opened.bundle().manifest;
+        const mars_session_info values{sizeof(values), manifest.model.vocab_size, opened.max_capacity(),
+                                       manifest.block, manifest.tokens.mask,      opened.has_text() ? 1 : 0};
+        fill(info, values, "info");
+    });
+}
+
+void mars_config_init(mars_config* config, size_t struct_size) { init(config, struct_size, default_config()); }
+
+void mars_prompt_init(mars_prompt* prompt, size_t struct_size) { init(prompt, struct_size, default_prompt()); }
+
+mars_status mars_encode(const mars_session* session, const mars_prompt* prompt, int64_t* ids, size_t capacity, size_t* num_ids,
+                        mars_error** error) {
+    return guarded(error, [&] {
+        const std::vector<std::int64_t> found = needed(session, "session").session.encode(prompt_of(prompt));
+        needed(num_ids, "num_ids") = found.size();
+        if (capacity >= found.size()) std::copy(found.begin(), found.end(), &needed(ids, "ids"));
+    });
+}
+
+mars_status mars_decode(const mars_session* session, const int64_t* ids, size_t num_ids, char* text, size_t capacity, size_t* text_size,
+                        mars_error** error) {
+    return guarded(error, [&] {
+        if (num_ids > 0) needed(ids, "ids");
+        const std::string found = needed(session, "session").session.decode({ids, ids + num_ids});
+        needed(text_size, "text_size") = found.size();
+        if (capacity > found.size()) std::memcpy(&needed(text, "text"), found.c_str(), found.size() + 1);
+    });
+}
+
+const char* mars_completion_text(const mars_completion* completion, size_t* text_size) {
+    if (text_size != nullptr) *text_size = completion == nullptr ? 0 : completion->done.text.size();
+    return completion == nullptr ? "" : completion->done.text.c_str();
+}
+
+const int64_t* mars_completion_token_ids(const mars_completion* completion, size_t* num_tokens) {
+    if (num_tokens != nullptr) *num_tokens = completion == nullptr ? 0 : completion->done.token_ids.size();
+    return completion == nullptr ? nullptr : completion->done.token_ids.data();
+}
+
+const double* mars_completion_confidences(const mars_completion* completion, size_t* num_tokens) {
+    if (num_tokens != nullptr) *num_tokens = completion == nullptr ? 0 : completion->done.confidences.size();
+    return completion == nullptr ? nullptr : completion->done.confidences.data();
+}
+
+mars_finish_reason mars_completion_finish_reason(const mars_completion* completion) {
+    return completion == nullptr ? MARS_NOT_FINISHED : reason_of(completion->done.finish_reason);
+}
+
+void mars_event_init(mars_event* event, size_t struct_size) { init(event, struct_size, mars_event{}); }
+
+void mars_stats_init(mars_stats* stats, size_t struct_size) { init(stats, struct_size, mars_stats{}); }
+
+void mars_session_info_init(mars_session_info* info, size_t struct_size) { init(info, struct_size, mars_session_info{}); }
+
+mars_status mars_completion_stats(const mars_completion* completion, mars_stats* stats, mars_error** error) {
+    return guarded(error, [&] {
+        const mars::Stats& own = needed(completion, "completion").done.stats;
+        const std::vector<std::int64_t>& accepted = completion->accepted;
+        const mars_stats values{sizeof(values),
+                                own.prompt_tokens,
+                                own.tokens,
+                                own.forwards,
+                                own.prefill_forwards,
+                                own.tokens_after_first,
+                                own.prefill_time,
+                                own.decode_time,
+                                own.time_to_first_token,
+                                own.tokens_per_forward(),
+                                own.tokens_per_second(),
+                                accepted.data(),
+                                accepted.size()};
+        fill(stats, values, "stats");
+    });
+}
+
+void mars_completion_free(mars_completion* completion) { delete completion; }
+
+mars_status mars_generate(const mars_session* session, const mars_prompt* prompt, const mars_config* config, mars_on_event on_event,
+                          void* user, mars_completion** completion, mars_error** error) {
+    return guarded(error, [&] {
+        needed(completion, "completion") = nullptr;
+        generate(session, {prompt_of(prompt)}, {config}, on_event, user, completion);
+    });
+}
+
+mars_status mars_generate_batch(const mars_session* session, const mars_prompt* const* prompts, const mars_config* const* configs,
+                                size_t num, mars_on_event on_event, void* user, mars_completion** completions, mars_error** error) {
+    return guarded(error, [&] {
+        std::vector<mars::Prompt> texts;
+        std::vector<const mars_config*> settings;
+        for (std::size_t i = 0; i < num; ++i) {
+            (&needed(completions, "completions"))[i] = nullptr;
+            texts.push_back(prompt_of((&needed(prompts, "prompts"))[i]));
+            settings.push_back(configs == nullptr ? nullptr : configs[i]);
+        }
+        generate(session, std::move(texts), settings, on_event, user, completions);
+    });
+}
+
+mars_status mars_stream_open(const mars_session* session, const mars_prompt* prompt, const mars_config* config, mars_stream** stream,
+                             mars_error** error) {
+    return guarded(error, [&] {
+        needed(stream, "stream") = nullptr;
+        const Request request = request_of(config);
+        *stream = new mars_stream{needed(session, "session").session.stream(prompt_of(prompt), request.config, request.commit), {}};
+    });
+}
+
+mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* done, mars_error** error) {
+    return guarded(error, [&] {
+        mars_stream& own = needed(stream, "stream");
+        needed(event, "event");
+        std::optional<mars::Event> next = own.stream.next();
+        needed(done, "done") = next ? 0 : 1;
+        own.event = next ? std::move(*next) : mars::Event{};
+        fill(event, view(own.event), "event");
+    });
+}
+
+double mars_stream_tau(const mars_stream* stream) { return stream == nullptr ? std::nan("") : stream->stream.tau(); }
+
+mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error) {
+    return guarded(error, [&] { needed(stream, "stream").stream.set_tau(tau); });
+}
+
+void mars_stream_cancel(mars_stream* stream) {
+    if (stream != nullptr) stream->stream.cancel();
+}
+
+mars_status mars_stream_completion(const mars_stream* stream, mars_completion** completion, mars_error** error) {
+    return guarded(error, [&] {
+        needed(completion, "completion") = nullptr;
+        *completion = new mars_completion(needed(stream, "stream").stream.completion());
+    });
+}
+
+void mars_stream_close(mars_stream* stream) { delete stream; }
+
+} // extern "C"

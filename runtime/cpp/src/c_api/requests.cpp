@@ -1,0 +1,93 @@
+// Settings and prompts, read and checked.
+#include "c_api/requests.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+#include <mars/errors.hpp>
+
+#include "bundle/fields.hpp"
+#include "c_api/structs.hpp"
+
+namespace mars::c {
+
+static_assert(MARS_WINDOW_AUTO == auto_window && MARS_WINDOW_FULL == full_window);
+
+mars_prompt default_prompt() { return {sizeof(mars_prompt), nullptr, SIZE_MAX, nullptr, nullptr, 0}; }
+
+mars_config default_config() {
+    const GenerationConfig config;
+    const Commit commit;
+    return {sizeof(mars_config),
+            config.tau,
+            MARS_PROBABILITY,
+            MARS_COMMIT_CURSOR,
+            commit.cache_block,
+            config.max_new_tokens,
+            config.window,
+            nullptr,
+            0,
+            nullptr,
+            0,
+            config.temperature,
+            config.top_k,
+            config.top_p,
+            config.seed,
+            config.repetition_penalty};
+}
+
+Request request_of(const mars_config* given) {
+    const mars_config config = known(given, default_config(), "config");
+    if (config.metric < MARS_PROBABILITY || config.metric > MARS_ENTROPY) throw ArgumentError("config: metric is no mars_metric");
+    if (config.commit < MARS_COMMIT_CURSOR || config.commit > MARS_COMMIT_BLOCK) throw ArgumentError("config: commit is no mars_commit");
+    if (config.num_eos_ids > 0 && config.eos_ids == nullptr) throw ArgumentError("config: num_eos_ids without eos_ids");
+    if (config.num_stop > 0 && config.stop == nullptr) throw ArgumentError("config: num_stop without stop");
+    Request request;
+    request.config.tau = config.tau;
+    request.config.metric = static_cast<Metric>(config.metric);
+    request.config.max_new_tokens = config.max_new_tokens;
+    request.config.window = config.window;
+    if (config.eos_ids != nullptr) request.config.eos_ids.emplace(config.eos_ids, config.eos_ids + config.num_eos_ids);
+    for (std::size_t i = 0; i < config.num_stop; ++i) request.config.stop.emplace_back(&needed(config.stop[i], "config: a stop string"));
+    request.config.temperature = config.temperature;
+    request.config.top_k = config.top_k;
+    request.config.top_p = config.top_p;
+    request.config.seed = config.seed;
+    request.config.repetition_penalty = config.repetition_penalty;
+    request.commit = {static_cast<Commit::Kind>(config.commit), config.cache_block};
+    return request;
+}
+
+namespace {
+
+std::vector<Message> messages_of(const char* text) {
+    nlohmann::json value;
+    try {
+        value = parse_json(text);
+    } catch (const std::exception& error) {
+        throw SessionError(std::string("messages must be a JSON list of {role, content}: ") + error.what());
+    }
+    std::vector<Message> messages;
+    if (!value.is_array()) value = nlohmann::json::array();
+    for (const auto& each : value) {
+        const bool good = each.is_object() && each.contains("role") && each.contains("content") && each["role"].is_string() &&
+                          each["content"].is_string();
+        if (!good) throw SessionError("messages must be a JSON list of {role, content}; wrong: " + std::to_string(messages.size()));
+        messages.push_back({each["role"], each["content"]});
+    }
+    if (messages.empty()) throw SessionError("messages must be a JSON list of {role, content}, and not empty");
+    return messages;
+}
+
+} // namespace
+
+Prompt prompt_of(const mars_prompt* given) {
+    const mars_prompt prompt = known(&needed(given, "prompt"), default_prompt(), "prompt");
+    if ((prompt.text != nullptr) + (prompt.messages != nullptr) + (prompt.token_ids != nullptr) != 1)
+        throw ArgumentError("prompt: set exactly one of text, messages and token_ids");
+    if (prompt.text != nullptr) return std::string(prompt.text, prompt.text_size != SIZE_MAX ? prompt.text_size : std::strlen(prompt.text));
+    if (prompt.messages != nullptr) return messages_of(prompt.messages);
+    return std::vector<std::int64_t>(prompt.token_ids, prompt.token_ids + prompt.num_token_ids);
+}
+
+} // namespace mars::c

@@ -1,0 +1,23 @@
+// What a C program asks for, as the C++ interface's types. Knows no session.
+#pragma once
+
+#include <mars/mars.h>
+#include <mars/session.hpp>
+
+namespace mars::c {
+
+struct Request {
+    GenerationConfig config;
+    Commit commit;
+};
+
+mars_config default_config();
+mars_prompt default_prompt();
+
+/// NULL is the default. Throws ArgumentError.
+Request request_of(const mars_config* given);
+
+/// Throws ArgumentError, and SessionError for messages that are none.
+Prompt prompt_of(const mars_prompt* given);
+
+} // namespace mars::c

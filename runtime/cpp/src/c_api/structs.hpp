@@ -1,0 +1,55 @@
+// Versioned structs at the C boundary: a caller's may be shorter or longer than ours. Knows no field but struct_size.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include <mars/mars.h>
+
+namespace mars::c {
+
+/// The interface was used wrongly.
+struct ArgumentError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+template <typename T>
+T& needed(T* pointer, const char* name) {
+    if (pointer == nullptr) throw ArgumentError(std::string(name) + " must not be NULL");
+    return *pointer;
+}
+
+/// Write `defaults` to the caller's struct as far as both reach; what this library does not know of it is 0.
+template <typename T>
+void init(T* target, std::size_t struct_size, const T& defaults) noexcept {
+    if (target == nullptr || struct_size < sizeof(std::size_t)) return;
+    std::memset(target, 0, struct_size);
+    std::memcpy(target, &defaults, std::min(struct_size, sizeof(T)));
+    target->struct_size = struct_size;
+}
+
+/// Write `values` to the caller's struct as far as both reach.
+template <typename T>
+void fill(T* target, const T& values, const char* name) {
+    const std::size_t size = needed(target, name).struct_size;
+    if (size < sizeof(std::size_t)) throw ArgumentError(std::string(name) + ": set struct_size to the size of the struct");
+    init(target, size, values);
+}
+
+/// The caller's struct as this library knows it: what an older one lacks is the default, what a newer one has more must be zero.
+template <typename T>
+T known(const T* given, const T& defaults, const char* name) {
+    if (given == nullptr) return defaults;
+    if (given->struct_size < sizeof(std::size_t)) throw ArgumentError(std::string(name) + ": set struct_size to the size of the struct");
+    const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+    for (std::size_t i = sizeof(T); i < given->struct_size; ++i)
+        if (bytes[i] != 0)
+            throw ArgumentError(std::string(name) + ": a setting that libmars " + mars_version() + " does not know; update libmars");
+    T values = defaults;
+    std::memcpy(&values, given, std::min(given->struct_size, sizeof(T)));
+    return values;
+}
+
+} // namespace mars::c

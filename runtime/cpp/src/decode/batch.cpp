@@ -1,0 +1,87 @@
+// The rectangle of a step: rows by slots, filled up with masks.
+#include <algorithm>
+
+#include <mars/batch.hpp>
+
+namespace mars {
+
+Batch::Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id)
+    : backend(device), mask_id_(mask_id), cache_(device.new_cache(num_rows)) {}
+
+std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep) {
+    std::vector<Predictions> made;
+    const auto count = static_cast<std::int64_t>(feeds.size()), limit = backend.max_entries();
+    for (std::int64_t from = 0, to = 0; from < count; from = to) {
+        std::int64_t slots = 0, longest = 0;
+        for (; to < count; ++to) {
+            const std::int64_t widest = std::max(slots, feeds[static_cast<std::size_t>(to)].slots());
+            const std::int64_t end = std::max(longest, active[static_cast<std::size_t>(first + to)]->cursor);
+            if (to > from && end + widest > limit) break;
+            slots = widest;
+            longest = end;
+        }
+        forward(first + from, &feeds[static_cast<std::size_t>(from)], to - from);
+        for (std::int64_t i = from; i < to; ++i) {
+            const Feed& feed = feeds[static_cast<std::size_t>(i)];
+            Row& row = *active[static_cast<std::size_t>(first + i)];
+            made.push_back(Predictions::of(output_, i - from, feed.outputs(), row.config().metric));
+            if (keep == Keep::known) row.cursor += feed.known;
+        }
+    }
+    return made;
+}
+
+void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count) {
+    input_.rows = count;
+    input_.slots = 0;
+    input_.outputs = 1;
+    for (std::int64_t i = 0; i < count; ++i) {
+        input_.slots = std::max(input_.slots, feeds[i].slots());
+        input_.outputs = std::max(input_.outputs, feeds[i].outputs());
+    }
+    input_.input_ids.assign(static_cast<std::size_t>(input_.rows * input_.slots), mask_id_);
+    input_.output_index.assign(static_cast<std::size_t>(input_.rows * input_.outputs), 0);
+    input_.kv_length.clear();
+    bool want_logits = false;
+    std::int64_t longest = 0;
+    for (std::int64_t i = 0; i < input_.rows; ++i) {
+        const Row& row = *active[static_cast<std::size_t>(first + i)];
+        const Feed& feed = feeds[i];
+        std::copy_n(row.tokens.begin() + row.cursor, feed.known, input_.input_ids.begin() + i * input_.slots);
+        const std::int64_t start = std::max(feed.known - 1, std::int64_t{0});
+        for (std::int64_t j = start; j < feed.slots(); ++j)
+            input_.output_index[static_cast<std::size_t>(i * input_.outputs + j - start)] = j;
+        input_.kv_length.push_back(row.cursor);
+        longest = std::max(longest, row.cursor);
+        want_logits = want_logits || row.config().needs_logits();
+    }
+    cache_->reserve(longest + input_.slots);
+    backend.step(*cache_, first, input_, want_logits, output_);
+}
+
+void Batch::drop_finished() {
+    for (auto i = static_cast<std::int64_t>(active.size()) - 1; i >= 0; --i) {
+        if (!active[static_cast<std::size_t>(i)]->finish_reason) continue;
+        Row* last = active.back();
+        active.pop_back();
+        const auto end = static_cast<std::int64_t>(active.size());
+        if (i < end) {
+            cache_->move(end, i, last->cursor);
+            active[static_cast<std::size_t>(i)] = last;
+        }
+    }
+}
+
+bool Batch::prefill(Row& row) {
+    const std::int64_t chunk = std::min(prefill_chunk, backend.max_slots().value_or(prefill_chunk));
+    if (row.num_pending() <= chunk || row.finish_reason) return false;
+    const Feed feed{chunk, 0};
+    forward(index_of(row), &feed, 1);
+    row.cursor += chunk;
+    ++row.stats.prefill_forwards;
+    return true;
+}
+
+std::int64_t Batch::index_of(const Row& row) const { return std::find(active.begin(), active.end(), &row) - active.begin(); }
+
+} // namespace mars

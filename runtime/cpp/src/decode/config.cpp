@@ -1,0 +1,40 @@
+// The ranges of a request's settings.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <sstream>
+
+#include <mars/config.hpp>
+#include <mars/errors.hpp>
+
+namespace mars {
+
+std::optional<std::int64_t> window_of(std::string_view text) {
+    if (text == "auto") return auto_window;
+    if (text == "full") return full_window;
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() && number >= 1 ? std::optional(number) : std::nullopt;
+}
+
+void GenerationConfig::check() const {
+    std::ostringstream wrong;
+    const auto check = [&](const char* name, bool good, const char* what, auto value) {
+        if (!good) wrong << (wrong.tellp() > 0 ? "; " : "") << name << " must be " << what << ", not " << value;
+    };
+    const auto from_zero = [](double value) { return std::isfinite(value) && value >= 0; };
+    const bool good_eos = !eos_ids || std::all_of(eos_ids->begin(), eos_ids->end(), [](std::int64_t id) { return id >= 0; });
+    const bool good_stop = std::none_of(stop.begin(), stop.end(), [](const std::string& s) { return s.empty(); });
+    check("tau", from_zero(tau), "a number of 0 or more", tau);
+    check("max_new_tokens", max_new_tokens >= 1, "an integer of 1 or more", max_new_tokens);
+    check("window", window >= full_window, "auto, full or an integer of 1 or more", window);
+    check("eos_ids", good_eos, "token ids", "negative numbers");
+    check("stop", good_stop, "non-empty strings", "an empty one");
+    check("temperature", from_zero(temperature), "a number of 0 or more", temperature);
+    check("top_k", top_k >= 0, "an integer of 0 or more", top_k);
+    check("top_p", std::isfinite(top_p) && top_p > 0 && top_p <= 1, "a number above 0, at most 1", top_p);
+    check("repetition_penalty", std::isfinite(repetition_penalty) && repetition_penalty > 0, "a number above 0", repetition_penalty);
+    if (wrong.tellp() > 0) throw SessionError(wrong.str());
+}
+
+} // namespace mars

@@ -1,0 +1,73 @@
+// The choice of a step's masks. In the order of runtime/decode/policy.py, so that doubles round alike.
+#include <algorithm>
+
+#include <mars/policy.hpp>
+
+namespace mars {
+
+namespace {
+
+// Share of the time that may go into trying more masks than seem to pay, where the next token is always certain.
+constexpr double trials = 0.015;
+
+std::int64_t fed(const Chooser& row, std::int64_t masks) { return row.is_free ? std::min(masks, row.most) : row.most; }
+
+} // namespace
+
+Policy::Policy(CostSource cost, bool few_sizes) : cost_(std::move(cost)), few_sizes_(few_sizes) {}
+
+std::vector<std::int64_t> Policy::masks(const std::vector<Chooser>& rows) {
+    std::int64_t widest = 0;
+    std::vector<std::vector<double>> expected;
+    for (const Chooser& row : rows) {
+        if (row.is_free) widest = std::max(widest, row.most);
+        expected.push_back(row.pass_rates->expected(row.most));
+    }
+    const auto cost = widest > 0 ? cost_() : nullptr;
+    const auto count = static_cast<double>(rows.size());
+    const auto rate = [&](std::int64_t masks) {
+        // Each row will feed again what it is expected to accept, so that is what the choice costs, not what is pending now.
+        double total = 0.0, slots = 0.0;
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            const std::int64_t own = fed(rows[i], masks);
+            const double tokens = expected[i][static_cast<std::size_t>(own)];
+            total += tokens;
+            slots = std::max(slots, tokens + static_cast<double>(own));
+        }
+        return total / cost->of(count * slots);
+    };
+    const auto seconds = [&](std::int64_t masks) {
+        std::int64_t slots = 0;
+        for (const Chooser& row : rows) slots = std::max(slots, row.pending + fed(row, masks));
+        return cost->of(count * static_cast<double>(slots));
+    };
+    std::int64_t best = 0;
+    if (widest > 0) {
+        std::vector<std::int64_t> choices;
+        for (std::int64_t masks = 0; masks <= widest; ++masks)
+            if (!few_sizes_ || masks == widest || ((masks + 1) & masks) == 0) choices.push_back(masks);
+        double fastest = 0.0;
+        for (const std::int64_t masks : choices)
+            if (const double reached = rate(masks); reached >= fastest) {
+                fastest = reached;
+                best = masks;
+            }
+        double certainty = 0.0;
+        for (const Chooser& row : rows) certainty += row.pass_rates->certainty();
+        saved_ = std::min(saved_ + trials * (certainty / count) * seconds(best), seconds(widest));
+        const auto more = std::find_if(choices.begin(), choices.end(), [best](std::int64_t masks) { return masks > 2 * best; });
+        const std::int64_t trial = more != choices.end() ? *more : widest;
+        double tokens = 0.0;
+        for (std::size_t i = 0; i < rows.size(); ++i) tokens += expected[i][static_cast<std::size_t>(fed(rows[i], trial))];
+        const double lost = tokens * (1.0 / rate(trial) - 1.0 / rate(best));
+        if (trial > best && lost <= saved_) {
+            saved_ -= lost;
+            best = trial;
+        }
+    }
+    std::vector<std::int64_t> made;
+    for (const Chooser& row : rows) made.push_back(fed(row, best));
+    return made;
+}
+
+} // namespace mars

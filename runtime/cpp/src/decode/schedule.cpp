@@ -1,0 +1,97 @@
+// The loop, and cursor commit.
+#include <algorithm>
+
+#include <mars/schedule.hpp>
+
+namespace mars {
+
+Schedule::Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id)
+    : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), block_(block), rows_(std::move(rows)) {}
+
+std::optional<std::vector<Accepted>> Schedule::next() {
+    for (Row* row : rows_) row->refresh();
+    for (; next_row_ < rows_.size(); ++next_row_) {
+        Row& row = *rows_[next_row_];
+        if (!is_prefilling_) {
+            batch_.drop_finished();
+            batch_.active.push_back(&row);
+            row.stats.begin_prefill();
+        }
+        is_prefilling_ = batch_.prefill(row);
+        if (is_prefilling_) return std::vector<Accepted>{};
+        if (row.finish_reason) continue;
+        std::optional<Accepted> accepted = begin(row);
+        row.stats.end_prefill();
+        if (!accepted) continue;
+        ++next_row_;
+        return std::vector{std::move(*accepted)};
+    }
+    batch_.drop_finished();
+    if (batch_.active.empty()) return std::nullopt;
+    return step();
+}
+
+namespace {
+
+class CursorCommit : public Schedule {
+  public:
+    CursorCommit(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id, CostSource cost)
+        : Schedule(backend, std::move(rows), block, mask_id) {
+        // A captured step of an engine is bound to its sizes, so it is better to have few of them.
+        if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
+    }
+
+  private:
+    std::optional<Accepted> begin(Row& row) override { return std::move(take(batch_.index_of(row), {feed(row)}).front()); }
+
+    std::vector<Accepted> step() override {
+        std::vector<Accepted> accepted;
+        for (Row* row : batch_.active)
+            if (row->num_tokens() > max_capacity()) accepted.push_back(row->finish(FinishReason::capacity));
+        batch_.drop_finished();
+        if (batch_.active.empty()) return accepted;
+        std::vector<Feed> feeds;
+        for (const Row* row : batch_.active) feeds.push_back(feed(*row));
+        if (policy_) narrow(feeds);
+        for (Accepted& each : take(0, feeds)) accepted.push_back(std::move(each));
+        return accepted;
+    }
+
+    /// One step of neighbouring rows, and what each accepts.
+    std::vector<Accepted> take(std::int64_t first, const std::vector<Feed>& feeds) {
+        std::vector<Accepted> accepted;
+        for (const Predictions& predictions : batch_.step(first, feeds, Keep::known)) {
+            Row& row = *batch_.active[static_cast<std::size_t>(first) + accepted.size()];
+            ++row.stats.forwards;
+            accepted.push_back(row.take(predictions));
+        }
+        return accepted;
+    }
+
+    Feed feed(const Row& row) const {
+        const std::int64_t known = row.num_pending();
+        std::int64_t room = max_capacity() - row.cursor - known;
+        if (const auto most = batch_.backend.max_slots()) room = std::min(room, *most - known);
+        return {known, std::max(std::int64_t{0}, std::min(row.look_ahead(block_) - 1, room))};
+    }
+
+    /// Leave each row whose window is automatic the masks that are worth their time.
+    void narrow(std::vector<Feed>& feeds) {
+        std::vector<Chooser> rows;
+        for (std::size_t i = 0; i < feeds.size(); ++i)
+            rows.push_back(
+                {&batch_.active[i]->pass_rates, feeds[i].known, feeds[i].masks, batch_.active[i]->config().window == auto_window});
+        const std::vector<std::int64_t> masks = policy_->masks(rows);
+        for (std::size_t i = 0; i < feeds.size(); ++i) feeds[i].masks = masks[i];
+    }
+
+    std::optional<Policy> policy_;
+};
+
+} // namespace
+
+std::unique_ptr<Schedule> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id, CostSource cost) {
+    return std::make_unique<CursorCommit>(backend, std::move(rows), block, mask_id, std::move(cost));
+}
+
+} // namespace mars

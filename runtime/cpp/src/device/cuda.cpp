@@ -1,0 +1,114 @@
+// The CUDA runtime's calls, each checked. Signatures of CUDA 12 and 13.
+#include "device/cuda.hpp"
+
+#include <algorithm>
+#include <cuda_runtime_api.h>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+namespace {
+
+constexpr std::size_t least = 256; // bytes: an empty tensor too needs an address of its own
+
+void check(const char* call, cudaError_t error) {
+    if (error == cudaSuccess) return;
+    if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
+        throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+    throw SessionError(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+}
+
+/// No graph: the refusal is an answer, not a failure of the next call.
+Device::Graph refused() {
+    cudaGetLastError();
+    return nullptr;
+}
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+} // namespace
+
+std::variant<Gpu, std::string> find_gpu() {
+    try {
+        int count = 0, driver = 0;
+        check("cudaGetDeviceCount", cudaGetDeviceCount(&count));
+        if (count == 0) return "no NVIDIA GPU is visible";
+        cudaDeviceProp properties{};
+        check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
+        check("cudaDriverGetVersion", cudaDriverGetVersion(&driver));
+        return Gpu{properties.name, "sm" + std::to_string(properties.major) + std::to_string(properties.minor),
+                   std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10)};
+    } catch (const SessionError& error) {
+        return error.what();
+    }
+}
+
+void Device::Forget::operator()(void* graph) const { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
+Device::Device() {
+    cudaStream_t stream = nullptr;
+    // Not ordered with the legacy stream, whose use by anybody else in this process would break a capture.
+    check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    stream_ = stream;
+}
+
+Device::~Device() {
+    cudaStreamSynchronize(stream_of(stream_));
+    for (const Address address : allocated_) cudaFree(pointer(address));
+    cudaStreamDestroy(stream_of(stream_));
+}
+
+Address Device::allocate(std::size_t num_bytes) {
+    void* memory = nullptr;
+    check("cudaMalloc", cudaMalloc(&memory, std::max(num_bytes, least)));
+    allocated_.push_back(reinterpret_cast<Address>(memory));
+    zero(allocated_.back(), std::max(num_bytes, least));
+    return allocated_.back();
+}
+
+void Device::release(Address address) {
+    allocated_.erase(std::remove(allocated_.begin(), allocated_.end(), address), allocated_.end());
+    synchronize();
+    check("cudaFree", cudaFree(pointer(address)));
+}
+
+void Device::zero(Address address, std::size_t num_bytes) {
+    check("cudaMemsetAsync", cudaMemsetAsync(pointer(address), 0, num_bytes, stream_of(stream_)));
+}
+
+void Device::upload(Address address, const void* data, std::size_t num_bytes) {
+    check("cudaMemcpyAsync", cudaMemcpyAsync(pointer(address), data, num_bytes, cudaMemcpyHostToDevice, stream_of(stream_)));
+}
+
+void Device::download(void* data, Address address, std::size_t num_bytes) {
+    check("cudaMemcpyAsync", cudaMemcpyAsync(data, pointer(address), num_bytes, cudaMemcpyDeviceToHost, stream_of(stream_)));
+}
+
+void Device::copy_rows(Address target, std::size_t target_pitch, Address source, std::size_t source_pitch, std::size_t width,
+                       std::size_t height) {
+    check("cudaMemcpy2DAsync", cudaMemcpy2DAsync(pointer(target), target_pitch, pointer(source), source_pitch, width, height,
+                                                 cudaMemcpyDeviceToDevice, stream_of(stream_)));
+}
+
+void Device::synchronize() { check("cudaStreamSynchronize", cudaStreamSynchronize(stream_of(stream_))); }
+
+Device::Graph Device::capture(const std::function<bool()>& enqueue) {
+    if (cudaStreamBeginCapture(stream_of(stream_), cudaStreamCaptureModeThreadLocal) != cudaSuccess) return refused();
+    const bool done = enqueue();
+    cudaGraph_t graph = nullptr;
+    // Ends the capture even when it was refused; only then is the stream usable again.
+    const cudaError_t ended = cudaStreamEndCapture(stream_of(stream_), &graph);
+    cudaGraphExec_t launchable = nullptr;
+    const bool good = done && ended == cudaSuccess && cudaGraphInstantiateWithFlags(&launchable, graph, 0) == cudaSuccess;
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return good ? Graph(launchable) : refused();
+}
+
+void Device::launch(const Graph& graph) {
+    check("cudaGraphLaunch", cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), stream_of(stream_)));
+}
+
+} // namespace mars

@@ -1,0 +1,70 @@
+// KV memory on the device: laid out once, lent to caches, taken back. Knows no engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <mars/backend.hpp>
+
+#include "device/cuda.hpp"
+
+namespace mars {
+
+/// The product of sizes that a manifest gave. Throws SessionError where no machine has as much.
+std::size_t bytes(std::initializer_list<std::int64_t> sizes);
+
+/// Tensors of [num_rows, kv_heads, capacity, head_dim]; an entry is `entry_bytes` in each head.
+struct KvLayout {
+    std::size_t num_tensors = 0;
+    std::int64_t num_rows = 0, kv_heads = 0, capacity = 0, entry_bytes = 0;
+};
+
+/// The device addresses of those tensors, and their strides in bytes.
+struct KvMemory {
+    std::vector<Address> addresses;
+    std::size_t row_bytes = 0, head_bytes = 0, entry_bytes = 0, kv_heads = 0;
+};
+
+/// The GPU and the KV memory that no cache uses, shared by a backend and its caches.
+class KvPool {
+  public:
+    std::mutex lock; ///< take it before anything is put on the device's stream
+    Device device;
+    KvLayout layout;
+
+    /// Zeroed memory in this layout. The caller holds the lock.
+    KvMemory take();
+
+    /// For the next one that takes. The caller holds the lock.
+    void give_back(KvMemory memory) { free_.push_back(std::move(memory)); }
+
+  private:
+    std::size_t tensor_bytes() const;
+
+    std::vector<KvMemory> free_;
+};
+
+/// KV rows on the device. Their memory goes back to the pool with the cache.
+class TrtCache : public Cache {
+  public:
+    explicit TrtCache(std::shared_ptr<KvPool> pool);
+    ~TrtCache() override;
+    TrtCache(const TrtCache&) = delete;
+    TrtCache& operator=(const TrtCache&) = delete;
+
+    std::int64_t capacity() const override { return pool_->layout.capacity; }
+    void reserve(std::int64_t capacity) override;
+    void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
+
+    const KvMemory& memory() const { return memory_; }
+
+  private:
+    std::shared_ptr<KvPool> pool_;
+    KvMemory memory_;
+};
+
+} // namespace mars

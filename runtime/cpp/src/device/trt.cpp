@@ -1,0 +1,278 @@
+// Addresses, ranges and the order of work on the stream. Names neither CUDA nor TensorRT.
+#include "device/trt.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+namespace {
+
+constexpr std::size_t most_graphs = 64; // captured steps kept; each holds an execution context
+
+template <typename T>
+std::size_t num_bytes(const std::vector<T>& values) {
+    return values.size() * sizeof(T);
+}
+
+/// Waits for the stream on the way out of a step that failed: the copies still use the caller's memory.
+class Settled {
+  public:
+    explicit Settled(Device& device) : device_(device) {}
+    Settled(const Settled&) = delete;
+    Settled& operator=(const Settled&) = delete;
+    ~Settled() {
+        try {
+            device_.synchronize();
+        } catch (const SessionError&) { // the step's own error is on its way
+        }
+    }
+
+  private:
+    Device& device_;
+};
+
+/// The rows and columns of `values` [?, given, inner] that were asked for, moved to its front.
+template <typename T>
+void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::int64_t wanted, std::int64_t inner) {
+    if (values.empty()) return;
+    for (std::int64_t row = 1; row < rows && given != wanted; ++row)
+        std::copy_n(values.begin() + row * given * inner, wanted * inner, values.begin() + row * wanted * inner);
+    values.resize(static_cast<std::size_t>(rows * wanted * inner));
+}
+
+[[noreturn]] void disagree(const std::vector<std::string>& tensors) {
+    std::string names;
+    for (std::size_t i = 0; i < std::min(tensors.size(), std::size_t{6}); ++i) names += (names.empty() ? "" : ", ") + tensors[i];
+    throw SessionError("the engine and the manifest disagree about " + names + "; build the engine again");
+}
+
+} // namespace
+
+TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
+    : outputs_(variant.outputs), info_(variant.engine.value()), model_(bundle.manifest.model), capacity_(variant.capacity.value()),
+      in_place_(variant.kv_layout == "static"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>()),
+      engine_(bundle, variant) {
+    const std::int64_t rows = info_.max_rows(), slots = info_.max_slots(), outputs = info_.max_outputs();
+    // A step of an engine without symbols is filled up with rows and slots that nobody asked for: what they write goes to the last
+    // `slots` entries of a row. Elsewhere the rows of a batch share the widest row's slots, so that a row near its end writes on.
+    std::int64_t spare = is_exact_ ? slots : 0;
+    if (!is_exact_ && rows > 1)
+        for (const Range& range : info_.ranges)
+            if (range.name == "decode") spare = std::max(spare, range.slots.max - 1);
+    max_capacity_ = std::min(model_.context_length, capacity_ - spare);
+    if (max_capacity_ < 1) throw SessionError("variant " + variant.name + ": its capacity is less than one step; build it again");
+    for (std::int64_t i = 0; i < model_.num_layers; ++i)
+        for (const char* kind : {".key", ".value"}) suffixes_.push_back(std::to_string(i) + kind);
+    const std::int64_t item = variant.kv_dtype == "float32" ? 4 : 2;
+    std::map<std::string, std::size_t> sizes{{"input_ids", bytes({rows, slots, 8})}, {"kv_length", bytes({rows, 8})}};
+    sizes["output_index"] = sizes["token_ids"] = bytes({rows, outputs, 8});
+    for (const std::string& name : outputs_)
+        if (name != "token_ids") sizes[name] = bytes({rows, outputs, 4, name == "logits" ? model_.vocab_size : 1});
+    if (!in_place_)
+        for (const std::string& suffix : suffixes_)
+            sizes["present." + suffix] = bytes({rows, slots, model_.num_kv_heads, model_.head_dim, item});
+    check_signature(variant.kv_dtype);
+    // As many rows as any request can have; those that fill a step up lie behind the last.
+    pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
+    for (const auto& [name, size] : sizes) buffers_[name] = pool_->device.allocate(size);
+    scratch_ = pool_->device.allocate(engine_.scratch_bytes());
+}
+
+/// The engine's tensors are the manifest's: names, types, sizes, and outputs that write their own inputs' memory.
+void TrtBackend::check_signature(const std::string& kv_dtype) const {
+    struct Expected {
+        std::string dtype, alias;
+        std::vector<std::int64_t> shape; // -1: any
+    };
+    std::map<std::string, Expected> wanted{{"kv_length", {"int64", "", {-1}}}};
+    for (const char* name : {"input_ids", "output_index"}) wanted[name] = {"int64", "", {-1, -1}};
+    for (const std::string& name : outputs_) wanted[name] = {name == "token_ids" ? "int64" : "float32", "", {-1, -1}};
+    if (const auto logits = wanted.find("logits"); logits != wanted.end()) logits->second.shape.push_back(model_.vocab_size);
+    for (const std::string& suffix : suffixes_) {
+        const std::string past = "past_key_values." + suffix;
+        wanted[past] = {kv_dtype, "", {-1, model_.num_kv_heads, capacity_, model_.head_dim}};
+        wanted["present." + suffix] = {kv_dtype, in_place_ ? past : "", {-1, model_.num_kv_heads, -1, model_.head_dim}};
+    }
+    std::set<std::string> odd;
+    for (const EngineTensor& tensor : engine_.tensors()) {
+        const auto at = wanted.find(tensor.name);
+        if (at == wanted.end()) {
+            odd.insert(tensor.name);
+            continue;
+        }
+        const auto& [dtype, alias, shape] = at->second;
+        const auto fits = [](std::int64_t has, std::int64_t wants) { return has < 0 || wants < 0 || has == wants; };
+        const bool same = std::equal(tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end(), fits);
+        if (tensor.dtype != dtype || !same || (!tensor.alias.empty() && tensor.alias != alias)) odd.insert(tensor.name);
+        wanted.erase(at);
+    }
+    for (const auto& missing : wanted) odd.insert(missing.first);
+    if (!odd.empty()) disagree({odd.begin(), odd.end()});
+}
+
+std::size_t TrtBackend::num_graphs() const {
+    return static_cast<std::size_t>(std::count_if(decode_.begin(), decode_.end(), [](const Step& step) { return step.graph != nullptr; }));
+}
+
+std::unique_ptr<Cache> TrtBackend::new_cache(std::int64_t num_rows) {
+    if (num_rows > info_.max_rows())
+        throw SessionError(std::to_string(num_rows) + " rows, but this engine was built for at most " + std::to_string(info_.max_rows()) +
+                           "; build it again with --batch " + std::to_string(num_rows));
+    return std::make_unique<TrtCache>(pool_);
+}
+
+void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
+    const KvMemory& memory = dynamic_cast<TrtCache&>(cache).memory();
+    std::optional<StepInput> filled;
+    if (is_exact_) filled = filled_up(input);
+    const StepInput& fed = filled ? *filled : input;
+    output.outputs = input.outputs;
+    output.vocab_size = model_.vocab_size;
+    if (!want_logits) output.logits.clear();
+    {
+        const std::lock_guard<std::mutex> lock(pool_->lock);
+        Device& device = pool_->device;
+        const Settled settled(device);
+        Step& step = step_for(memory, first, fed);
+        const auto upload = [&](const char* name, const std::vector<std::int64_t>& ids) {
+            device.upload(buffers_.at(name), ids.data(), num_bytes(ids));
+        };
+        upload("input_ids", fed.input_ids);
+        upload("kv_length", fed.kv_length);
+        upload("output_index", fed.output_index);
+        run(step);
+        if (!in_place_) place(memory, first, fed);
+        const auto fetch = [&](const std::string& name, auto& values, std::int64_t inner) {
+            values.resize(bytes({fed.rows, fed.outputs, inner}));
+            device.download(values.data(), buffers_.at(name), num_bytes(values));
+        };
+        for (const std::string& name : outputs_) {
+            if (name == "token_ids") fetch(name, output.token_ids, 1);
+            if (name == "confidence") fetch(name, output.confidence, 1);
+            if (name == "margin") fetch(name, output.margin, 1);
+            if (name == "entropy") fetch(name, output.entropy, 1);
+            if (name == "logits" && want_logits) fetch(name, output.logits, model_.vocab_size);
+        }
+        device.synchronize();
+        if (step.runs == 1) engine_.keep_kernels();
+    }
+    keep(output.token_ids, fed.outputs, input.rows, input.outputs, 1);
+    for (auto* values : {&output.confidence, &output.margin, &output.entropy}) keep(*values, fed.outputs, input.rows, input.outputs, 1);
+    keep(output.logits, fed.outputs, input.rows, input.outputs, model_.vocab_size);
+}
+
+StepInput TrtBackend::filled_up(const StepInput& input) const {
+    const std::int64_t rows = info_.max_rows(), slots = info_.max_slots();
+    if (input.rows > rows || input.slots > slots)
+        throw SessionError("a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
+                           " slots; this engine is for exactly " + std::to_string(rows) + " x " + std::to_string(slots));
+    StepInput full{rows, slots, slots, {}, input.kv_length, {}};
+    full.input_ids.resize(bytes({rows, slots}));
+    full.output_index.resize(bytes({rows, slots}));
+    full.kv_length.resize(static_cast<std::size_t>(rows), capacity_ - slots);
+    for (std::int64_t i = 0; i < input.rows; ++i) {
+        std::copy_n(input.input_ids.begin() + i * input.slots, input.slots, full.input_ids.begin() + i * slots);
+        std::copy_n(input.output_index.begin() + i * input.outputs, input.outputs, full.output_index.begin() + i * slots);
+    }
+    return full;
+}
+
+/// The bound context for this shape. Decode steps keep one each, because a captured graph belongs to its context.
+TrtBackend::Step& TrtBackend::step_for(const KvMemory& memory, std::int64_t first, const StepInput& input) {
+    const auto range = info_.range_for(input.rows, input.slots, input.outputs);
+    if (!range) {
+        std::string known;
+        for (const Range& each : info_.ranges)
+            known += (known.empty() ? "" : "; ") + each.name + ": " + std::to_string(each.batch.min) + "-" +
+                     std::to_string(each.batch.max) + " x " + std::to_string(each.slots.min) + "-" + std::to_string(each.slots.max);
+        throw SessionError("a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) + " slots with " +
+                           std::to_string(input.outputs) + " predictions is beyond this engine (" + known + "; at most " +
+                           std::to_string(info_.max_outputs()) + " predictions); build one with a larger --batch, --prefill or --block");
+    }
+    const Shape shape{*range, memory.addresses.front(), first, input.rows, input.slots, input.outputs};
+    const auto made = [&] {
+        return Step{
+            engine_.new_context(*range, scratch_, pool_->device.stream()), shape, 0, {}, info_.ranges[*range].name == "decode", false};
+    };
+    if (info_.ranges[*range].name != "decode") {
+        auto at = prefill_.find(*range);
+        const bool is_new = at == prefill_.end();
+        if (is_new) at = prefill_.emplace(*range, made()).first;
+        Step& step = at->second;
+        if (is_new || step.shape.key() != shape.key()) {
+            step.shape = shape;
+            step.runs = 0;
+            bind(step, memory);
+        }
+        return step;
+    }
+    const auto same = [&](const Step& step) { return step.shape.key() == shape.key(); };
+    if (const auto at = std::find_if(decode_.begin(), decode_.end(), same); at != decode_.end()) {
+        decode_.splice(decode_.begin(), decode_, at);
+        return decode_.front();
+    }
+    while (decode_.size() >= most_graphs) decode_.pop_back();
+    Step step = made();
+    bind(step, memory);
+    decode_.push_front(std::move(step));
+    return decode_.front();
+}
+
+/// Give the context its shapes and addresses; past and present of a KV tensor are one address.
+void TrtBackend::bind(Step& step, const KvMemory& memory) {
+    const Shape& shape = step.shape;
+    std::vector<std::string> refused;
+    const auto shaped = [&](const std::string& name, const std::vector<std::int64_t>& size) {
+        if (!step.context.set_input_shape(name, size)) refused.push_back(name);
+    };
+    const auto addressed = [&](const std::string& name, Address address) {
+        if (!step.context.set_tensor_address(name, address)) refused.push_back(name);
+    };
+    shaped("input_ids", {shape.rows, shape.slots});
+    shaped("kv_length", {shape.rows});
+    shaped("output_index", {shape.rows, shape.outputs});
+    for (const auto& [name, address] : buffers_) addressed(name, address);
+    for (std::size_t i = 0; i < suffixes_.size(); ++i) {
+        const Address here = memory.addresses[i] + static_cast<std::size_t>(shape.first) * memory.row_bytes;
+        shaped("past_key_values." + suffixes_[i], {shape.rows, model_.num_kv_heads, capacity_, model_.head_dim});
+        addressed("past_key_values." + suffixes_[i], here);
+        if (in_place_) addressed("present." + suffixes_[i], here);
+    }
+    if (refused.empty()) return;
+    step.shape.rows = -1; // nothing may take it for bound
+    disagree(refused);
+}
+
+void TrtBackend::run(Step& step) {
+    Device& device = pool_->device;
+    // TensorRT finishes its preparations in the first run of a context, which therefore cannot be captured.
+    if (step.is_decode && step.graph == nullptr && step.runs > 0 && !step.is_refused) {
+        step.graph = device.capture([&] { return step.context.enqueue(device.stream()); });
+        step.is_refused = step.graph == nullptr;
+    }
+    if (step.graph != nullptr)
+        device.launch(step.graph);
+    else if (!step.context.enqueue(device.stream()))
+        throw SessionError("TensorRT failed in a step of " + std::to_string(step.shape.rows) + " x " + std::to_string(step.shape.slots) +
+                           " slots: " + engine_.last_error());
+    ++step.runs;
+}
+
+/// Copy a `delta` engine's new entries behind each row's cursor.
+void TrtBackend::place(const KvMemory& memory, std::int64_t first, const StepInput& input) {
+    const std::size_t run = static_cast<std::size_t>(input.slots) * memory.entry_bytes;
+    const std::size_t heads = memory.kv_heads;
+    for (std::size_t i = 0; i < suffixes_.size(); ++i) {
+        const Address fresh = buffers_.at("present." + suffixes_[i]);
+        for (std::size_t row = 0; row < static_cast<std::size_t>(input.rows); ++row) {
+            const Address target = memory.addresses[i] + (static_cast<std::size_t>(first) + row) * memory.row_bytes +
+                                   static_cast<std::size_t>(input.kv_length[row]) * memory.entry_bytes;
+            pool_->device.copy_rows(target, memory.head_bytes, fresh + row * heads * run, run, run, heads);
+        }
+    }
+}
+
+} // namespace mars

@@ -1,0 +1,108 @@
+// The reasons, in words.
+#include "device/variants.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <sstream>
+#include <vector>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+namespace {
+
+std::string joined(const std::vector<std::string>& parts, const char* between) {
+    std::string text;
+    for (const std::string& part : parts) text += (text.empty() ? "" : between) + part;
+    return text;
+}
+
+/// Whether two versions agree in the numbers that both have. Python's package says 10.3.0 or 10.7.0.post1 where the library says
+/// 10.3.0.30: what lies behind the patch level is for TensorRT itself to judge when it loads the engine.
+bool is_same_version(const std::string& one, const std::string& other) {
+    const auto numbers = [](const std::string& version) {
+        std::vector<std::string> all;
+        std::istringstream parts(version);
+        for (std::string part; std::getline(parts, part, '.') && part.find_first_not_of("0123456789") == std::string::npos;)
+            all.push_back(part);
+        return all;
+    };
+    const std::vector<std::string> a = numbers(one), b = numbers(other);
+    const std::size_t common = std::min(a.size(), b.size());
+    return common > 0 ? std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(common), b.begin()) : one == other;
+}
+
+std::vector<std::string> engine_obstacles(const Variant& variant, const Here& here) {
+    if (!variant.engine || !variant.capacity)
+        return {"the manifest does not say what it was built for; build it again with `mars-export trt`"};
+    const EngineInfo& info = *variant.engine;
+    std::vector<std::string> reasons;
+    if (info.platform != here.platform) reasons.push_back("built on " + info.platform + ", this is " + here.platform + "; build it here");
+    const std::string built = "built with " + variant.backend + " " + info.version + ", this libmars ";
+    if (here.flavor.empty()) return reasons.push_back(built + "without TensorRT; build it with -DMARS_TENSORRT=ON (docs/cpp.md)"), reasons;
+    if (here.flavor != variant.backend)
+        reasons.push_back(built + "with " + here.flavor + " " + here.version + "; build one of the two again");
+    else if (!is_same_version(here.version, info.version))
+        reasons.push_back(built + "runs with " + here.version + "; build the engine again or install " + info.version);
+    if (!here.no_gpu.empty()) return reasons.push_back(here.no_gpu), reasons;
+    const auto& known = info.compute_capabilities;
+    if (std::find(known.begin(), known.end(), here.gpu) == known.end())
+        reasons.push_back("built for " + joined(known, ", ") + ", this GPU is a " + here.gpu_name + " (" + here.gpu +
+                          "); build it with --target host");
+    const bool has_major = !info.cuda.empty() && info.cuda.size() < 5 && info.cuda.find_first_not_of("0123456789") == std::string::npos;
+    if (has_major && !here.driver.empty() && std::stoi(here.driver) < std::stoi(info.cuda))
+        reasons.push_back("its libraries are for CUDA " + info.cuda + ", this driver supports CUDA " + here.driver + "; update the driver");
+    return reasons;
+}
+
+std::string other(const Variant& variant, const std::string& device) {
+    if (const auto reason = why_not(variant, device, nullptr)) return *reason;
+    return "a graph for ONNX Runtime; name it as the variant to run it instead of an engine";
+}
+
+} // namespace
+
+bool runs_engines(const std::string& device) {
+    std::string lower = device;
+    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return lower == "cuda" || lower == "cudaexecutionprovider";
+}
+
+std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here) {
+    if (!variant.is_engine()) {
+        if (variant.is_static()) return "its fixed shapes are for compilers; the session runs the dynamic graph";
+        return std::nullopt;
+    }
+    if (!runs_engines(device)) return "made for " + variant.backend + ": an engine runs on a GPU; give the device cuda";
+    if (here == nullptr) return std::nullopt;
+    const std::vector<std::string> reasons = engine_obstacles(variant, *here);
+    return reasons.empty() ? std::nullopt : std::optional(joined(reasons, "; "));
+}
+
+const Variant& choose(const Bundle& bundle, const std::string& device, const Here* here) {
+    const auto& variants = bundle.manifest.variants;
+    const bool engines =
+        runs_engines(device) && std::any_of(variants.begin(), variants.end(), [](const Variant& v) { return v.is_engine(); });
+    std::optional<Here> found;
+    if (engines && here == nullptr) here = &found.emplace(look_around());
+    std::string wanted, others;
+    for (const Variant& variant : variants) {
+        const bool is_wanted = variant.is_engine() == engines;
+        const auto reason = is_wanted ? why_not(variant, device, here) : other(variant, device);
+        if (!reason) return variant;
+        (is_wanted ? wanted : others) += "\n  " + variant.name + ": " + *reason;
+    }
+    throw SessionError(bundle.path.string() + ": no variant runs here on " + device.substr(0, 60) + ":" + wanted + others);
+}
+
+const Variant& choose_named(const Bundle& bundle, const std::string& name, const std::string& device, const Here* here) {
+    const Variant& variant = bundle.variant(name);
+    std::optional<Here> found;
+    if (here == nullptr && variant.is_engine() && runs_engines(device)) here = &found.emplace(look_around());
+    if (const auto reason = why_not(variant, device, here))
+        throw SessionError(bundle.path.string() + ": variant " + variant.name + " does not run in this session: " + *reason);
+    return variant;
+}
+
+} // namespace mars

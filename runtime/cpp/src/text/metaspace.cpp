@@ -1,0 +1,119 @@
+// Marks in and out, and the few ways to ask for them in tokenizer.json.
+#include "text/metaspace.hpp"
+
+namespace mars {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view mark = "\u2581";
+
+std::string replaced(std::string_view text, std::string_view what, std::string_view by) {
+    std::string out;
+    for (std::size_t from = 0;;) {
+        const std::size_t at = text.find(what, from);
+        out += text.substr(from, at - from);
+        if (at == std::string_view::npos) return out;
+        out += by;
+        from = at + what.size();
+    }
+}
+
+Json part(const char* text) { return Json::parse(text); }
+
+const Json& prepend() {
+    static const Json all = part(R"({"type": "Prepend", "prepend": "▁"})");
+    return all;
+}
+
+const Json& replace() {
+    static const Json all = part(R"({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})");
+    return all;
+}
+
+bool is_sequence(const Json& whole, const char* parts, const std::vector<Json>& wanted) {
+    if (!whole.is_object() || !whole.contains("type") || whole["type"] != "Sequence") return false;
+    const auto at = whole.find(parts);
+    return at != whole.end() && *at == Json(wanted);
+}
+
+std::optional<Metaspace> of_normalizer(const Json& given) {
+    Metaspace made;
+    made.by_normalizer = true;
+    if (given == replace() || is_sequence(given, "normalizers", {replace()})) return made;
+    made.prefix = Metaspace::Prefix::normalizer;
+    if (is_sequence(given, "normalizers", {prepend(), replace()})) return made;
+    return std::nullopt;
+}
+
+std::optional<Metaspace> of_pre_tokenizer(const Json& given) {
+    Metaspace made;
+    for (const auto& [name, prefix] : {std::pair("never", Metaspace::Prefix::never), std::pair("first", Metaspace::Prefix::first),
+                                       std::pair("always", Metaspace::Prefix::always)})
+        for (const bool splits : {false, true}) {
+            made.prefix = prefix;
+            made.splits = splits;
+            if (given == Json{{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", name}, {"split", splits}}) return made;
+        }
+    return std::nullopt;
+}
+
+} // namespace
+
+std::string Metaspace::written(std::string_view text, bool is_first) const {
+    std::string out = replaced(text, " ", mark);
+    const bool has_mark = out.compare(0, mark.size(), mark) == 0;
+    const bool wants = prefix == Prefix::normalizer || (!has_mark && (prefix == Prefix::always || (prefix == Prefix::first && is_first)));
+    if (wants && !out.empty()) out.insert(0, mark);
+    return out;
+}
+
+void Metaspace::cut(std::string_view text, std::vector<std::string_view>& words) const {
+    while (splits && !text.empty()) {
+        const std::size_t next = text.find(mark, 1);
+        words.push_back(text.substr(0, next));
+        text.remove_prefix(next == std::string_view::npos ? text.size() : next);
+    }
+    if (!text.empty()) words.push_back(text);
+}
+
+Metaspace read_metaspace(const Json& whole, Fields& top) {
+    const auto given = [&](const char* name) { return whole.is_object() && whole.contains(name) ? &whole.at(name) : nullptr; };
+    const auto is_absent = [](const Json* value) { return value == nullptr || value->is_null(); };
+    const Json *normalizer = given("normalizer"), *pre_tokenizer = given("pre_tokenizer"), *decoder = given("decoder");
+    std::optional<Metaspace> made;
+    if (is_absent(pre_tokenizer) && !is_absent(normalizer)) made = of_normalizer(*normalizer);
+    if (is_absent(normalizer) && !is_absent(pre_tokenizer)) made = of_pre_tokenizer(*pre_tokenizer);
+    if (!made)
+        top.wrong("normalizer", "with byte fallback, only Prepend and Replace of a space by U+2581, or a Metaspace pre-tokenizer alone");
+    const std::vector<Json> decoders{part(R"({"type": "Replace", "pattern": {"String": "▁"}, "content": " "})"),
+                                     part(R"({"type": "ByteFallback"})"), part(R"({"type": "Fuse"})")};
+    std::vector<Json> stripping = decoders;
+    stripping.push_back(part(R"({"type": "Strip", "content": " ", "start": 1, "stop": 0})"));
+    const bool strips = !is_absent(decoder) && is_sequence(*decoder, "decoders", stripping);
+    if (!strips && (is_absent(decoder) || !is_sequence(*decoder, "decoders", decoders)))
+        top.wrong("decoder", "with byte fallback, only Replace, ByteFallback, Fuse and Strip of one leading space, in this order");
+    Metaspace result = made.value_or(Metaspace());
+    result.leaves_first_space = strips;
+    return result;
+}
+
+std::string byte_token(unsigned byte) {
+    const char* digits = "0123456789ABCDEF";
+    return {'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>'};
+}
+
+std::optional<char> byte_of_token(std::string_view token) {
+    const auto digit = [](char c) {
+        return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    };
+    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token.back() != '>') return std::nullopt;
+    const int high = token[3] == '+' ? 0 : digit(token[3]), low = digit(token[4]); // Rust's numbers may have a sign
+    if (high < 0 || low < 0) return std::nullopt;
+    return static_cast<char>(high * 16 + low);
+}
+
+std::string without_marks(std::string_view token) { return replaced(token, mark, " "); }
+
+} // namespace mars

@@ -1,0 +1,105 @@
+// Normalisation form C: decompose, order the marks, compose (Unicode standard, chapter 3.11).
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "text/unicode.hpp"
+#include "text/unicode_tables.hpp"
+#include "utf8.hpp"
+
+namespace mars {
+
+namespace {
+
+// Hangul syllables are composed by arithmetic (chapter 3.12).
+constexpr char32_t lead_base = 0x1100, vowel_base = 0x1161, tail_base = 0x11A7, syllable_base = 0xAC00;
+constexpr char32_t num_leads = 19, num_vowels = 21, num_tails = 28, num_syllables = num_leads * num_vowels * num_tails;
+
+/// Nothing below this code point decomposes, combines, or composes with what stands before it... but what it composes with may follow.
+constexpr char32_t first_mark = 0x300;
+
+int combining_class(char32_t c) {
+    if (c < first_mark) return 0;
+    const auto* after =
+        std::upper_bound(combining.begin(), combining.end(), c, [](char32_t key, const CombiningRange& row) { return key < row.low; });
+    return after != combining.begin() && c <= std::prev(after)->high ? std::prev(after)->combining_class : 0;
+}
+
+void decompose(char32_t c, std::vector<char32_t>& out) {
+    if (c >= syllable_base && c < syllable_base + num_syllables) {
+        const char32_t index = c - syllable_base;
+        out.push_back(lead_base + index / (num_vowels * num_tails));
+        out.push_back(vowel_base + index / num_tails % num_vowels);
+        if (index % num_tails != 0) out.push_back(tail_base + index % num_tails);
+        return;
+    }
+    const auto* row = std::lower_bound(decompositions.begin(), decompositions.end(), c,
+                                       [](const Decomposition& d, char32_t key) { return d.from < key; });
+    if (c < 0xC0 || row == decompositions.end() || row->from != c) return out.push_back(c);
+    decompose(row->first, out);
+    if (row->second != 0) out.push_back(row->second);
+}
+
+/// The composite of two code points, or 0.
+char32_t compose(char32_t first, char32_t second) {
+    if (first >= lead_base && first < lead_base + num_leads && second >= vowel_base && second < vowel_base + num_vowels)
+        return syllable_base + ((first - lead_base) * num_vowels + second - vowel_base) * num_tails;
+    if (first >= syllable_base && first < syllable_base + num_syllables && (first - syllable_base) % num_tails == 0 && second > tail_base &&
+        second < tail_base + num_tails)
+        return first + second - tail_base;
+    const auto* row =
+        std::lower_bound(compositions.begin(), compositions.end(), std::pair(first, second), [](const Composition& c, const auto& key) {
+            return std::tie(c.first, c.second) < std::tie(key.first, key.second);
+        });
+    return row != compositions.end() && row->first == first && row->second == second ? row->to : 0;
+}
+
+struct Mark {
+    char32_t code_point;
+    int combining_class;
+};
+
+/// Compose in place; returns how many remain. A mark is blocked by one of its own or a higher class, or by a starter, before it.
+std::size_t compose(std::vector<Mark>& text) {
+    std::size_t kept = 0, starter = text.size();
+    for (const Mark& mark : text) {
+        const bool adjacent = starter + 1 == kept;
+        const bool blocked = !adjacent && (kept == 0 || text[kept - 1].combining_class >= mark.combining_class);
+        if (starter < kept && !blocked) {
+            if (const char32_t composite = compose(text[starter].code_point, mark.code_point); composite != 0) {
+                text[starter].code_point = composite;
+                continue;
+            }
+        }
+        if (mark.combining_class == 0) starter = kept;
+        text[kept++] = mark;
+    }
+    return kept;
+}
+
+} // namespace
+
+std::optional<std::string> to_nfc(std::string_view text) {
+    // Everything below U+0300 is in form C, and encoded below the byte 0xCC.
+    if (std::all_of(text.begin(), text.end(), [](char byte) { return static_cast<unsigned char>(byte) < 0xCC; })) return std::nullopt;
+    std::vector<Mark> marks;
+    std::vector<char32_t> parts;
+    for (std::size_t at = 0; at < text.size();) {
+        parts.clear();
+        decompose(utf8::next(text, at), parts);
+        for (const char32_t part : parts) marks.push_back({part, combining_class(part)});
+    }
+    for (auto from = marks.begin(); from != marks.end();) {
+        from = std::find_if(from, marks.end(), [](const Mark& m) { return m.combining_class != 0; });
+        const auto to = std::find_if(from, marks.end(), [](const Mark& m) { return m.combining_class == 0; });
+        std::stable_sort(from, to, [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
+        from = to;
+    }
+    marks.resize(compose(marks));
+    std::string out;
+    out.reserve(text.size());
+    for (const Mark& mark : marks) utf8::append(out, mark.code_point);
+    return out;
+}
+
+} // namespace mars

@@ -1,0 +1,132 @@
+// Encoding and decoding: added tokens first, then normalisation, words, merges.
+#include <algorithm>
+#include <utility>
+
+#include <mars/errors.hpp>
+#include <mars/tokenizer.hpp>
+
+#include "text/tokenizer_state.hpp"
+#include "text/unicode.hpp"
+#include "utf8.hpp"
+
+namespace mars {
+
+namespace {
+
+constexpr std::size_t longest_text = std::size_t{1} << 30; // bytes; positions inside a word are 32 bits
+
+/// Encodes one text. Holds the memory that its pieces share.
+class Encoder {
+  public:
+    Encoder(const Tokenizer::State& state, std::vector<std::int64_t>& ids) : state_(state), ids_(ids) {}
+
+    /// Added tokens as they stand; what lies between them is normalised.
+    void encode(std::string_view text) {
+        const char* begin = text.data();
+        each_part(state_.verbatim, text, [&](std::string_view part) {
+            const std::optional<std::string> changed = normalized(part);
+            each_part(state_.normalized, changed ? *changed : part, [&](std::string_view plain) { words(plain, plain.data() == begin); });
+        });
+    }
+
+  private:
+    template <typename Between>
+    void each_part(const AddedTokens& added, std::string_view text, Between between) {
+        for (std::size_t from = 0; from < text.size();) {
+            const AddedTokens::Match match = added.find(text, from);
+            if (match.start != from) between(text.substr(from, match.start - from));
+            if (match.length != 0) ids_.push_back(match.id);
+            from = match.start + match.length;
+        }
+    }
+
+    std::optional<std::string> normalized(std::string_view text) const {
+        if (state_.nfc) return to_nfc(text);
+        if (state_.metaspace && state_.metaspace->by_normalizer) return state_.metaspace->written(text, false);
+        return std::nullopt;
+    }
+
+    void words(std::string_view text, bool is_first) {
+        std::string written;
+        if (state_.metaspace) {
+            const bool is_done = state_.metaspace->by_normalizer;
+            if (!is_done) text = written = state_.metaspace->written(text, is_first);
+            pieces_.clear();
+            state_.metaspace->cut(text, pieces_);
+        } else {
+            pieces_.assign(1, text);
+        }
+        for (const Split split : state_.splits) {
+            finer_.clear();
+            for (const std::string_view piece : pieces_) cut(split, piece, finer_);
+            std::swap(pieces_, finer_);
+        }
+        for (const std::string_view word : pieces_) state_.bpe.encode(word, scratch_, ids_);
+    }
+
+    const Tokenizer::State& state_;
+    std::vector<std::int64_t>& ids_;
+    std::vector<std::string_view> pieces_, finer_;
+    Bpe::Scratch scratch_;
+};
+
+} // namespace
+
+Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+    if (const std::size_t good = utf8::valid_prefix(text); good != text.size())
+        throw SessionError("the text is not valid UTF-8 at byte " + std::to_string(good) + "; pass UTF-8");
+    if (text.size() > longest_text) throw SessionError("the text has more than " + std::to_string(longest_text) + " bytes; shorten it");
+    std::vector<std::int64_t> ids;
+    if (add_special_tokens) ids = state_->before;
+    Encoder(*state_, ids).encode(text);
+    if (add_special_tokens) ids.insert(ids.end(), state_->after.begin(), state_->after.end());
+    return ids;
+}
+
+std::string Tokenizer::decode(const std::int64_t* ids, std::size_t count, bool skip_special_tokens, bool is_start) const {
+    if (state_->metaspace) return joined(ids, count, skip_special_tokens, is_start);
+    std::string bytes;
+    for (std::size_t i = 0; i < count; ++i) bytes += bytes_of(ids[i], skip_special_tokens);
+    return utf8::is_valid(bytes) ? bytes : utf8::lossy(bytes);
+}
+
+std::string Tokenizer::joined(const std::int64_t* ids, std::size_t count, bool skip_special_tokens, bool is_start) const {
+    std::string text, run; // of bytes that fell back: all of them form characters, or none does
+    const auto end_run = [&] {
+        if (utf8::is_valid(run))
+            text += run;
+        else
+            for (std::size_t i = 0; i < run.size(); ++i) utf8::append(text, utf8::replacement);
+        run.clear();
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::string_view bytes = bytes_of(ids[i], skip_special_tokens);
+        if (bytes.empty()) continue;
+        if (state_->tokens[static_cast<std::size_t>(ids[i])].is_byte) {
+            run += bytes;
+        } else {
+            end_run();
+            text += bytes;
+        }
+    }
+    end_run();
+    if (is_start && state_->metaspace->leaves_first_space && !text.empty() && text.front() == ' ') text.erase(0, 1);
+    return text;
+}
+
+std::string_view Tokenizer::bytes_of(std::int64_t id, bool skip_special_tokens) const {
+    if (id < 0 || static_cast<std::size_t>(id) >= state_->tokens.size()) return {};
+    const State::Token& token = state_->tokens[static_cast<std::size_t>(id)];
+    return token.is_special && skip_special_tokens ? std::string_view() : token.bytes;
+}
+
+std::optional<std::int64_t> Tokenizer::token_to_id(std::string_view token) const {
+    const auto found = state_->ids.find(std::string(token));
+    return found == state_->ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::size_t Tokenizer::size() const { return state_->tokens.size(); }
+
+} // namespace mars

@@ -1,0 +1,134 @@
+// Which variant opens where, and the words for those that do not.
+#include <doctest/doctest.h>
+
+#include <mars/errors.hpp>
+
+#include "device/variants.hpp"
+#include "engine_manifest.hpp"
+#include "manifest.hpp"
+
+namespace {
+
+mars::Here rtx_machine() { return {mars::this_platform(), "tensorrt_rtx", "10.16.0.72", "sm86", "Stub GPU", "12.9", ""}; }
+
+/// A bundle with a dynamic graph, a fixed one and an engine, in this order.
+mars::Bundle bundle() {
+    const nlohmann::json other = valid();
+    nlohmann::json whole = engine_manifest({}), graph = other["variants"][0], fixed = graph;
+    fixed["name"] = "fixed";
+    fixed["batch"] = fixed["slots"] = 1;
+    whole["variants"] = {graph, fixed, whole["variants"][0]};
+    for (const auto& file : other["files"]) whole["files"].push_back(file);
+    return {"a.bundle", mars::parse_manifest(whole.dump())};
+}
+
+std::string refusal(const mars::Bundle& from, const mars::Here& here) {
+    return mars::why_not(from.variant("rtx"), "cuda", &here).value_or("it fits");
+}
+
+} // namespace
+
+TEST_CASE("an engine before a graph on a GPU, a graph elsewhere") {
+    const mars::Bundle from = bundle();
+    const mars::Here here = rtx_machine();
+    CHECK(mars::choose(from, "cuda", &here).name == "rtx");
+    CHECK(mars::choose(from, "CUDAExecutionProvider", &here).name == "rtx");
+    CHECK(mars::choose(from, "cpu", &here).name == "onnx-fp32");
+    CHECK(mars::choose(from, "openvino", &here).name == "onnx-fp32");
+    CHECK(mars::choose_named(from, "onnx-fp32", "cuda", &here).name == "onnx-fp32");
+    const mars::Bundle graphs{"b", mars::parse_manifest(valid().dump())};
+    CHECK(mars::choose(graphs, "cuda", &here).name == "onnx-fp32");
+}
+
+TEST_CASE("each reason against an engine names both sides") {
+    const mars::Bundle from = bundle();
+    mars::Here here = rtx_machine();
+    CHECK(refusal(from, here) == "it fits");
+    here.version = "1.7.1.116";
+    CHECK(refusal(from, here) ==
+          "built with tensorrt_rtx 10.16.0.72, this libmars runs with 1.7.1.116; build the engine again or install 10.16.0.72");
+    here.flavor = "tensorrt";
+    CHECK(refusal(from, here) == "built with tensorrt_rtx 10.16.0.72, this libmars with tensorrt 1.7.1.116; build one of the two again");
+    here.flavor = "";
+    CHECK(refusal(from, here) ==
+          "built with tensorrt_rtx 10.16.0.72, this libmars without TensorRT; build it with -DMARS_TENSORRT=ON (docs/cpp.md)");
+    here = rtx_machine();
+    here.gpu = "sm75";
+    CHECK(refusal(from, here) == "built for sm86, sm89, this GPU is a Stub GPU (sm75); build it with --target host");
+    here = rtx_machine();
+    here.driver = "11.8";
+    here.platform = "linux-riscv64";
+    CHECK(refusal(from, here) == "built on " + mars::this_platform() +
+                                     ", this is linux-riscv64; build it here; its libraries are for CUDA 12, this driver supports CUDA "
+                                     "11.8; update the driver");
+    here = rtx_machine();
+    here.no_gpu = "no NVIDIA GPU is visible";
+    CHECK(refusal(from, here) == "no NVIDIA GPU is visible");
+}
+
+TEST_CASE("versions agree where both have numbers: Python's package knows fewer than the library") {
+    const auto fits = [](const std::string& built, const std::string& runs) {
+        nlohmann::json whole = engine_manifest({});
+        whole["variants"][0]["engine"]["version"] = built;
+        mars::Here here = rtx_machine();
+        here.version = runs;
+        return refusal({"b", mars::parse_manifest(whole.dump())}, here) == "it fits";
+    };
+    CHECK(fits("10.3.0", "10.3.0.30")); // JetPack 6
+    CHECK(fits("10.7.0.post1", "10.7.0.23"));
+    CHECK(fits("10.13.3.9.post1", "10.13.3.9"));
+    CHECK(fits("10.16.0.72", "10.16.0.72"));
+    CHECK_FALSE(fits("10.3.0", "10.3.1.30"));
+    CHECK_FALSE(fits("10.3.0", "10.30.0.3"));
+    CHECK_FALSE(fits("10.16.0.72", "10.16.0.7"));
+    CHECK_FALSE(fits("1.10.3.0", "10.3.0.30"));
+    CHECK_FALSE(fits("newest", "10.3.0.30"));
+    CHECK_FALSE(fits("post1", "10.3.0.30"));
+}
+
+TEST_CASE("a bundle whose engine does not fit is an error, not a slower graph") {
+    const mars::Bundle from = bundle();
+    mars::Here here = rtx_machine();
+    here.no_gpu = "no NVIDIA GPU is visible";
+    CHECK_THROWS_WITH_AS(mars::choose(from, "cuda", &here),
+                         "a.bundle: no variant runs here on cuda:\n  rtx: no NVIDIA GPU is visible\n  onnx-fp32: a graph for ONNX Runtime; "
+                         "name it as the variant to run it instead of an engine\n  fixed: its fixed shapes are for compilers; the "
+                         "session runs the dynamic graph",
+                         mars::SessionError);
+    CHECK_THROWS_WITH_AS(mars::choose_named(from, "rtx", "cuda", &here),
+                         "a.bundle: variant rtx does not run in this session: no NVIDIA GPU is visible", mars::SessionError);
+    CHECK_THROWS_WITH_AS(mars::choose_named(from, "rtx", "cpu", &here),
+                         "a.bundle: variant rtx does not run in this session: made for tensorrt_rtx: an engine runs on a GPU; give the "
+                         "device cuda",
+                         mars::SessionError);
+    CHECK_THROWS_AS(mars::choose_named(from, "nobody", "cpu", &here), mars::BundleError);
+}
+
+TEST_CASE("an engine that does not say what it was built for") {
+    nlohmann::json whole = engine_manifest({});
+    whole["variants"][0].erase("engine");
+    const mars::Bundle from{"b", mars::parse_manifest(whole.dump())};
+    CHECK(refusal(from, rtx_machine()).find("does not say what it was built for") != std::string::npos);
+    CHECK_THROWS_AS(mars::choose(from, "cpu"), mars::SessionError);
+}
+
+TEST_CASE("an engine's part of the manifest is checked field by field") {
+    const auto problem = [](const char* pointer, const nlohmann::json& value) -> std::string {
+        nlohmann::json whole = engine_manifest({});
+        whole["variants"][0]["engine"][nlohmann::json::json_pointer(pointer)] = value;
+        try {
+            mars::parse_manifest(whole.dump());
+        } catch (const mars::BundleError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    CHECK(problem("/ranges", nlohmann::json::array()).find("engine.ranges: at least one is expected") != std::string::npos);
+    CHECK(problem("/ranges/0/name", "both").find("engine.ranges[0].name") != std::string::npos);
+    CHECK(problem("/ranges/1/batch/min", 9).find("min 9, opt 1, max 3 are not in order") != std::string::npos);
+    CHECK(problem("/ranges/1/slots/max", 1LL << 40).find("engine.ranges[1].slots.max") != std::string::npos);
+    CHECK(problem("/version", 10).find("engine.version") != std::string::npos);
+    CHECK(problem("/compute_capabilities", "sm86").find("engine.compute_capabilities") != std::string::npos);
+    CHECK(problem("/graph", "other.onnx").find("`other.onnx`, which `files` does not list") != std::string::npos);
+    CHECK(problem("/something_newer", 1).empty());
+}

@@ -1,0 +1,53 @@
+"""The short form of `make attack`: some hostile bundles of each kind, and a harness that sees what goes
+wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attack.mutators import MUTATORS
+from support.paths import ROOT
+
+
+def attack(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "attack"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_hostile_bundles_end_in_our_errors(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for upto in ("40", "100"):
+        done = attack("--trials", upto, "--state", str(state))
+        assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in state.read_text().splitlines()]
+    assert [line["seed"] for line in lines] == list(range(100)), "it goes on where it stopped"
+    assert {line["kind"] for line in lines} == set(MUTATORS)
+    assert {line["outcome"] for line in lines} == {"BundleError", "SessionError", "ran"}
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ({"outcome": "ran", "seconds": 0.1, "bytes": 5}, False),
+        ({"outcome": "BundleError", "seconds": 6.0, "bytes": 5}, True),
+        ({"outcome": "SessionError", "seconds": 0.1, "bytes": 2 << 30}, True),
+        ({"outcome": "IndexError: 'x'", "seconds": 0.1, "bytes": 5}, True),
+        ({"outcome": "hang"}, True),
+    ],
+)
+def test_what_counts_as_wrong(line: dict[str, object], wrong: bool, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text(json.dumps(line | {"seed": 0}) + "\n")
+    done = attack("--trials", "1", "--state", str(tmp_path / "state"))
+    assert done.returncode == int(wrong)
+    assert f"{int(wrong)} wrong" in done.stdout
+
+
+def test_a_process_that_dies_is_seen(tmp_path: Path) -> None:
+    done = attack("--trials", "2", "--bundle", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert done.stdout.count("process ended with 1") == 3

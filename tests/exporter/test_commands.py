@@ -1,0 +1,77 @@
+"""`mars-export onnx` and `trt`: options reach what they are for, older words still work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import tiny
+from support.tiny import Named
+from typer.testing import CliRunner
+
+from mars_export.exporter.commands import app
+from mars_export.runtime.bundle.manifest import Manifest, open_bundle
+from mars_export.runtime.errors import CheckpointError
+
+
+def run(*words: str) -> Any:
+    done = CliRunner().invoke(app, [*words, "--json"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def exported(checkpoint: Path, target: Path, *words: str) -> Manifest:
+    told = run("onnx", str(checkpoint), "-o", str(target), "--block", "4", *words)
+    manifest = open_bundle(target).manifest
+    assert told == {"bundle": str(target), "manifest": json.loads(manifest.to_json())}
+    return manifest
+
+
+def test_the_second_opinion_can_be_left_out(checkpoints: Named, tmp_path: Path) -> None:
+    asked = exported(checkpoints("llama"), tmp_path / "a").variants[0].drift
+    alone = exported(checkpoints("llama"), tmp_path / "b", "--no-oracle").variants[0].drift
+    assert asked is not None and (asked.yardstick or "").startswith("transformers ")
+    assert alone is not None and alone.yardstick is None
+
+
+@pytest.mark.parametrize("words", [("--fixed", "--group", "16"), ("--static", "--quant-block", "16")])
+def test_new_words_and_those_of_older_recipes(
+    words: tuple[str, ...], checkpoints: Named, tmp_path: Path
+) -> None:
+    sizes = ("--capacity", "64", "--prefill", "8", "--precision", "int8", "--allow-drift")
+    manifest = exported(checkpoints("llama"), tmp_path / "b", *words, *sizes)
+    assert [v.slots for v in manifest.variants] == [None, 1, 4, 8]
+    stored = json.loads(manifest.to_json())["variants"][0]["quantization"]
+    assert 16 in stored.values()
+
+
+def test_one_table_or_two(tmp_path: Path) -> None:
+    spec = tiny.Tiny("untied", "qwen3", {"head_dim": 20})
+    tiny.save(tiny.build(spec), tmp_path / "c")
+    tiny.change_config(tmp_path / "c", tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match="--tied or --untied"):
+        exported(tmp_path / "c", tmp_path / "b")
+    sizes = {}
+    for word in ("--tied", "--untied"):
+        manifest = exported(tmp_path / "c", tmp_path / f"b{word}", word)
+        sizes[word] = next(f.size for f in manifest.files if f.path == "weights.bin")
+    assert sizes["--untied"] - sizes["--tied"] >= tiny.VOCAB_SIZE * 48 * 4
+
+
+def test_another_tokenizer(checkpoints: Named, tmp_path: Path) -> None:
+    tiny.write_tokenizer(tmp_path / "words")
+    tiny.change_config(tmp_path / "words", "tokenizer_config.json", mask_token="<|im_start|>")
+    manifest = exported(checkpoints("llama"), tmp_path / "b", "--tokenizer", str(tmp_path / "words"))
+    assert manifest.tokens.mask == tiny.IM_START
+
+
+def test_what_trt_would_build(checkpoints: Named, tmp_path: Path) -> None:
+    words = ("trt", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--target", "sm89", "--dry-run")
+    for word in ("--fixed", "--static"):
+        told = run(*words, word, "--no-oracle", "--group", "16", "--capacity", "64", "--prefill", "16")
+        assert told["bundle"] == str(tmp_path / "b")
+    assert not (tmp_path / "b").exists()

@@ -1,0 +1,87 @@
+"""What a user gets: the front door and what it loads, `python -m`, the version, a wheel with every room."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.imports import modules
+from support.missing import need
+from support.paths import ROOT
+
+import mars_export
+from mars_export.runtime import Engine
+
+NAMES = {"Session", "Batcher", "GenerationConfig", "Limits", "Completion", "Event"}
+ERRORS = {"MarsError", "BundleError", "CalibrationError", "CheckpointError", "ExportError", "SessionError"}
+HEAVY = ("numpy", "onnxruntime", "tokenizers", "jinja2", "torch", "typer")
+
+
+def python(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_front_door() -> None:
+    assert set(mars_export.__all__) == {"__version__", *NAMES, *ERRORS}
+    for name in NAMES:
+        value = getattr(mars_export, name)
+        assert (value.__name__, value.__module__.split(".")[0]) == (name, "mars_export")
+    assert all(issubclass(getattr(mars_export, name), mars_export.MarsError) for name in ERRORS)
+    assert mars_export.Batcher is Engine, "the old name, for one release"
+    with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
+        mars_export.Sesion  # noqa: B018
+
+
+def test_the_door_loads_nothing_before_its_use() -> None:
+    loaded = f"print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    assert (
+        python("-c", f"import sys, mars_export; mars_export.MarsError, mars_export.__version__; {loaded}")
+        == ""
+    )
+    assert "numpy" in python("-c", f"import sys; from mars_export import Session; {loaded}")
+
+
+def test_python_m_and_the_version() -> None:
+    assert python("-m", "mars_export", "--version") == f"mars-export {mars_export.__version__}"
+
+
+def test_one_version() -> None:
+    cmake = (ROOT / "runtime" / "cpp" / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert f"project(mars VERSION {mars_export.__version__} " in cmake
+
+
+def test_every_room_is_packaged() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    doors = {name.removesuffix("/__init__") for name in modules(ROOT) if name.endswith("/__init__")}
+    assert settings["packages"] == [
+        "mars_export",
+        *sorted(f"mars_export.{d.replace('/', '.')}" for d in doors),
+    ]
+
+
+def test_the_wheel_is_complete(tmp_path: Path) -> None:
+    need("setuptools", "dev")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "py.typed"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("__init__.py", "__main__.py", "cli.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    for part in ("exporter", "runtime", "calibration"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    rooms = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    meant = {name for name in rooms if "/" in name and not name.startswith("runtime/cpp/")}
+    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "absent from the `packages` configuration" not in done.stdout + done.stderr
+    with zipfile.ZipFile(next((tmp_path / "dist").glob("*.whl"))) as wheel:
+        packed = {
+            name.removeprefix("mars_export/") for name in wheel.namelist() if name.startswith("mars_export/")
+        }
+    assert packed == meant | {"__init__.py", "__main__.py", "cli.py", "py.typed"}

@@ -1,0 +1,89 @@
+"""Who imports whom in a package that is mapped onto a folder, read from the source by path. Runs nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+
+Arrows = Mapping[str, Collection[str]]
+"""Who -> whom it imports."""
+
+
+def modules(root: Path) -> dict[str, ast.Module]:
+    """Every module of the package at `root`, by its path without `.py`. No `__init__.py`, no room."""
+    paths = [*root.glob("*.py"), *(path for room in rooms(root) for path in room.glob("*.py"))]
+    return {_name(root, path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(paths)}
+
+
+def rooms(folder: Path) -> Iterator[Path]:
+    """The packages below a folder, at any depth."""
+    for room in folder.iterdir():
+        if (room / "__init__.py").is_file():
+            yield room
+            yield from rooms(room)
+
+
+def arrows(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Each module, and those of the same package that it imports anywhere in it, lazily and for types too."""
+    return {name: set(_own(name, tree, trees)) - {name} for name, tree in trees.items()}
+
+
+def foreign(tree: ast.AST) -> set[str]:
+    """The top-level packages of other people, and those of the standard library, that are imported."""
+    return {name.split(".")[0] for name in _absolute(tree)}
+
+
+def at_module_level(tree: ast.Module) -> ast.Module:
+    """What runs when the module is imported: no function's body, nothing under `if TYPE_CHECKING`."""
+
+    class Outer(ast.NodeTransformer):
+        def visit_FunctionDef(self, _: ast.FunctionDef) -> None:
+            return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+    return Outer().visit(deepcopy(tree))
+
+
+def circle(graph: Arrows) -> list[str]:
+    """One circle of arrows, its first member again at its end; empty when there is none."""
+    closed: set[str] = set()
+
+    def walk(path: list[str]) -> list[str]:
+        for following in sorted(graph.get(path[-1], ())):
+            if following in path:
+                return [*path[path.index(following) :], following]
+            if following not in closed and (found := walk([*path, following])):
+                return found
+        closed.add(path[-1])
+        return []
+
+    return next((found for start in sorted(graph) if start not in closed and (found := walk([start]))), [])
+
+
+def _name(root: Path, path: Path) -> str:
+    return path.relative_to(root).with_suffix("").as_posix()
+
+
+def _absolute(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
+def _own(name: str, tree: ast.AST, trees: Collection[str]) -> Iterator[str]:
+    """`from ..a import b`: b is a module or a room in the room a, or in the module a, or behind a's door."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            at = [*name.split("/")[: -node.level], *(node.module.split(".") if node.module else [])]
+            for alias in node.names:
+                inner = [*at, alias.name]
+                places = ["/".join(place) for place in (inner, [*inner, "__init__"], at, [*at, "__init__"])]
+                aim = next((place for place in places if place in trees), None)
+                assert aim is not None, f"{name}.py, line {node.lineno}: {ast.unparse(node)} leads nowhere"
+                yield aim
