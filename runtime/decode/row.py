@@ -153,12 +153,12 @@ class Row:
         """Accept from the left; the first `num_proposals` proposals were fed and are verified or dropped."""
         config = self.config  # another thread may put a new one there at any time
         token_ids, confidences = self._candidates(predictions, config)
+        tau = 1.0 if config.tau is None else config.tau
         proposals = self.proposals.token_ids[:num_proposals]
         if config.exact or proposals:
             count = verify(token_ids, proposals, self.eos_ids, self.remaining)
         else:
-            assert config.tau is not None
-            count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
+            count = accept(token_ids, confidences, tau, config.metric, self.eos_ids, self.remaining)
         for i, token in enumerate(token_ids[:count]):
             self.tokens.append(token)
             if token in self.eos_ids:
@@ -171,7 +171,7 @@ class Row:
         else:
             self.proposals = NONE
             # Where something else than tau ended the run, the row is over.
-            self.pass_rates.saw(count, [passes(c, config.tau, config.metric) for c in confidences])
+            self.pass_rates.saw(count, [passes(c, tau, config.metric) for c in confidences])
         self.stats.count(count)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"

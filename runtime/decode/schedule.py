@@ -125,14 +125,14 @@ class Schedule:
         ended = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         self._drop_finished()
         rows = self._decoding()
-        return ended + (self._run(rows, self._feeds(rows), Row.take) if rows else [])
+        return ended + (self._run(rows, self._feeds(rows), _take) if rows else [])
 
     def _first_feed(self, row: Row) -> Feed:
         """The last piece of a prompt: a full window, since all the prompt is fed with it."""
         return widest_feeds([row], [self._batch.room(row)], self.block)[0]
 
     def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        return row.take(output, i, feed)
+        return _take(row, output, i, feed)
 
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
         rooms = [self._batch.room(row) for row in rows]
@@ -177,6 +177,11 @@ class Schedule:
                 i = self._num_decoding
             batch.move(len(batch.active) - 1, i)
             batch.active.pop()
+
+
+def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted:
+    """What a row does with its outputs, the recording row of calibration another thing than the others."""
+    return row.take(output, i, feed)
 
 
 def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:

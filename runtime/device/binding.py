@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .kv import Memory
+from .memory import Memory
 
 
 class Binding:

@@ -15,7 +15,8 @@ from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import BundleError, SessionError
 from .binding import Binding
-from .kv import HostMemory, KvRows, Memory
+from .kv import KvRows
+from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
 
 if TYPE_CHECKING:

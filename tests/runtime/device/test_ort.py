@@ -29,7 +29,8 @@ from mars_export.runtime.bundle.manifest import open_bundle
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.device import ort
-from mars_export.runtime.device.kv import HostMemory, KvRows
+from mars_export.runtime.device.kv import KvRows
+from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort import OrtBackend
 from mars_export.runtime.device.ort_memory import OrtMemory, OrtTensor, copies
 from mars_export.runtime.doctor import examine
