@@ -1,4 +1,6 @@
-"""What a step costs here by its size, as a small measured table. Knows the device through its backend only, and nothing of acceptance."""
+"""What a step costs here by its size, as a small measured table. Knows the device through its backend only,
+and nothing of acceptance.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ MOST_POSITIONS = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a step by its positions, which are rows x slots: on a CPU, 8 rows of 4 slots cost what one row of 32 does.
+    """Seconds of a step by its positions, which are rows x slots: on a CPU, 8 rows of 4 slots cost what one
+    row of 32 does.
 
-    `points` are (positions, seconds), both above 0, the positions rising. Between two points the cost is linear, beyond the last
-    it goes on with the last slope. Where a larger step took less, the smaller one was held up: it counts as no dearer. Raises ValueError
-    for other points.
+    `points` are (positions, seconds), both above 0, the positions rising. Between two points the cost is
+    linear, beyond the last it goes on with the last slope. Where a larger step took less, the smaller one was
+    held up: it counts as no dearer. Raises ValueError for other points.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -55,12 +58,14 @@ class Cost:
 
 
 def measure(backend: Backend, block: int, mask_id: int, clock: Callable[[], float] = perf_counter) -> Cost:
-    """Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds.
+    """Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a
+    few rounds.
 
     Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up.
     """
     most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
-    # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but the first.
+    # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but
+    # the first.
     sizes = sorted(
         {n for n in (*(2**i for i in range(block.bit_length())), block, 2 * block - 1, most) if n <= most}
     )

@@ -1,4 +1,4 @@
-"""The decoding loop: continuous batching, one step at a time. Knows rows and the device; no threads, no text."""
+"""The decoding loop: continuous batching, one step at a time. Knows no threads and no text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Limits:
     """How much runs at once. Raises SessionError for values below 1.
 
     max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
-    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between two
-    decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
+    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between
+    two decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
     """
 
     max_rows: int = 8
@@ -47,11 +47,12 @@ class Limits:
 
 
 class Schedule:
-    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being read.
+    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being
+    read.
 
-    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become final in
-    the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache
-    management"). The last piece of a prompt carries masks too, so the first step already yields a run.
+    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become
+    final in the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based
+    cache management"). The last piece of a prompt carries masks too, so the first step already yields a run.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Schedule:
         return [event for events in self.forwards() for event in events]
 
     def forwards(self) -> Iterator[list[Accepted]]:
-        """The forwards of one step, each as it is run; nothing accepted for a piece of a prompt but the last."""
+        """The forwards of one step, each as it is run; nothing for a prompt's pieces but the last."""
         self._drop_finished()
         yield from self._prompt_pieces()
         self._drop_finished()
@@ -193,10 +194,12 @@ def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
 def decode(
     backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None
 ) -> Iterator[list[Accepted]]:
-    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the last.
+    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the
+    last.
 
-    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses the
-    feeds of rows whose window is not fixed; without one they get full windows. What fails is an event with an error.
+    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses
+    the feeds of rows whose window is not fixed; without one they get full windows. What fails is an event
+    with an error.
     """
     schedule = Schedule(
         backend, block, mask_id, Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK), policy

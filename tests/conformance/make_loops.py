@@ -1,8 +1,10 @@
-"""Writes loops.json and choices.json: what both cache loops and the host's choice of a token must give in every implementation.
+"""Writes loops.json and choices.json: what both cache loops and the host's choice of a token must give in
+every implementation.
 
-`python tests/conformance/make_loops.py`, then read the diff. The loops run over a model without weights: the prediction
-after a known prefix and some masks is `predict` below. The expected values come from this file's own slow simulation of one
-row (docs/decoding.md), never from ours. `taus[n]` holds from the row's event n on, until the next one.
+`python tests/conformance/make_loops.py`, then read the diff. The loops run over a model without weights: the
+prediction after a known prefix and some masks is `predict` below. The expected values come from this file's
+own slow simulation of one row (docs/decoding.md), never from ours. `taus[n]` holds from the row's event n on,
+until the next one.
 """
 
 from __future__ import annotations
