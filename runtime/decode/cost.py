@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from time import perf_counter
 
@@ -32,6 +32,7 @@ class Cost:
     """
 
     points: tuple[tuple[int, float], ...]
+    _sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sizes, seconds = [p for p, _ in self.points], [s for _, s in self.points]
@@ -46,13 +47,15 @@ class Cost:
             raise ValueError("a cost table needs rising positions and seconds above 0")
         at_most = list(accumulate(reversed(seconds), min))[::-1]
         object.__setattr__(self, "points", tuple(zip(sizes, at_most, strict=True)))
+        object.__setattr__(self, "_sizes", tuple(sizes))
 
     def of(self, positions: float) -> float:
         """Seconds of a step of so many positions; a mean may be no whole number."""
         points = self.points
-        if positions <= points[0][0] or len(points) == 1:
+        i = bisect_left(self._sizes, positions)
+        if i == 0 or len(points) == 1:
             return points[0][1]
-        i = min(bisect_left(points, positions, key=lambda p: p[0]), len(points) - 1)
+        i = min(i, len(points) - 1)
         (low, cheap), (high, dear) = points[i - 1], points[i]
         return cheap + (dear - cheap) * ((positions - low) / (high - low))
 

@@ -42,7 +42,7 @@ class Policy:
         """
         feeds = widest_feeds(rows, rooms, block)
         by_tau = [i for i, row in enumerate(rows) if not row.config.exact]
-        if by_tau:
+        if any(feeds[i].masks for i in by_tau):
             masks = self.masks([rows[i] for i in by_tau], [feeds[i].masks for i in by_tau])
             for i, m in zip(by_tau, masks, strict=True):
                 feeds[i] = Feed(feeds[i].known, 0, m)

@@ -59,8 +59,9 @@ class Predictions:
         ]
         assert values is not None, f"{metric} was not exported: the session checks this first"
         logits = None if output.logits is None else output.logits[row, :count]
-        probabilities = output.confidence[row, :count]
-        return cls(output.token_ids[row, :count], values[row, :count], probabilities, logits)
+        confidences = values[row, :count]
+        probabilities = confidences if metric == "probability" else output.confidence[row, :count]
+        return cls(output.token_ids[row, :count], confidences, probabilities, logits)
 
     def then(self, later: Predictions) -> Predictions:
         """These predictions followed by `later` ones."""
@@ -157,7 +158,7 @@ class Row:
         config = self.config  # another thread may put a new one there at any time
         token_ids, confidences = self._candidates(predictions, config)
         tau = 1.0 if config.tau is None else config.tau
-        proposals = self.proposals.token_ids[:num_proposals]
+        proposals = self.proposals.token_ids[:num_proposals] if num_proposals else ()
         if config.exact or proposals:
             count = verify(token_ids, proposals, self.eos_ids, self.remaining)
         else:

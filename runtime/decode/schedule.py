@@ -124,8 +124,9 @@ class Schedule:
 
     def _decode(self, rows: list[Row]) -> list[Accepted]:
         ended = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
-        self._drop_finished()
-        rows = self._decoding()
+        if ended:
+            self._drop_finished()
+            rows = self._decoding()
         return ended + (self._run(rows, self._feeds(rows), _take) if rows else [])
 
     def _first_feed(self, row: Row) -> Feed:
@@ -138,7 +139,8 @@ class Schedule:
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
         rooms = [self._batch.room(row) for row in rows]
         for row, room in zip(rows, rooms, strict=True):
-            row.look_around(room)
+            if row.proposer is not None:
+                row.look_around(room)
         if self.policy is None:
             return widest_feeds(rows, rooms, self.block)
         return self.policy.feeds(rows, rooms, self.block)
@@ -167,8 +169,11 @@ class Schedule:
 
     def _drop_finished(self) -> None:
         """Let finished rows go, and close the gaps: decoding rows stay first and neighbours."""
-        self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
         batch = self._batch
+        if any(row.finish_reason for row in self.waiting):
+            self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
+        if not any(row.finish_reason for row in batch.active):
+            return
         for i in reversed(range(len(batch.active))):
             if batch.active[i].finish_reason is None:
                 continue

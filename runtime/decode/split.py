@@ -81,7 +81,8 @@ class Splitter:
         self._saved -= lost
         return wide
 
-    def _speed(self, cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
+    @staticmethod
+    def _speed(cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
         """Tokens a second if all goes on as it is: every step feeds its masks and the proposals of the last
         ones.
         """
@@ -114,21 +115,24 @@ def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> li
         tokens.append(tokens[-1] + chances[-1])
     ending = 0.0 if row.ending is None else row.ending
     # Where an end is in sight, proposals that are left out have to be fed after all: one more step.
-    rest = [
-        left - speed * cost.of(num * (1.0 + left)) / num if left else 0.0
-        for left in range(len(row.hopes) + 1)
-    ]
+    num_hopes = len(row.hopes)
+    rest = [0.0] * (num_hopes + 1)
+    if ending:
+        rest[1:] = [left - speed * cost.of(num * (1.0 + left)) / num for left in range(1, num_hopes + 1)]
+    most_masks, none = row.most_masks, Feed(row.known)
     best: list[tuple[float, Feed]] = []
     for width in range(widest + 1):
         space = min(width - row.known, row.room)
-        choice = (tokens[0], Feed(row.known)) if space <= 0 else (-1e300, Feed(row.known))
-        for p in range(min(space, len(row.hopes)) + 1 if space > 0 else 0):
-            m = masks_of[min(space - p, row.most_masks)]
-            future = (1.0 - ending) * later[m] + ending * rest[len(row.hopes) - p]
-            value = tokens[p] + chances[p] * future
-            if value > choice[0]:
-                choice = (value, Feed(row.known, p, m))
-        best.append(choice)
+        if space <= 0:
+            best.append((tokens[0], none))
+            continue
+        top, proposals, masks = -1e300, 0, 0
+        for p in range(min(space, num_hopes) + 1):
+            m = masks_of[min(space - p, most_masks)]
+            value = tokens[p] + chances[p] * ((1.0 - ending) * later[m] + ending * rest[num_hopes - p])
+            if value > top:
+                top, proposals, masks = value, p, m
+        best.append((top, Feed(row.known, proposals, masks)))
     return best
 
 

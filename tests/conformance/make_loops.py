@@ -32,7 +32,7 @@ def mix(z: int) -> int:
 
 
 def predict(known: list[int], masks: int) -> tuple[int, float]:
-    """The model: a token of 1 to 12, and a confidence that is a multiple of 2**-24 and so exact in float32."""
+    """The model: a token of 1 to 12, and a confidence: a multiple of 2**-24, so exact in float32."""
     state = 0
     for token in known:
         state = mix(state ^ token)
