@@ -125,7 +125,7 @@ class Schedule:
         ended = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         self._drop_finished()
         rows = self._decoding()
-        return ended + (self._run(rows, self._feeds(rows), Row.take) if rows else [])
+        return ended + (self._run(rows, self._feeds(rows), _take) if rows else [])
 
     def _first_feed(self, row: Row) -> Feed:
         """The last piece of a prompt: a full window, since all the prompt is fed with it."""
@@ -177,6 +177,11 @@ class Schedule:
                 i = self._num_decoding
             batch.move(len(batch.active) - 1, i)
             batch.active.pop()
+
+
+def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted:
+    """What the row makes of it: a row of another kind may take it otherwise."""
+    return row.take(output, i, feed)
 
 
 def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
