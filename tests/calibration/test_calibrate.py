@@ -507,6 +507,14 @@ def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_pat
     assert json.loads(shell("profiles", "list", bundle, "--json").stdout)[0]["name"] == "words"
     assert "good" in shell("profiles", "list", bundle).stdout
     assert json.loads(shell("profiles", "show", bundle, "words", "--json").stdout)["stale"] == []
+    shown = shell("profiles", "show", bundle, "words").stdout
+    assert "{" not in shown and "[" not in shown, "people read it"
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in shown.splitlines() if line.strip()}
+    assert (lines["name"], lines["window"], lines["state"]) == ("words", "full", "good")
+    assert (lines["task"], lines["num_rows"], lines["max_drop"]) == ("words.jsonl", "16", "0.4")
+    assert re.fullmatch(r"\d+, \d+", lines["prompt_tokens"])
+    assert lines["needed"] in ("yes", "no")
+    assert "exact mode" in lines["notes"]
     tau = open_bundle(bundle).manifest.profiles[0].tau
     answer = shell("generate", bundle, "-p", "hello", "--profile", "words", "--max-new-tokens", "4", "--json")
     assert json.loads(answer.stdout)["tau"] == tau
