@@ -25,16 +25,12 @@ studying for an exam; running a marathon; growing tomatoes; taking photos; publi
 packing a suitcase; cleaning a kitchen; staying focused; reading more books; playing the guitar;
 baking bread; managing stress; drinking more water; planning a trip; training a dog; riding a bike;
 giving feedback; preparing for an interview; keeping plants alive; learning to draw; waking up early;
-organizing a desk; remembering names; eating healthy food""".replace(
-    "\n", " "
-).split(";")
+organizing a desk; remembering names; eating healthy food""".replace("\n", " ").split(";")
 SENTENCES = """i want the report now; you are late again; this food is bad; give me the keys;
 the meeting was boring; he don't know nothing; send me that file; your plan will not work;
 we was at the park yesterday; stop calling me; the movie were great; she go to school every day;
 i can't come today; move your car; this price is too high; me and him is friends; close the window;
-you made a mistake; i need help with this; the room is too cold""".replace(
-    "\n", " "
-).split(";")
+you made a mistake; i need help with this; the room is too cold""".replace("\n", " ").split(";")
 
 CONCEPT_FORMS = (
     "What is {x}? Answer in one sentence.", "Explain {x} in one sentence.", "Define {x} briefly.",
