@@ -156,9 +156,12 @@ def show_profile(
     for row in described(bundle, name):
         if as_json:
             print_json(row.to_dict())
-        else:
-            for key, value in row.to_dict().items():
-                _say(f"{key:18} {value}")
+            continue
+        print_table(("profile", ""), row.settings)
+        out.print()
+        print_table(("rests on", ""), row.evidence)
+        if row.stale:
+            _say(f"\nrenew it with: {row.renewal}")
 
 
 @profiles_app.command("remove")
