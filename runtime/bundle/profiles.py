@@ -6,6 +6,7 @@ Knows no task and no statistics.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,50 @@ class Described:
             *known,
             f"stale: {'; '.join(self.stale)}" if self.stale else "good",
         )
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What the profile sets and what it is for, as text."""
+        p = self.profile
+        known = {
+            "tau": f"{p.tau:g}",
+            "metric": p.metric,
+            "window": str(p.window or "full"),
+            "variant": p.variant,
+            "precision": p.precision or "not recorded",
+            "accuracy level": "none" if p.accuracy_level is None else str(p.accuracy_level),
+            "graph": f"{p.variant_sha256[:16]}...",
+            "weights": f"{p.weights_sha256[:16]}..." if p.weights_sha256 else "not recorded",
+            "state": f"stale: {'; '.join(self.stale)}" if self.stale else "good",
+        }
+        return list(known.items())
+
+    @property
+    def evidence(self) -> list[tuple[str, str]]:
+        """What it rests on, one line for each number, however deep it lies."""
+        return list(_lines("", self.profile.evidence))
+
+
+def _lines(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _lines(f"{name} {key}".strip().replace("_", " "), inner)
+    elif isinstance(value, list | tuple):
+        if any(isinstance(inner, Mapping | list | tuple) for inner in value):
+            for number, inner in enumerate(value, 1):
+                yield from _lines(f"{name} {number}", inner)
+        else:
+            yield name, ", ".join(map(_word, value))
+    else:
+        yield name, _word(value)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def described(path: str | Path, name: str | None = None) -> list[Described]:
