@@ -93,8 +93,8 @@ class GenerationConfig:
         ]
         if self.exact is True and self.tau is not None:
             wrong.append(
-                f"exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau {self.tau!r}"
-                " accepts what is likely; give one of them"
+                f"exact and tau exclude each other: exact gives the one-token text whatever is"
+                f" proposed, tau {self.tau!r} accepts what is likely; give one of them"
             )
         if wrong:
             raise SessionError("; ".join(wrong))
@@ -128,8 +128,8 @@ def _finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     # An integer may be too large for a float.
-    return (
-        isinstance(value, int) and abs(value) < 2**1000 or isinstance(value, float) and math.isfinite(value)
+    return (isinstance(value, int) and abs(value) < 2**1000) or (
+        isinstance(value, float) and math.isfinite(value)
     )
 
 

@@ -70,7 +70,9 @@ def test_generate_json(plain: Path) -> None:
     assert value["finish_reason"] in ("eos", "length")
 
 
-def test_the_window_is_auto_or_a_number(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_is_a_word_or_a_number(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
     for window in ("auto", "1", "3"):
