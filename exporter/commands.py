@@ -117,8 +117,9 @@ def onnx(
 
     if checkpoint is not None and is_bundle(checkpoint):
         raise CheckpointError(
-            f"{checkpoint}: a bundle already, nothing is left to export. Run it: `mars-export generate {checkpoint}"
-            f" -p ...`; an engine for it: `mars-export trt {checkpoint}`; another precision needs its checkpoint"
+            f"{checkpoint}: a bundle already, nothing is left to export. Run it:"
+            f" `mars-export generate {checkpoint} -p ...`; an engine for it: `mars-export trt {checkpoint}`;"
+            " another precision needs its checkpoint"
         )
     if checkpoint is None:
         err.print(DEFAULT)
@@ -315,8 +316,8 @@ def demo(
 def _say_which_mask(vocabulary: Any, given: str | None) -> None:
     if given is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
         err.print(
-            f"mask token: --mask-token {vocabulary.mask_token} (id {vocabulary.mask_token_id}) is taken, not the"
-            f" tokenizer's own {vocabulary.named_mask}",
+            f"mask token: --mask-token {vocabulary.mask_token} (id {vocabulary.mask_token_id}) is taken,"
+            f" not the tokenizer's own {vocabulary.named_mask}",
             style="yellow",
             markup=False,
         )

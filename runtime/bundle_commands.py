@@ -1,4 +1,6 @@
-"""The commands about a bundle as it lies there: inspect, doctor, profiles, pack, unpack. Parse, one call, print."""
+"""The commands about a bundle as it lies there: inspect, doctor, profiles, pack, unpack. Parse, one call,
+print.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A talk at a terminal: lines become messages, commands change settings. Knows no session and prints nothing."""
+"""A talk at a terminal: lines become messages, commands change settings. Knows no session, prints nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class Talk:
         self.config, self.runs, self._has_window = config, runs, has_window
 
     def obey(self, line: str) -> str:
-        """Do what a line with a command says, and return what to tell. Raises MarsError for what cannot be done."""
+        """Do what a line with a command says, and return what to tell. Raises MarsError for what cannot be
+        done.
+        """
         command, _, value = line.strip().partition(" ")
         value = value.strip()
         match command:

@@ -37,15 +37,16 @@ Tau = Annotated[
     typer.Option(
         "--tau",
         min=0.0,
-        help="Accept what is likelier than this, faster and riskier than --exact (0.95 in the paper); 1 is one token"
-        " per forward.",
+        help="Accept what is likelier than this, faster and riskier than --exact (0.95 in the paper); 1 is"
+        " one token per forward.",
     ),
 ]
 Exact = Annotated[
     bool | None,
     typer.Option(
         "--exact",
-        help="Several tokens a step, and the very text of one-token decoding: the default, unless --tau is given.",
+        help="Several tokens a step, and the very text of one-token decoding: the default, unless --tau is"
+        " given.",
     ),
 ]
 Lookup = Annotated[
@@ -54,7 +55,8 @@ Lookup = Annotated[
         "--lookup",
         min=0,
         metavar="N",
-        help="Propose, too, what followed the last N tokens when they stood there before (exact mode); 0 is off.",
+        help="Propose, too, what followed the last N tokens when they stood there before (exact mode); 0 is"
+        " off.",
     ),
 ]
 ProfileName = Annotated[
@@ -82,8 +84,8 @@ Seed = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Seed of the draws, 0 by default. The same command gives the same text: at a tau the window is then"
-        " `full`, unless --window is given; `auto` follows measured times.",
+        help="Seed of the draws, 0 by default. The same command gives the same text: at a tau the window is"
+        " then `full`, unless --window is given; `auto` follows measured times.",
     ),
 ]
 Threads = Annotated[
@@ -108,9 +110,9 @@ WindowOption = Annotated[
     typer.Option(
         "--window",
         metavar="auto|full|N",
-        help="Predictions of new positions in one step: auto (the default) chooses for speed, step by step; full is"
-        " the bundle's block. Exact mode gives one text for all of them; at a tau, auto may give another one in"
-        " another run.",
+        help="Predictions of new positions in one step: auto (the default) chooses for speed, step by step;"
+        " full is the bundle's block. Exact mode gives one text for all of them; at a tau, auto may give"
+        " another one in another run.",
     ),
 ]
 DraftBundle = Annotated[
@@ -171,7 +173,8 @@ def generate(
     from .chat import repeatable
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
+        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()),
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     if number > 1 and config.is_greedy:
@@ -199,7 +202,8 @@ def generate(
         raise typer.Exit(130)
     if done.finish_reason == "capacity":
         raise MarsError(
-            f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short. Shorten the prompt"
+            f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short."
+            " Shorten the prompt"
         )
 
 
@@ -230,12 +234,15 @@ def chat(
         bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
     ] = False,
 ) -> None:
-    """Talk with the model: /help lists what can be set while talking, /quit leaves. Ctrl-C ends an answer only."""
+    """Talk with the model: /help lists what can be set while talking, /quit leaves. Ctrl-C ends an answer
+    only.
+    """
     from . import GenerationConfig, Session
     from .chat import Talk, questions, repeatable
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
+        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature,
+        top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     session = Session.open(
@@ -314,7 +321,9 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
 
 
 def _ask(*, quiet: bool, goes_on: bool = False) -> str | None:
-    """The next line of the user, or None at the end. At a terminal Ctrl-C empties the line and leaves nothing."""
+    """The next line of the user, or None at the end. At a terminal Ctrl-C empties the line and leaves
+    nothing.
+    """
     with suppress(ImportError):
         import readline  # noqa: F401  (gives input() a history and line editing)
     at_terminal = sys.stdin.isatty()
@@ -352,7 +361,8 @@ def _knob(
         raise MarsError("a profile sets tau, metric and window; give --profile, or them, not both")
     if exact and tau is not None:
         raise MarsError(
-            f"--exact gives the one-token text whatever is likely, --tau {tau:g} accepts what is likely; give one of them"
+            f"--exact gives the one-token text whatever is likely, --tau {tau:g} accepts what is likely;"
+            " give one of them"
         )
     if metric is not None and tau is None:
         raise MarsError(f"--metric {metric} says what tau is compared with; give --tau, too")
@@ -367,7 +377,7 @@ def _profiled(session: Session, profile: str | None, config: GenerationConfig) -
 
 
 def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
-    """Print a stream as it comes; Ctrl-C ends the answer and keeps what is there. Long prefills show a bar."""
+    """Print a stream as it comes; Ctrl-C ends it and keeps what is there. Long prefills show a bar."""
     bars, task, odd = progress_bars(), None, False
     try:
         for event in stream:
@@ -394,7 +404,8 @@ def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
 def _summary(done: Completion) -> str:
     stats = done.stats
     return (
-        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
+        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward,"
+        f" {stats.tokens_per_second:.1f} tokens/s,"
         f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
     )
 

@@ -128,7 +128,9 @@ class Text:
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def _check_roles(self, messages: Sequence[Message]) -> None:
-        """A role that nobody knows is a slip, which many templates would print as it stands; C++ refuses it, too."""
+        """A role that nobody knows is a slip, which many templates would print as it stands; C++ refuses it,
+        too.
+        """
         known = dict.fromkeys((*(self._turns.roles if self._turns else ()), *ROLES))
         if unknown := [
             f"{m['role'][:40]!r} in message {i}" for i, m in enumerate(messages) if m["role"] not in known
@@ -162,7 +164,8 @@ def _joined(number: int, message: Message) -> Message:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise SessionError(
-                f"message {number}, part {i}: only text is understood, {{type: text, text: ...}}, not {str(kind)[:40]!r}"
+                f"message {number}, part {i}: only text is understood, {{type: text, text: ...}},"
+                f" not {str(kind)[:40]!r}"
             )
     return {**message, "content": "".join(part["text"] for part in parts)}
 

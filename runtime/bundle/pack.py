@@ -1,7 +1,7 @@
 """A bundle as one file, and back: a plain tar that depends on the bundle's content only.
 
-Such a file may be somebody else's: nothing in it is trusted before it was checked, and no more is read or written
-than the manifest in it lists. Knows the first 512 bytes of each entry, none of tar's extensions.
+Such a file may be somebody else's: nothing in it is trusted before it was checked, and no more is read or
+written than the manifest in it lists. Knows the first 512 bytes of each entry, none of tar's extensions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ AGAIN = "copy or pack it again"
 def pack(path: str | Path, output: str | Path, *, force: bool = False) -> int:
     """Write the bundle at `path` to the file `output`, whole or not at all; returns its size in bytes.
 
-    Two bundles of the same content give the same bytes. Raises BundleError for a bundle that is damaged, and for
-    an output that exists unless `force`.
+    Two bundles of the same content give the same bytes. Raises BundleError for a bundle that is damaged, and
+    for an output that exists unless `force`.
     """
     target = Path(output).expanduser()
     if target.is_dir() or (target.exists() and not force):
@@ -61,7 +61,8 @@ def pack(path: str | Path, output: str | Path, *, force: bool = False) -> int:
 
 
 def unpack(archive: str | Path, output: str | Path) -> Manifest:
-    """Make the directory `output`, which must not exist, from a file that `pack` wrote; all hashes are checked.
+    """Make the directory `output`, which must not exist, from a file that `pack` wrote; all hashes are
+    checked.
 
     Raises BundleError for anything else than such a file, and leaves nothing behind then.
     """
@@ -136,8 +137,8 @@ def _entries(file: BinaryIO, where: str) -> Iterator[tuple[str, int]]:
             raise BundleError(f"{where}: not a packed bundle ({error}); {AGAIN}") from error
         if info.type != REGTYPE or not is_safe_name(info.name) or info.size < 0:
             raise BundleError(
-                f"{where}: {info.name[:80]!r} is not a plain file with a plain name; `mars-export pack` wrote no"
-                " such thing"
+                f"{where}: {info.name[:80]!r} is not a plain file with a plain name;"
+                " `mars-export pack` wrote no such thing"
             )
         yield info.name, info.size
         _exactly(file, len(_padding(info.size)), where)

@@ -20,15 +20,15 @@ class GenerationConfig:
 
     exact (the default): several tokens a step, and the very text of one-token decoding. tau: confidence bound
     instead, the speed/quality knob; tau >= 1 (entropy: tau <= 0) is one-token mode. Giving a tau turns exact
-    off, giving both is an error. metric: probability, margin (top-2) or entropy (nats). window: predictions of
-    new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by step, for
-    speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they stood in the
-    prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop: strings that
-    end the text and are not part of it; it and eos_ids take lists, too. temperature 0 is greedy; above it a
-    candidate is drawn, and its own probability is what tau is compared with. top_k 0, top_p 1 and min_p 0 are
-    off; min_p keeps tokens at least that much as likely as the likeliest (not yet in C++). seed: draws depend
-    on it and on the position only; at a tau a fixed window makes the text repeatable, too. repetition_penalty 1
-    is off.
+    off, giving both is an error. metric: probability, margin (top-2) or entropy (nats). window: predictions
+    of new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by
+    step, for speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they
+    stood in the prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop:
+    strings that end the text and are not part of it; it and eos_ids take lists, too. temperature 0 is greedy;
+    above it a candidate is drawn, and its own probability is what tau is compared with. top_k 0, top_p 1 and
+    min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest (not yet in C++). seed:
+    draws depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
+    repetition_penalty 1 is off.
 
     Raises SessionError that lists every value out of range.
     """

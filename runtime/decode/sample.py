@@ -1,4 +1,6 @@
-"""Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p, min-p and seeded draws."""
+"""Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p, min-p and seeded
+draws.
+"""
 
 from __future__ import annotations
 

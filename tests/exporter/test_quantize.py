@@ -212,7 +212,9 @@ def test_w8a8_rows_do_not_disturb_each_other(name: str, quantized: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-mha", "qwen3-mixed"])
 def test_w8a8_does_not_depend_on_the_width_of_a_step(name: str, quantized: Any) -> None:
-    """Bit for bit, one slot at a time or all at once: so exact mode and one-token mode are one text here, too."""
+    """Bit for bit, one slot at a time or all at once: so exact mode and one-token mode are one text here,
+    too.
+    """
     backend = Session.open(quantized(name, "w8a8"), threads=1).backend
 
     def logits(width: int) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What a command says where its extra is not installed: the pip line, before anything else, and never a traceback."""
+"""What a command says where its extra is not installed: the pip line, before anything else, and never a
+traceback.
+"""
 
 from __future__ import annotations
 
