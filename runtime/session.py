@@ -4,8 +4,10 @@ why none does.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -115,6 +117,8 @@ class Session:
         """
         from .device.variants import choose, look_around, why_not
 
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
         bundle = open_bundle(path, full=verify)
         chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
@@ -172,7 +176,9 @@ class Session:
         vocabulary.
         """
         manifest = self.bundle.manifest
-        if not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            ids = _ids(prompt)
+        elif not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
             ids = [int(i) for i in prompt]  # type: ignore[arg-type]
         elif self.text is None:
             raise SessionError(
@@ -256,6 +262,8 @@ class Session:
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when this variant's graph lacks what `config` needs."""
+        if not isinstance(config, GenerationConfig):
+            raise SessionError(f"a config is a GenerationConfig, not {type(config).__name__}")
         outputs = self.backend.outputs
         if config.metric != "probability" and config.metric not in outputs:
             raise SessionError(f"the metric {config.metric} needs a bundle exported with --metrics")
@@ -387,6 +395,14 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     return Completion(
         text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats
     )
+
+
+def _ids(prompt: object) -> list[int]:
+    """A prompt that is no list and no text: an array of token ids, or nothing that can be read."""
+    with suppress(TypeError):
+        if not isinstance(prompt, bytes | bytearray):
+            return [operator.index(i) for i in prompt]  # type: ignore[attr-defined]
+    raise SessionError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")
 
 
 def _backend(
