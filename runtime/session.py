@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import reprlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
 from .costs import CostFile, machine_is_busy
 from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
+from .decode.budget import KvBudget
 from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
 from .decode.draft import Draft
@@ -154,38 +158,56 @@ class Session:
         [(row, text)] = self._new_rows([prompt], config)
         return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the vocabulary."""
-        manifest = self.bundle.manifest
-        if not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
-            ids = [int(i) for i in prompt]  # type: ignore[arg-type]
-        elif self.text is None:
+    def encode(self, prompt: Prompt, most: int | None = None) -> list[int]:
+        """Token ids of a prompt, at most `most` and what the context holds.
+
+        Raises SessionError for an empty or too long one (the very long ones before any work), for ids outside
+        the vocabulary, and for what is no prompt.
+        """
+        context, vocabulary = self.backend.max_capacity, self.bundle.manifest.model.vocab_size
+        most = context if most is None else min(most, context)
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
+            raise SessionError(
+                f"a prompt is a text, messages or token ids, not {type(prompt).__name__};"
+                " decode bytes, and make a list of an array"
+            )
+        is_ids = not isinstance(prompt, str) and (len(prompt) == 0 or not isinstance(prompt[0], Mapping))
+        if not is_ids and self.text is None:
             raise SessionError(
                 f"{self.bundle.path}: this bundle has no tokenizer; pass token ids instead of text"
             )
-        else:
-            ids = self.text.encode(prompt)  # type: ignore[arg-type]
+        if is_ids and len(prompt) <= most:
+            wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
+            if wrong:
+                raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
+        ids: Sequence[Any] = prompt if is_ids else self.text.encode(prompt, most)  # type: ignore
         if not ids:
             raise SessionError("the prompt is empty; give at least one token")
-        outside = [i for i in ids if not 0 <= i < manifest.model.vocab_size]
+        if len(ids) > most:
+            raise SessionError(
+                f"the prompt has {len(ids)} tokens, "
+                + (f"this bundle's context holds {most}" if most == context else f"{most} are taken here")
+                + "; shorten the prompt"
+            )
+        outside = [i for i in ids if not 0 <= i < vocabulary]
         if outside:
-            raise SessionError(
-                f"token ids outside the vocabulary of {manifest.model.vocab_size}: {outside[:5]}"
-            )
-        if len(ids) > self.backend.max_capacity:
-            raise SessionError(
-                f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity}; shorten the prompt"
-            )
-        return ids
+            raise SessionError(f"token ids outside the vocabulary of {vocabulary}: {outside[:5]}")
+        return [int(i) for i in ids]
 
-    def new_row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
-        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do."""
+    def new_row(
+        self, index: int, prompt: Prompt, config: GenerationConfig, most: int | None = None
+    ) -> tuple[Row, TextStream | None]:
+        """A row for a prompt of at most `most` tokens, and its growing text if the bundle has a tokenizer.
+
+        Raises SessionError as `encode` and `check` do.
+        """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
-        return Row(index, self.encode(prompt), config, eos_ids, stop, stats, self._hopes, proposer), text
+        ids = self.encode(prompt, most)
+        return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer), text
 
     def as_draft(self) -> Draft:
         """This model as the draft of one row of a larger one."""
@@ -223,6 +245,13 @@ class Session:
         """Take this for what a step costs, and measure nothing: the same windows in every run."""
         self._cost = value
 
+    def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
+        """Of `num_bytes` of KV memory for at most `max_rows` rows; None for as much as comes."""
+        model, variant = self.bundle.manifest.model, self.variant
+        number = 4 if variant.kv_dtype == "float32" else 2
+        entry = 2 * model.num_layers * model.num_kv_heads * model.head_dim * number
+        return KvBudget(max_rows, num_bytes, entry, self.backend.max_capacity, variant.is_engine)
+
     def policy(self) -> Policy:
         """A chooser of windows for one batch."""
         # A captured engine step is bound to its sizes, so it is better to have few of them.
@@ -235,6 +264,8 @@ class Session:
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when this variant's graph lacks what `config` needs."""
+        if not isinstance(config, GenerationConfig):
+            raise SessionError(f"settings are a GenerationConfig, not {type(config).__name__}")
         outputs = self.backend.outputs
         if config.metric != "probability" and config.metric not in outputs:
             raise SessionError(f"the metric {config.metric} needs a bundle exported with --metrics")
@@ -319,14 +350,14 @@ class Answer:
     def _event(self, accepted: Accepted) -> Event:
         """Take in what a step accepted."""
         self._confidences += accepted.confidences
-        text = (
-            ""
-            if self._text is None
-            else self._text.read()
-            if accepted.finish_reason is None
-            else self._text.finish()
-        )
+        text = self._grown(accepted.finish_reason)
         return Event(text, accepted.token_ids, accepted.confidences, accepted.finish_reason)
+
+    def _grown(self, finish_reason: FinishReason | None) -> str:
+        """The text that became certain."""
+        if self._text is None:
+            return ""
+        return self._text.read() if finish_reason is None else self._text.finish()
 
 
 class Stream(Answer):

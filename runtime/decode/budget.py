@@ -16,8 +16,8 @@ SLOTS = 64  # entries that a step of wider neighbours may want behind a row's la
 class KvBudget:
     """KV memory for at most `max_rows` rows: `num_bytes` of it, None for as much as comes.
 
-    A batch allocates as many entries for each of its rows as the longest needs, of `entry_bytes` each. A row of
-    this backend holds `max_capacity`; `fixed` says that it always does.
+    A batch allocates as many entries for each of its rows as the longest needs, of `entry_bytes` each. A row
+    of this backend holds `max_capacity`; `fixed` says that it always does.
     """
 
     max_rows: int
@@ -38,8 +38,8 @@ class KvBudget:
         if self.num_bytes is not None and (needed := self._row_bytes(row)) > self.num_bytes:
             raise SessionError(
                 f"a prompt of {row.stats.prompt_tokens} tokens with max_new_tokens"
-                f" {row.config.max_new_tokens} may take {needed / 1e6:.1f} MB of KV memory, this service gives"
-                f" {self.num_bytes / 1e6:.1f} MB (kv_bytes); shorten the prompt or max_new_tokens"
+                f" {row.config.max_new_tokens} may take {needed / 1e6:.2f} MB of KV memory, this service"
+                f" gives {self.num_bytes / 1e6:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
             )
 
     def _row_bytes(self, row: Row) -> int:

@@ -89,8 +89,8 @@ class Limits:
 
 
 class Schedule:
-    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most two whose prompts are
-    being read, the shorter one before the longer one.
+    """Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being read,
+    shorter ones before longer ones.
 
     A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become final in
     the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache
@@ -113,7 +113,7 @@ class Schedule:
         self.waiting: deque[Row] = deque()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
-        self._turn = 0  # of the two prompts that are being read
+        self._turn = 0  # of the prompts that are being read
 
     @property
     def num_running(self) -> int:
@@ -167,37 +167,43 @@ class Schedule:
             self._drop_finished()
 
     def _reading(self, piece: int) -> Row | None:
-        """The row whose prompt is read next, in pieces of `piece` tokens; two take turns."""
+        """The row whose prompt is read next, in pieces of `piece` tokens: the first and the last take turns.
+
+        The first is the shortest and ends first, as decoding rows are neighbours: the last piece of another
+        waits for it.
+        """
         self._admit(piece)
         readers = self._batch.active[self._num_decoding :]
-        return readers[self._turn % len(readers)] if readers else None
+        if not readers:
+            return None
+        is_lasts_turn = self._turn % 2 == 1 and readers[-1].num_pending > piece
+        return readers[-1] if is_lasts_turn else readers[0]
 
     def _admit(self, piece: int) -> None:
-        """Let a row in if there is room: the next that waits, or beside a prompt that is being read the first
-        with fewer pieces.
-
-        Fewer pieces end first if both take turns, so the row that decodes next is always the first reader.
+        """Let a row in if there is room: the next that waits, or beside prompts that are being read the first
+        that has at most half the pieces of them all.
         """
-        active, first = self._batch.active, self._num_decoding
-        readers = active[first:]
-        if len(readers) > 1 or not self.waiting:
-            return
-        if readers:
-            left = -(-readers[0].num_pending // piece)
-            row = next((r for r in self.waiting if -(-r.num_pending // piece) < left), None)
+        first = self._num_decoding
+        readers = self._batch.active[first:]
+        if not readers:
+            row = self.waiting[0] if self.waiting else None
+        elif readers[-1].num_pending <= piece:
+            return  # its last piece waits for the others
         else:
-            row = self.waiting[0]
+            left = -(-readers[0].num_pending // piece)
+            row = next((r for r in self.waiting if 2 * -(-r.num_pending // piece) <= left), None)
         if row is None or not self._has_room(row):
             return
         self.waiting.remove(row)
+        active = self._batch.active
         active.append(row)
-        if readers:
-            self._batch.move(first, first + 1)
-            active[first] = row
+        for i in range(len(active) - 1, first, -1):
+            self._batch.move(i - 1, i)
+        active[first] = row
 
     def _has_room(self, row: Row) -> bool:
-        """Whether `row` may join: a batch has as many rows as the KV memory gives to its longest, else it runs
-        empty first.
+        """Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it
+        gets another number it runs empty.
         """
         active = self._batch.active
         num_rows = self.budget.num_rows([*active, row])
