@@ -1,12 +1,13 @@
-"""Exact mode on the held-out rows of the default checkpoint: the same text as one token a step, and in how many forwards.
+"""Exact mode on the held-out rows of the default checkpoint: the same text as one token a step, and in how
+many forwards.
 
-    python benchmarks/exact.py BUNDLE [--tasks assistant arithmetic chat] [--rows N] [--batch 1] [--window auto]
-                               [--threads 2] [--state exact.jsonl] [--json FILE]
+    python benchmarks/exact.py BUNDLE [--tasks assistant arithmetic chat] [--rows N] [--batch 1]
+                               [--window auto] [--threads 2] [--state exact.jsonl] [--json FILE]
 
-Every row is answered at tau 1 and in exact mode, eight rows side by side at tau 1 (its text is what counts) and `--batch`
-in exact mode. Rows that are in the state file are not answered again. Where two texts differ, and the bundle was
-exported with --metrics, the margin of the two best tokens at the first difference says how near a tie it was. Says
-nothing of speed: benchmarks/steps.py and peers.py do.
+Every row is answered at tau 1 and in exact mode, eight rows side by side at tau 1 (its text is what counts)
+and `--batch` in exact mode. Rows that are in the state file are not answered again. Where two texts differ,
+and the bundle was exported with --metrics, the margin of the two best tokens at the first difference says how
+near a tie it was. Says nothing of speed: benchmarks/steps.py and peers.py do.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def main() -> None:
     for name, values in table.items():
         print(
             f"{name}: {values['same']} of {values['rows']} texts the same, "
-            f"{values['tokens_per_forward']:.2f} tokens/forward, {values['verified']} of {values['proposed']} proposals held"
+            f"{values['tokens_per_forward']:.2f} tokens/forward,"
+            f" {values['verified']} of {values['proposed']} proposals held"
         )
         for row in values["differences"]:
             print(

@@ -1,4 +1,6 @@
-"""An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says why none does."""
+"""An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says
+why none does.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from . import machine
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
-from .costs import CostFile, machine_is_busy
+from .costs import CostFile
 from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
 from .decode.budget import KvBudget
@@ -33,7 +36,9 @@ COMMITS = ("cursor", "block")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Which cache loop decodes: "cursor" (default), or "block" with blocks of `cache_block` tokens (the paper's loop)."""
+    """Which cache loop decodes: "cursor" (default), or "block" with blocks of `cache_block` tokens (the
+    paper's loop).
+    """
 
     kind: str = "cursor"
     cache_block: int = 32
@@ -50,7 +55,9 @@ CURSOR = Commit()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to `token_ids[i]`."""
+    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to
+    `token_ids[i]`.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -73,7 +80,9 @@ class Event:
 
 
 class Session:
-    """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV memory."""
+    """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV
+    memory.
+    """
 
     def __init__(
         self, bundle: Bundle, variant: Variant, backend: Backend, cost_file: CostFile | None = None
@@ -98,13 +107,15 @@ class Session:
         verify: bool = False,
         draft: str | Path | None = None,
     ) -> Session:
-        """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
+        """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
+        backend's choice).
 
-        `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `accuracy_level`, for
-        int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast; None is the
-        level the export measured. `verify` hashes all files even if they were found good before. `draft` is the bundle of a
-        smaller model with the same tokenizer, whose proposals exact mode verifies. Raises BundleError for a bad
-        bundle, SessionError when no variant runs here; never falls back to another device.
+        `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph.
+        `accuracy_level`, for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations
+        to 8-bit blocks and is fast; None is the level the export measured. `verify` hashes all files even if
+        they were found good before. `draft` is the bundle of a smaller model with the same tokenizer, whose
+        proposals exact mode verifies. Raises BundleError for a bad bundle, SessionError when no variant runs
+        here; never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
 
@@ -145,9 +156,11 @@ class Session:
         *,
         batch: int = 8,
     ) -> Iterator[Completion]:
-        """Answer any number of prompts, at most `batch` at a time, and yield the answers in the order of the prompts.
+        """Answer any number of prompts, at most `batch` at a time, and yield the answers in the order of the
+        prompts.
 
-        A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row is raised.
+        A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row
+        is raised.
         """
         return self._answers(self._new_rows(prompts, config), batch, CURSOR)
 
@@ -215,18 +228,21 @@ class Session:
         return Draft(self.backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos)
 
     def profile(self, name: str) -> GenerationConfig:
-        """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full unless it says otherwise.
+        """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full
+        unless it says otherwise.
 
-        Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights or another precision.
+        Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights
+        or another precision.
         """
         found = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window or "full")
+        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window)
         self.check(config)
         return config
 
     @property
     def cost(self) -> Cost:
-        """What a step costs here: as an earlier session of this user wrote down, else measured now, which takes about a second.
+        """What a step costs here: as an earlier session of this user wrote down, else measured now, which
+        takes about a second.
 
         Written down then, unless the machine is busy.
         """
@@ -236,7 +252,7 @@ class Session:
             if self._cost is None:
                 manifest = self.bundle.manifest
                 self._cost = measure(self.backend, manifest.block, manifest.tokens.mask)
-                if self._cost_file is not None and not machine_is_busy():
+                if self._cost_file is not None and not machine.is_busy():
                     self._cost_file.write(self._cost)
             return self._cost
 
@@ -258,7 +274,7 @@ class Session:
         return Policy(lambda: self.cost, few_sizes=self.variant.is_engine)
 
     def prepare(self, configs: Iterable[GenerationConfig]) -> None:
-        """See to it that costs are known if one of `configs` needs them: no request waits for a measurement."""
+        """See to it that costs are known if one of `configs` needs them: no request waits for it."""
         if any(config.window == "auto" and not config.one_token for config in configs):
             _ = self.cost
 
@@ -314,7 +330,9 @@ class Session:
 
 
 class Answer:
-    """An answer that grows: its row, its text and the confidences so far. `tau` and `exact` may be changed while it does."""
+    """An answer that grows: its row, its text and the confidences so far. `tau` and `exact` may be changed
+    while it does.
+    """
 
     def __init__(self, row: Row, text: TextStream | None) -> None:
         self._row, self._text = row, text
@@ -331,7 +349,7 @@ class Answer:
 
     @property
     def exact(self) -> bool:
-        """True may be put here at any time, too: what follows is the one-token continuation of what is there."""
+        """True may be put here at any time, too: one-token text follows what is there."""
         return self._row.config.exact is True
 
     @exact.setter
@@ -420,5 +438,6 @@ def _check_draft(bundle: Bundle, draft: Bundle) -> None:
 
     if vocabulary(bundle) != vocabulary(draft):
         raise SessionError(
-            f"{draft.path}: the draft has another tokenizer than {bundle.path}; export both from checkpoints of one family"
+            f"{draft.path}: the draft has another tokenizer than {bundle.path}; export both"
+            " from checkpoints of one family"
         )

@@ -1,4 +1,5 @@
-"""Guesses of the next tokens, to be verified by the next step: from masks, from the row's own text, from a draft.
+"""Guesses of the next tokens, to be verified by the next step: from masks, from the row's own text, from a
+draft.
 
 Knows where guesses come from and how often such guesses held; verifies nothing itself.
 """
@@ -12,7 +13,7 @@ from functools import reduce
 from operator import add
 from typing import Literal, Protocol
 
-Source = Literal["masks", "lookup", "draft"]
+Source = Literal["masks", "revised", "lookup", "draft"]
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # of confidences that are counted together
 OWN_WORD = 8.0  # verified proposals that a confidence's own word counts for
@@ -23,7 +24,7 @@ LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; the 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Tokens for the positions behind a row's last known one. `confidences[i]` is the source's own, 0 to 1."""
+    """Tokens for the positions behind a row's last known one. `confidences` are the source's, 0 to 1."""
 
     token_ids: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
@@ -61,7 +62,8 @@ class Hopes:
 
 
 class Foresight:
-    """What the masks of one row are worth: for the first mask, the second, ..., how likely its proposal holds.
+    """What the masks of one row are worth: for the first mask, the second, ..., how likely its proposal
+    holds.
 
     Every mask of every step counts, by the hope that its confidence gives: nothing waits for a verification.
     """
@@ -81,7 +83,8 @@ class Foresight:
 
     def expected(self, most: int) -> list[float]:
         """Proposals that are expected to hold of 0, 1, ... `most` masks."""
-        # In this order, and not with sum(), which some versions of Python round otherwise: C++ finds the same.
+        # In this order, and not with sum(), which some versions of Python round otherwise: C++ finds the
+        # same.
         level = (reduce(add, self._hoped, 0.0) + FIRST) / (reduce(add, self._seen, 0.0) + 1.0)
         total, chance = [0.0], 1.0
         for k in range(most):

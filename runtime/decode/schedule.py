@@ -1,10 +1,9 @@
-"""The decoding loop: continuous batching, one step at a time. Knows rows and the device; no threads, no text."""
+"""The decoding loop: continuous batching, one step at a time. Knows no threads and no text."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..errors import SessionError
@@ -89,13 +88,13 @@ class Limits:
 
 
 class Schedule:
-    """Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being read,
-    shorter ones before longer ones.
+    """Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being
+    read, shorter ones before longer ones.
 
-    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become final in
-    the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache
-    management"). The last piece of a prompt carries masks too, so the first step already yields a run. `budget`
-    is of the KV memory, none for as much as comes.
+    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become
+    final in the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based
+    cache management"). The last piece of a prompt carries masks too, so the first step already yields a run.
+    `budget` is of the KV memory, none for as much as comes.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class Schedule:
         return [event for events in self.forwards() for event in events]
 
     def forwards(self) -> Iterator[list[Accepted]]:
-        """The forwards of one step, each as it is run; nothing accepted for a piece of a prompt but the last."""
+        """The forwards of one step, each as it is run; nothing for a prompt's pieces but the last."""
         self._drop_finished()
         yield from self._prompt_pieces()
         self._drop_finished()
@@ -217,21 +216,24 @@ class Schedule:
     def _decode(self, rows: list[Row]) -> list[Accepted]:
         events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         for row in rows:
-            with failing([row], events):
-                row.look_around(self._batch.room(row))
+            if row.proposer is not None:
+                with Failing([row], events):
+                    row.look_around(self._batch.room(row))
         if events:
             self._drop_finished()
+            rows = self._decoding()
         feeds: list[Feed] = []
-        with failing(rows := self._decoding(), events):
-            feeds = self._feeds(rows)
-        return events + (self._run(rows, feeds, Row.take) if feeds else [])
+        if rows:
+            with Failing(rows, events):
+                feeds = self._feeds(rows)
+        return events + (self._run(rows, feeds, _take) if feeds else [])
 
     def _first_feed(self, row: Row) -> Feed:
         """The last piece of a prompt: a full window, since all the prompt is fed with it."""
         return widest_feeds([row], [self._batch.room(row)], self.block)[0]
 
     def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        return row.take(output, i, feed)
+        return _take(row, output, i, feed)
 
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
         rooms = [self._batch.room(row) for row in rows]
@@ -244,20 +246,25 @@ class Schedule:
         for row in rows:
             row.stats.starts()
         events: list[Accepted] = []
-        with failing(rows, events):
+        with Failing(rows, events):
             output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
         if events:
             return events
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
-            with failing([row], events):
+            with Failing([row], events):
                 if (event := take(row, output, i, feed)) is not None:
                     events.append(event)
         return events
 
     def _drop_finished(self) -> None:
-        """Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in order."""
-        self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
+        """Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in
+        order.
+        """
         batch = self._batch
+        if any(row.finish_reason for row in self.waiting):
+            self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
+        if not any(row.finish_reason for row in batch.active):
+            return
         for i in reversed(range(len(batch.active))):
             if batch.active[i].finish_reason is None:
                 continue
@@ -270,15 +277,27 @@ class Schedule:
             batch.active.pop()
 
 
-@contextmanager
-def failing(rows: Sequence[Row], events: list[Accepted]) -> Iterator[None]:
-    """What goes wrong inside ends `rows`, and no others; a library's panic is no Exception."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        events += [row.fail(error) for row in rows]
+class Failing:
+    """What goes wrong inside ends `rows`, and no others: `events` tell. A library's panic is no Exception."""
+
+    __slots__ = ("events", "rows")
+
+    def __init__(self, rows: Sequence[Row], events: list[Accepted]) -> None:
+        self.rows, self.events = rows, events
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+            return False
+        self.events += [row.fail(error) for row in self.rows]
+        return True
+
+
+def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted:
+    """What a row does with its outputs, the recording row of calibration another thing than the others."""
+    return row.take(output, i, feed)
 
 
 def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
@@ -290,10 +309,12 @@ def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
 def decode(
     backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None
 ) -> Iterator[list[Accepted]]:
-    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the last.
+    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the
+    last.
 
-    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses the
-    feeds of rows whose window is not fixed; without one they get full windows. What fails is an event with an error.
+    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses
+    the feeds of rows whose window is not fixed; without one they get full windows. What fails is an event
+    with an error.
     """
     schedule = Schedule(
         backend, block, mask_id, Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK), policy

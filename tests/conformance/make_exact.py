@@ -1,9 +1,11 @@
-"""Writes exact.json and splits.json: exact mode's loop and its choice of feeds, as every implementation must have them.
+"""Writes exact.json and splits.json: exact mode's loop and its choice of feeds, as every implementation must
+have them.
 
-`python tests/conformance/make_exact.py`, then read the diff. In exact.json the prediction behind known tokens and some
-masks is `predict` of make_loops.py; proposals that are fed count as known. Expected values come from this file's own
-slow simulation of one row (docs/decoding.md): `fed` are [known, proposals, masks] of each forward but pieces of a
-prompt, `runs` what each gave. In splits.json all numbers are doubles, added and multiplied in the order written here.
+`python tests/conformance/make_exact.py`, then read the diff. In exact.json the prediction behind known tokens
+and some masks is `predict` of make_loops.py; proposals that are fed count as known. Expected values come from
+this file's own slow simulation of one row (docs/decoding.md): `fed` are [known, proposals, masks] of each
+forward but pieces of a prompt, `runs` what each gave. In splits.json all numbers are doubles, added and
+multiplied in the order written here.
 """
 
 from __future__ import annotations
@@ -153,7 +155,9 @@ class Choice:
         return best
 
     def split(self, row: dict[str, Any], width: int, speed: float, num: int) -> tuple[float, list[int]]:
-        """Best value and feed of one row in a step of `width` slots: every number of proposals and masks is tried."""
+        """Best value and feed of one row in a step of `width` slots: every number of proposals and masks is
+        tried.
+        """
         known, hopes, worth = row["known"], row["hopes"], row["worth"]
         space = min(width - known, row["room"])
         if space <= 0:

@@ -55,7 +55,7 @@ class Guesser:
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposals:
         known, guesses = list(tokens), []
-        for _ in range(self.draw.randrange(9)):
+        for _ in range(self.draw.randrange(most + 3)):
             right = chaotic(tuple(known), 0)[0]
             guesses.append(right if self.draw.random() < 0.7 else self.draw.randint(1, 9))
             known.append(guesses[-1])
@@ -172,9 +172,8 @@ def test_exact_and_tau_may_be_switched_while_a_row_runs(switches: list[float | N
                     known.append(token)
             else:
                 known += event.token_ids
-        row.config = row.config.with_values(tau=switches[n]) if n < len(switches) and switches[n] is not None else (
-            row.config.with_values(exact=True)
-        )  # fmt: skip
+        tau = switches[n] if n < len(switches) else None
+        row.config = row.config.with_values(**({"exact": True} if tau is None else {"tau": tau}))
     assert row.tokens == known
 
 
