@@ -289,7 +289,7 @@ def test_a_text_is_measured_by_the_limit_of_tokens_before_it_is_tokenized(
 
 
 def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long row makes all rows' memory long: it waits until the batch is narrow, and nobody waits for ever."""
+    """A long row makes all rows' memory long: it waits for a narrow batch, and nobody waits for ever."""
     entry = session.kv_budget(1, None).entry_bytes
     budget = 4 * 384 * entry
     caches: list[Any] = []
@@ -318,7 +318,7 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
         for request, n in zip(requests, lengths, strict=True):
             assert request.result(60).token_ids == session.generate([7] * n, config).token_ids
     assert 0 < most <= budget
-    assert {cache.num_rows for cache in caches} > {1, 4}, "a long row ran with fewer beside it"
+    assert {cache.num_rows for cache in caches} >= {2, 3, 4}, "longer rows ran with fewer beside them"
 
 
 def test_a_request_that_never_fits_is_refused(session: Session) -> None:
