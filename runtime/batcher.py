@@ -23,7 +23,7 @@ from .decode.row import FinishReason, Row
 from .decode.schedule import Limits, Schedule
 from .errors import Overloaded, SessionError
 from .places import Places
-from .request import Request, Waiters
+from .request import Request, Waiters, sooner
 from .session import Prompt, Session
 
 LOG = logging.getLogger(
@@ -65,7 +65,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
         self._thread.start()
         _RUNNING.add(self)
-        LOG.info("batcher started: %s, %s, %s", manifest.source, session.variant.name, self.limits)
+        LOG.info("batcher started: %r, %r, %s", manifest.source, session.variant.name, self.limits)
 
     # --- requests ---
 
@@ -81,15 +81,15 @@ class Batcher:
         """Queue a prompt. Returns once it is tokenized, which a long one takes a while for: coroutines call
         `asubmit`.
 
-        wait: seconds to wait for room, None for any time. deadline: seconds from now after which the request
-        ends with what it has, finish_reason "deadline", whether it waits or runs. client: whose share of the
-        places it takes (`Limits.client_share`), None for nobody's.
+        wait: seconds to wait for room, None for any time until the deadline. deadline: seconds from now after
+        which the request ends with what it has, finish_reason "deadline", whether it waits or runs. client:
+        whose share of the places it takes (`Limits.client_share`), None for nobody's.
 
         Raises Overloaded when there is no room, SessionError for a prompt or config that cannot be served,
         for a batcher that is closed or has failed, and in a process that was forked from its own.
         """
         self._check_process()
-        until = self._until(deadline)
+        until, wait = self._until(deadline), sooner(wait, deadline)
         with self._changed:
             self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
             self._enter(client)
@@ -113,7 +113,7 @@ class Batcher:
         tokenized.
         """
         self._check_process()
-        until = self._until(deadline)
+        until, wait = self._until(deadline), sooner(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
             with self._changed:

@@ -103,7 +103,7 @@ class Request(Answer):
         self._check_process()
         until = None if timeout is None else monotonic() + timeout
         while True:
-            left = _sooner(self._left(), None if until is None else until - monotonic())
+            left = sooner(self._left(), None if until is None else until - monotonic())
             with self._changed:
                 if self._changed.wait_for(lambda: self._reason is not None, left):
                     break
@@ -245,5 +245,6 @@ class Request(Answer):
             raise SessionError("this request belongs to the process that this one was forked from")
 
 
-def _sooner(a: float | None, b: float | None) -> float | None:
+def sooner(a: float | None, b: float | None) -> float | None:
+    """The lesser of two times, of which None never comes."""
     return min((seconds for seconds in (a, b) if seconds is not None), default=None)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -32,7 +33,6 @@ from mars_export.runtime import (
     Session,
     SessionError,
 )
-from mars_export.runtime.decode.draft import Draft
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule, decode
@@ -120,7 +120,6 @@ def test_a_draft_that_panics_ends_its_row(batcher: Batcher) -> None:
     with pytest.raises(Panic):
         bad.result(SOON)
     assert len(good.result(SOON).token_ids) == 4
-    assert Draft.propose is not panic
     assert goes_on(batcher)
 
 
@@ -289,7 +288,7 @@ def test_a_text_is_measured_by_the_limit_of_tokens_before_it_is_tokenized(
 
 
 def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long row makes all rows' memory long: it waits until the batch is narrow, and nobody waits for ever."""
+    """A long row makes all rows' memory long: it waits for a narrow batch, and nobody waits for ever."""
     entry = session.kv_budget(1, None).entry_bytes
     budget = 4 * 384 * entry
     caches: list[Any] = []
@@ -318,7 +317,7 @@ def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest
         for request, n in zip(requests, lengths, strict=True):
             assert request.result(60).token_ids == session.generate([7] * n, config).token_ids
     assert 0 < most <= budget
-    assert {cache.num_rows for cache in caches} > {1, 4}, "a long row ran with fewer beside it"
+    assert {cache.num_rows for cache in caches} >= {2, 3, 4}, "longer rows ran with fewer beside them"
 
 
 def test_a_request_that_never_fits_is_refused(session: Session) -> None:
@@ -456,6 +455,30 @@ def test_closing_may_wait_for_what_is_there(session: Session) -> None:
     assert batcher.num_running == batcher.num_waiting == 0
     with pytest.raises(SessionError, match="this batcher is closed"):
         batcher.submit([1], SHORT)
+
+
+def test_whoever_waits_for_room_is_told_of_a_deadline_and_of_the_end(
+    stalled: tuple[Batcher, Stalling],
+) -> None:
+    batcher, backend = stalled
+    batcher.submit([1], LONG)
+    assert backend.entered.wait(SOON)
+    for _ in range(8):
+        batcher.submit([1], LONG)
+    with pytest.raises(Overloaded):
+        batcher.submit([1], SHORT, wait=None, deadline=0.02)
+    with pytest.raises(Overloaded):
+        asyncio.run(batcher.asubmit([1], SHORT, wait=None, deadline=0.02))
+    with ThreadPoolExecutor(2) as pool:
+        late = [
+            pool.submit(batcher.submit, [1], SHORT, wait=None),
+            pool.submit(lambda: asyncio.run(batcher.asubmit([1], SHORT, wait=None))),
+        ]
+        time.sleep(0.05)
+        batcher.close(timeout=0.01)
+        for waiting in late:
+            with pytest.raises(SessionError, match="this batcher is closed"):
+                waiting.result(SOON)
 
 
 def test_a_drain_has_an_end(stalled: tuple[Batcher, Stalling], caplog: pytest.LogCaptureFixture) -> None:
