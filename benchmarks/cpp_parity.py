@@ -17,7 +17,6 @@ from pathlib import Path
 from time import perf_counter
 
 from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.decode.config import FULL_WINDOW
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -54,7 +53,7 @@ def main() -> None:
                 for ids, limit in rows:
                     begun = perf_counter()
                     wanted = python.generate(
-                        ids, GenerationConfig(tau=tau, max_new_tokens=limit, window=FULL_WINDOW)
+                        ids, GenerationConfig(tau=tau, max_new_tokens=limit, window="full")
                     )
                     between = perf_counter()
                     made = twin.generate(ids, tau=tau, max_new_tokens=limit, window="full")

@@ -289,7 +289,7 @@ def demo(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Export the default checkpoint and answer a few requests at tau 1 and 0.95, side by side."""
+    """Export the default checkpoint and answer a few requests one token a step, exactly and at tau 0.95."""
     from rich.table import Table
 
     from .demo import answers, prepare, summarize
@@ -305,11 +305,16 @@ def demo(
     if as_json:
         print_json({"bundle": str(bundle), "answers": [answer.to_dict() for answer in rows]})
         return
-    table = Table("tau", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", box=None)
+    table = Table(
+        "mode", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", "same text", box=None
+    )
     for line in summarize(rows):
         speeds = (f"{line.tokens_per_forward:.2f}", f"{line.tokens_per_second:.1f}", f"{line.speed_up:.2f}x")
-        table.add_row(f"{line.tau:g}", str(line.tokens), str(line.forwards), *speeds)
+        same = f"{line.same} of {line.answers}"
+        table.add_row(line.mode, str(line.tokens), str(line.forwards), *speeds, same)
+    out.print()
     out.print(table)
+    out.print("exact mode gives the one-token text by construction; a tau may give another for more speed")
     out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
 
 
@@ -369,12 +374,16 @@ def _drift_line(drift: Any) -> str:
 
 def _print_answer(answer: Any) -> None:
     stats = answer.stats
-    if answer.tau >= 1:
+    is_first = answer.mode == "one token"
+    if is_first:
         out.print(f"\n> {answer.request}", style="bold", markup=False)
     out.print(
-        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward "
-        f" {stats.tokens / answer.seconds:5.1f} tokens/s  ",
+        f"  {answer.mode:<9} {stats.tokens_per_forward:4.2f} tokens/forward "
+        f" {answer.tokens_per_second:5.1f} tokens/s  ",
         end="",
         style="cyan",
     )
-    out.print(answer.text, markup=False)
+    if answer.same and not is_first:
+        out.print("the same text", style="dim")
+    else:
+        out.print(answer.text, markup=False)

@@ -155,18 +155,15 @@ def show_profile(
     """Show a profile and what it rests on."""
     from .bundle.profiles import described
 
-    rows = described(bundle, name)
-    if as_json:
-        for row in rows:
+    for row in described(bundle, name):
+        if as_json:
             print_json(row.to_dict())
-        return
-    for number, row in enumerate(rows):
-        if number:
-            out.print()
-        print_table(("profile", row.profile.name), row.facts)
-        if row.evidence:
-            out.print()
-            print_table(("evidence", ""), row.evidence)
+            continue
+        print_table(("profile", ""), row.settings)
+        out.print()
+        print_table(("rests on", ""), row.evidence)
+        if row.stale:
+            _say(f"\nrenew it with: {row.renewal}")
 
 
 @profiles_app.command("remove")

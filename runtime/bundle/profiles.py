@@ -6,7 +6,7 @@ Knows no task and no statistics.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,13 +86,34 @@ def renewal(bundle: Path, profile: Profile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A profile with its state: empty `stale` means that it may be used."""
+    """A profile with its state: empty `stale` means that it may be used, else `renewal` is the command."""
 
     profile: Profile
     stale: tuple[str, ...]
+    renewal: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self.profile) | {"stale": list(self.stale)}
+
+    @property
+    def state(self) -> str:
+        return f"stale: {'; '.join(self.stale)}" if self.stale else "good"
+
+    @property
+    def settings(self) -> list[tuple[str, str]]:
+        """The profile itself, as name and text; what is not known is left out."""
+        fields = {name: value for name, value in asdict(self.profile).items() if name != "evidence"}
+        lines = [(name, shown(value)) for name, value in fields.items() if value is not None]
+        return [*lines, ("state", self.state)]
+
+    @property
+    def evidence(self) -> list[tuple[str, str]]:
+        """What it rests on, as name and text; each note in a line of its own."""
+        lines: list[tuple[str, str]] = []
+        for name, value in self.profile.evidence.items():
+            notes = value if name == "notes" and isinstance(value, list | tuple) else [value]
+            lines += [(name if i == 0 else "", shown(note)) for i, note in enumerate(notes)]
+        return lines
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -105,52 +126,8 @@ class Described:
             p.metric,
             p.variant,
             *known,
-            f"stale: {'; '.join(self.stale)}" if self.stale else "good",
+            self.state,
         )
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """What the profile sets and what it is for, as text."""
-        p = self.profile
-        known = {
-            "tau": f"{p.tau:g}",
-            "metric": p.metric,
-            "window": str(p.window or "full"),
-            "variant": p.variant,
-            "precision": p.precision or "not recorded",
-            "accuracy level": "none" if p.accuracy_level is None else str(p.accuracy_level),
-            "graph": f"{p.variant_sha256[:16]}...",
-            "weights": f"{p.weights_sha256[:16]}..." if p.weights_sha256 else "not recorded",
-            "state": f"stale: {'; '.join(self.stale)}" if self.stale else "good",
-        }
-        return list(known.items())
-
-    @property
-    def evidence(self) -> list[tuple[str, str]]:
-        """What it rests on, one line for each number, however deep it lies."""
-        return list(_lines("", self.profile.evidence))
-
-
-def _lines(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _lines(f"{name} {key}".strip().replace("_", " "), inner)
-    elif isinstance(value, list | tuple):
-        if any(isinstance(inner, Mapping | list | tuple) for inner in value):
-            for number, inner in enumerate(value, 1):
-                yield from _lines(f"{name} {number}", inner)
-        else:
-            yield name, ", ".join(map(_word, value))
-    else:
-        yield name, _word(value)
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def described(path: str | Path, name: str | None = None) -> list[Described]:
@@ -159,7 +136,23 @@ def described(path: str | Path, name: str | None = None) -> list[Described]:
     wanted = [p for p in bundle.manifest.profiles if name in (None, p.name)]
     if name is not None and not wanted:
         raise _unknown(bundle.path, bundle.manifest, name)
-    return [Described(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p))) for p in wanted]
+    return [
+        Described(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p)), renewal(bundle.path, p))
+        for p in wanted
+    ]
+
+
+def shown(value: Any) -> str:
+    """A value of JSON for people: numbers short, lists and objects without brackets."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(inner)}" for name, inner in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(inner) for inner in value) or "-"
+    return str(value)
 
 
 def store(path: str | Path, profile: Profile) -> None:

@@ -337,9 +337,9 @@ def test_profiles_are_tables(bundles: Named, tmp_path: Path) -> None:
     lines = [line.split() for line in shown.stdout.splitlines()]
     for words in (
         ["tau", "0.9"],
-        ["num", "rows", "60"],
+        ["num_rows", "60"],
         ["interval", "0.25,", "0.5"],
-        ["tested", "1", "ok", "yes"],
+        ["tested", "tau", "0.9,", "ok", "yes"],
     ):
         assert words in lines
     assert json.loads(run("profiles", "show", path, "sums", "--json").stdout)["evidence"] == evidence
