@@ -255,19 +255,28 @@ def chat(
     def ask(goes_on: bool) -> str | None:
         return _ask(quiet=as_json, goes_on=goes_on)
 
-    for question in iter(lambda: ask(False), None) if as_json else questions(ask):
-        if question.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
-            return
+    while True:
         try:
-            if question.startswith("/"):
-                err.print(talk.obey(question), style="dim", markup=False)
-            elif question.strip():
-                _answer(session, talk, question, as_json)
-        except MarsError as error:
-            print_error(error)
-        except KeyboardInterrupt:  # the answer is in the talk already, or was not begun
+            for question in iter(lambda: ask(False), None) if as_json else questions(ask):
+                if question.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
+                    return
+                _turn(session, talk, question, as_json)
+            return
+        except KeyboardInterrupt:  # a moment before or after an answer: the talk is what counts
             if not sys.stdin.isatty():
                 raise
+            err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+
+
+def _turn(session: Session, talk: Talk, question: str, as_json: bool) -> None:
+    """Do what a line says: a command, or a question to answer."""
+    try:
+        if question.startswith("/"):
+            err.print(talk.obey(question), style="dim", markup=False)
+        elif question.strip():
+            _answer(session, talk, question, as_json)
+    except MarsError as error:
+        print_error(error)
 
 
 def _answer(session: Session, talk: Talk, question: str, as_json: bool) -> None:
@@ -321,21 +330,13 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
 
 
 def _ask(*, quiet: bool, goes_on: bool = False) -> str | None:
-    """The next line of the user, or None at the end. At a terminal Ctrl-C empties the line and leaves
-    nothing.
-    """
+    """The next line of the user, or None at the end."""
     with suppress(ImportError):
         import readline  # noqa: F401  (gives input() a history and line editing)
-    at_terminal = sys.stdin.isatty()
-    while True:
-        try:
-            return input("" if quiet or not at_terminal else "... " if goes_on else "> ")
-        except EOFError:
-            return None
-        except KeyboardInterrupt:
-            if not at_terminal:
-                raise
-            err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+    try:
+        return input("" if quiet or not sys.stdin.isatty() else "... " if goes_on else "> ")
+    except EOFError:
+        return None
 
 
 def _window(window: str | None) -> Window:

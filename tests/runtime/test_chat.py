@@ -1,4 +1,6 @@
-"""A talk: lines that make questions, commands that change settings, talks that are saved, and Ctrl-C at a terminal."""
+"""A talk: lines that make questions, commands that change settings, talks that are saved, and Ctrl-C at a
+terminal.
+"""
 
 from __future__ import annotations
 

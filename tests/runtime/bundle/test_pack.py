@@ -1,4 +1,6 @@
-"""A bundle as one file: the same bytes for the same content, back as it was, and nothing else is taken for it."""
+"""A bundle as one file: the same bytes for the same content, back as it was, and nothing else is taken for
+it.
+"""
 
 from __future__ import annotations
 
