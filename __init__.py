@@ -1,4 +1,4 @@
-"""Export MARS multi-token language models and run them anywhere. The front door: loads nothing before its use."""
+"""Export MARS multi-token language models and run them anywhere. The front door; it loads lazily."""
 
 from __future__ import annotations
 

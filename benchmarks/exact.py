@@ -88,8 +88,8 @@ def main() -> None:
     for name, values in table.items():
         print(
             f"{name}: {values['same']} of {values['rows']} texts the same, "
-            f"{values['tokens_per_forward']:.2f} tokens/forward, "
-            f"{values['verified']} of {values['proposed']} proposals held"
+            f"{values['tokens_per_forward']:.2f} tokens/forward,"
+            f" {values['verified']} of {values['proposed']} proposals held"
         )
         for row in values["differences"]:
             print(

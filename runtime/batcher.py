@@ -1,4 +1,6 @@
-"""A service over one session: submit from any thread or from asyncio, stream, cancel. Owns the thread that steps a schedule."""
+"""A service over one session: submit from any thread or from asyncio, stream, cancel. Owns the thread that
+steps a schedule.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Request(Answer):
 
     @property
     def completion(self) -> Completion:
-        """The answer so far; `finish_reason` is "cancelled" while it is not finished. May wait for the step in hand."""
+        """The answer so far; `finish_reason` is "cancelled" while it is not finished. May wait for the step
+        in hand.
+        """
         with self._batcher._stepping:
             return super().completion
 
@@ -112,13 +116,16 @@ def _complete(future: asyncio.Future[None]) -> None:
 class Batcher:
     """Continuous batching over one session: requests join and leave at any step, each with its own settings.
 
-    May be used from any number of threads and event loops. A context manager; `close` cancels what still runs.
+    May be used from any number of threads and event loops. A context manager; `close` cancels what still
+    runs.
     """
 
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        _ = session.cost  # measured before the batcher takes its KV memory: no running row waits for it, and the scratch memory is used again
+        # measured before the batcher takes its KV memory: no running row waits for it, and the scratch memory
+        # is used again
+        _ = session.cost
         self._schedule = Schedule(
             session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy()
         )
@@ -136,10 +143,11 @@ class Batcher:
     def submit(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, wait: float | None = 0
     ) -> Request:
-        """Queue a prompt and return at once, or after at most `wait` seconds (None: any time) if too many wait already.
+        """Queue a prompt and return at once, or after at most `wait` seconds (None: any time) if too many
+        wait already.
 
-        Raises SessionError for a bad prompt or config, a full queue, and a closed batcher. From asyncio, wait for room with
-        `await asyncio.to_thread(batcher.submit, prompt, config, wait=None)`.
+        Raises SessionError for a bad prompt or config, a full queue, and a closed batcher. From asyncio, wait
+        for room with `await asyncio.to_thread(batcher.submit, prompt, config, wait=None)`.
         """
         row, text = self.session.new_row(next(self._indices), prompt, config or GenerationConfig())
         request = Request(self, row, text)

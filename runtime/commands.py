@@ -27,6 +27,7 @@ from .errors import MarsError
 
 if TYPE_CHECKING:
     from . import Completion, GenerationConfig, Session, Stream
+    from .decode.config import Window
 
 app = typer.Typer()
 
@@ -75,7 +76,7 @@ Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", help="End the answer before this text; may be given several times."),
 ]
-Window = Annotated[
+WindowOption = Annotated[
     str | None,
     typer.Option(
         "--window",
@@ -113,7 +114,7 @@ def generate(
     metric: Metric = None,
     profile: ProfileName = None,
     max_new_tokens: MaxNewTokens = 256,
-    window: Window = None,
+    window: WindowOption = None,
     lookup: Lookup = 0,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -169,7 +170,7 @@ def chat(
     metric: Metric = None,
     profile: ProfileName = None,
     max_new_tokens: MaxNewTokens = 512,
-    window: Window = None,
+    window: WindowOption = None,
     lookup: Lookup = 0,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -258,10 +259,12 @@ def _ask(*, quiet: bool) -> str | None:
         return None
 
 
-def _window(window: str | None) -> str | int:
+def _window(window: str | None) -> Window:
     """The value of --window: a word, or a number of 1 or more."""
-    if window is None or window in ("auto", "full"):
-        return window or "auto"
+    if window is None or window == "auto":
+        return "auto"
+    if window == "full":
+        return "full"
     if not (window.isascii() and window.isdecimal() and len(window) < 10 and int(window) >= 1):
         raise typer.BadParameter(
             f"auto, full or a number of 1 or more, not {window!r}", param_hint="--window"

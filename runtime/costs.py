@@ -19,7 +19,6 @@ from .decode.cost import Cost
 
 VERSION = 1
 MOST_BYTES = 16_384
-machine_is_busy = machine.is_busy
 
 
 @dataclass(frozen=True, slots=True)

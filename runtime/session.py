@@ -1,4 +1,6 @@
-"""An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says why none does."""
+"""An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says
+why none does.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from . import machine
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
-from .costs import CostFile, machine_is_busy
+from .costs import CostFile
 from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
 from .decode.config import GenerationConfig
@@ -29,7 +32,9 @@ COMMITS = ("cursor", "block")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Which cache loop decodes: "cursor" (default), or "block" with blocks of `cache_block` tokens (the paper's loop)."""
+    """Which cache loop decodes: "cursor" (default), or "block" with blocks of `cache_block` tokens (the
+    paper's loop).
+    """
 
     kind: str = "cursor"
     cache_block: int = 32
@@ -46,7 +51,9 @@ CURSOR = Commit()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to `token_ids[i]`."""
+    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to
+    `token_ids[i]`.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -69,7 +76,9 @@ class Event:
 
 
 class Session:
-    """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV memory."""
+    """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV
+    memory.
+    """
 
     def __init__(
         self, bundle: Bundle, variant: Variant, backend: Backend, cost_file: CostFile | None = None
@@ -94,13 +103,15 @@ class Session:
         verify: bool = False,
         draft: str | Path | None = None,
     ) -> Session:
-        """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
+        """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
+        backend's choice).
 
-        `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `accuracy_level`, for
-        int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast; None is the
-        level the export measured. `verify` hashes all files even if they were found good before. `draft` is the bundle of a
-        smaller model with the same tokenizer, whose proposals exact mode verifies. Raises BundleError for a bad
-        bundle, SessionError when no variant runs here; never falls back to another device.
+        `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph.
+        `accuracy_level`, for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations
+        to 8-bit blocks and is fast; None is the level the export measured. `verify` hashes all files even if
+        they were found good before. `draft` is the bundle of a smaller model with the same tokenizer, whose
+        proposals exact mode verifies. Raises BundleError for a bad bundle, SessionError when no variant runs
+        here; never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
 
@@ -141,9 +152,11 @@ class Session:
         *,
         batch: int = 8,
     ) -> Iterator[Completion]:
-        """Answer any number of prompts, at most `batch` at a time, and yield the answers in the order of the prompts.
+        """Answer any number of prompts, at most `batch` at a time, and yield the answers in the order of the
+        prompts.
 
-        A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row is raised.
+        A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row
+        is raised.
         """
         return self._answers(self._new_rows(prompts, config), batch, CURSOR)
 
@@ -155,7 +168,9 @@ class Session:
         return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the vocabulary."""
+        """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the
+        vocabulary.
+        """
         manifest = self.bundle.manifest
         if not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
             ids = [int(i) for i in prompt]  # type: ignore[arg-type]
@@ -174,12 +189,15 @@ class Session:
             )
         if len(ids) > self.backend.max_capacity:
             raise SessionError(
-                f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity}; shorten the prompt"
+                f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity};"
+                " shorten the prompt"
             )
         return ids
 
     def new_row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
-        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do."""
+        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as
+        `encode` and `check` do.
+        """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
@@ -193,18 +211,21 @@ class Session:
         return Draft(self.backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos)
 
     def profile(self, name: str) -> GenerationConfig:
-        """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full unless it says otherwise.
+        """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full
+        unless it says otherwise.
 
-        Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights or another precision.
+        Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights
+        or another precision.
         """
         found = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window or "full")
+        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window)
         self.check(config)
         return config
 
     @property
     def cost(self) -> Cost:
-        """What a step costs here: as an earlier session of this user wrote down, else measured now, which takes about a second.
+        """What a step costs here: as an earlier session of this user wrote down, else measured now, which
+        takes about a second.
 
         Written down then, unless the machine is busy.
         """
@@ -214,7 +235,7 @@ class Session:
             if self._cost is None:
                 manifest = self.bundle.manifest
                 self._cost = measure(self.backend, manifest.block, manifest.tokens.mask)
-                if self._cost_file is not None and not machine_is_busy():
+                if self._cost_file is not None and not machine.is_busy():
                     self._cost_file.write(self._cost)
             return self._cost
 
@@ -229,7 +250,7 @@ class Session:
         return Policy(lambda: self.cost, few_sizes=self.variant.is_engine)
 
     def prepare(self, configs: Iterable[GenerationConfig]) -> None:
-        """See to it that costs are known if one of `configs` needs them: no request waits for a measurement."""
+        """See to it that costs are known if one of `configs` needs them: no request waits for it."""
         if any(config.window == "auto" and not config.one_token for config in configs):
             _ = self.cost
 
@@ -283,7 +304,9 @@ class Session:
 
 
 class Answer:
-    """An answer that grows: its row, its text and the confidences so far. `tau` and `exact` may be changed while it does."""
+    """An answer that grows: its row, its text and the confidences so far. `tau` and `exact` may be changed
+    while it does.
+    """
 
     def __init__(self, row: Row, text: TextStream | None) -> None:
         self._row, self._text = row, text
@@ -300,7 +323,7 @@ class Answer:
 
     @property
     def exact(self) -> bool:
-        """True may be put here at any time, too: what follows is the one-token continuation of what is there."""
+        """True may be put here at any time, too: one-token text follows what is there."""
         return self._row.config.exact is True
 
     @exact.setter
@@ -389,5 +412,6 @@ def _check_draft(bundle: Bundle, draft: Bundle) -> None:
 
     if vocabulary(bundle) != vocabulary(draft):
         raise SessionError(
-            f"{draft.path}: the draft has another tokenizer than {bundle.path}; export both from checkpoints of one family"
+            f"{draft.path}: the draft has another tokenizer than {bundle.path}; export both"
+            " from checkpoints of one family"
         )

@@ -180,10 +180,10 @@ bool Exchange::is_gone() const {
 }
 
 /// Closing while the client still sends would take the answer from it.
-void Exchange::drain() const {
+void Exchange::drain(std::chrono::milliseconds patience) const {
     shutdown(socket_, SHUT_WR);
     std::string data;
-    const Clock::time_point deadline = Clock::now() + std::chrono::seconds(1);
+    const Clock::time_point deadline = Clock::now() + patience;
     for (std::size_t total = 0; total < drained_bytes && receive(data, drained_bytes, deadline, -1); data.clear()) total += data.size();
 }
 
@@ -216,6 +216,9 @@ void Server::run() {
         pollfd waiting[] = {{listener_, POLLIN, 0}, {wake_[0], POLLIN, 0}};
         if (poll(waiting, 2, -1) > 0 && waiting[0].revents != 0 && !stopping_) accept_one();
     }
+    // Those who have connected already are told that it stops.
+    for (std::size_t i = 0; i < limits_.connections && accept_one(); ++i) {
+    }
     close(listener_);
     listener_ = -1;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -227,11 +230,11 @@ void Server::stop() {
     [[maybe_unused]] const ssize_t written = ::write(wake_[1], "x", 1);
 }
 
-void Server::accept_one() {
+bool Server::accept_one() {
     const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (socket < 0) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        return;
+        return false;
     }
     const int on = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -241,7 +244,7 @@ void Server::accept_one() {
         if (slowest == open_.end() || open_.size() >= 2 * limits_.connections) {
             Exchange(socket, limits_).respond(503, "{\"error\": \"too many connections\"}\n", "Retry-After: 1\r\n");
             close(socket);
-            return;
+            return true;
         }
         slowest->is_reading = false;
         shutdown(slowest->socket, SHUT_RD);
@@ -253,13 +256,14 @@ void Server::accept_one() {
         close(socket);
         open_.erase(open);
     }
+    return true;
 }
 
 void Server::serve(std::list<Open>::iterator open) {
     Exchange exchange(open->socket, limits_);
     const auto refuse = [&](int status, const std::string& message) {
         exchange.respond(status, "{\"error\": \"" + message + "\"}\n", status == 503 ? "Retry-After: 1\r\n" : "");
-        if (!stopping_) exchange.drain();
+        exchange.drain(std::chrono::milliseconds(stopping_ ? 100 : 1000));
     };
     try {
         exchange.read(wake_[0]);

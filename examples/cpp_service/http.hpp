@@ -56,7 +56,7 @@ class Exchange {
     void read(int wake);
     bool receive(std::string& data, std::size_t most, std::chrono::steady_clock::time_point deadline, int wake) const;
     void write(std::string_view data);
-    void drain() const;
+    void drain(std::chrono::milliseconds patience) const;
 
     const Limits& limits_;
     int socket_;
@@ -87,7 +87,7 @@ class Server {
         int socket;
         bool is_reading;
     };
-    void accept_one();
+    bool accept_one();
     void serve(std::list<Open>::iterator open);
 
     const Limits limits_;

@@ -1,4 +1,6 @@
-"""What the decoding loop asks of a device: KV rows and one forward. Each backend is one file that implements this."""
+"""What the decoding loop asks of a device: KV rows and one forward. Each backend is one file that implements
+this.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ GROWTH = 128  # entries: capacity grows in multiples of this
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Predictions of one step, all [rows, outputs]: token_ids int64, the confidences float32; logits float32 [rows, outputs, vocab]."""
+    """Predictions of one step, all [rows, outputs]: token_ids int64, the confidences float32; logits float32
+    [rows, outputs, vocab].
+    """
 
     token_ids: np.ndarray
     confidence: np.ndarray
@@ -74,13 +78,15 @@ class Backend(Protocol):
     ) -> StepOutput:
         """Run one forward on the cache rows first, first + 1, ...
 
-        input_ids int64 [rows, slots], kv_length int64 [rows], output_index int64 [rows, outputs]. Writes KV entries
-        kv_length .. kv_length + slots - 1 of each row; the caller has reserved them.
+        input_ids int64 [rows, slots], kv_length int64 [rows], output_index int64 [rows, outputs]. Writes KV
+        entries kv_length .. kv_length + slots - 1 of each row; the caller has reserved them.
         """
         ...
 
 
 def bucket(needed: int, present: int) -> int:
-    """The capacity to grow to from `present` when `needed` entries are wanted: at least a quarter more, in steps of GROWTH."""
+    """The capacity to grow to from `present` when `needed` entries are wanted: at least a quarter more, in
+    steps of GROWTH.
+    """
     target = max(needed, present + present // 4)
     return -(-target // GROWTH) * GROWTH

@@ -1,4 +1,6 @@
-"""Active rows and their KV memory: arrays in, one forward, arrays out. Knows no order of work and moves no cursor."""
+"""Active rows and their KV memory: arrays in, one forward, arrays out. Knows no order of work and moves no
+cursor.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class Batch:
     def forward(self, first: int, feeds: Sequence[Feed]) -> StepOutput:
         """Run one step on the active rows first, first + 1, ... with these feeds.
 
-        Output j of a row belongs to its last known token for j = 0, then to its proposals, then to its masks; a row
-        with no known tokens has its masks' outputs from j = 0 on.
+        Output j of a row belongs to its last known token for j = 0, then to its proposals, then to its masks;
+        a row with no known tokens has its masks' outputs from j = 0 on.
         """
         slots, outputs = max(f.slots for f in feeds), max(f.outputs for f in feeds)
         input_ids = np.full((len(feeds), slots), self.mask_id, np.int64)

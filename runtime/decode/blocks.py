@@ -1,4 +1,6 @@
-"""The paper's cache loop: whole finished blocks are committed, and rows wait for each other at block boundaries."""
+"""The paper's cache loop: whole finished blocks are committed, and rows wait for each other at block
+boundaries.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ def decode_blocks(
 ) -> Iterator[list[Accepted]]:
     """Decode `rows` with block commit; yields what each forward accepted.
 
-    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block as it stands, accepted tokens
-    and then masks, against the frozen cache; masks never reach past the block's end. When every row's block is full,
-    one more forward writes the blocks into the cache; its last output predicts the next block's first token.
-    Raises SessionError as `check_blocks` does.
+    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block as it stands, accepted
+    tokens and then masks, against the frozen cache; masks never reach past the block's end. When every row's
+    block is full, one more forward writes the blocks into the cache; its last output predicts the next
+    block's first token. Raises SessionError as `check_blocks` does.
     """
     check_blocks(backend, rows, cache_block)
     limits = Limits.of_rows(max(1, len(rows)))
@@ -32,12 +34,13 @@ def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> Non
     """Raise SessionError for what this loop cannot do."""
     if backend.max_slots is not None and cache_block > backend.max_slots:
         raise SessionError(
-            f"a cache block of {cache_block} tokens does not fit a step of {backend.max_slots} slots; give a smaller one"
+            f"a cache block of {cache_block} tokens does not fit a step of {backend.max_slots} slots;"
+            " give a smaller one"
         )
     if any(row.config.exact for row in rows):
         raise SessionError(
-            "exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and verifies none;"
-            " leave commit as it is, or give a tau"
+            "exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and"
+            " verifies none; leave commit as it is, or give a tau"
         )
 
 
@@ -52,7 +55,9 @@ class BlockSchedule(Schedule):
         ] = {}  # by row: what the last commit predicts for the block's first token
 
     def _length(self, row: Row) -> int:
-        """Tokens in the row's present block; the last block before the end of the context is shorter, even empty."""
+        """Tokens in the row's present block; the last block before the end of the context is shorter, even
+        empty.
+        """
         return min(self._cache_block, self.backend.max_capacity - row.cursor)
 
     def _is_full(self, row: Row) -> bool:
@@ -82,7 +87,9 @@ class BlockSchedule(Schedule):
         return sorted(events, key=lambda event: event.row)
 
     def _commit(self, rows: list[Row]) -> list[Accepted]:
-        """Write every full block into the cache; returns the rows that this ends, because their context is full."""
+        """Write every full block into the cache; returns the rows that this ends, because their context is
+        full.
+        """
         ended = [row.finish("capacity") for row in rows if self._length(row) == 0]
         self._drop_finished()
         rows = self._decoding()

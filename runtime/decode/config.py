@@ -19,13 +19,13 @@ class GenerationConfig:
 
     exact (the default): several tokens a step, and the very text of one-token decoding. tau: confidence bound
     instead, the speed/quality knob; tau >= 1 (entropy: tau <= 0) is one-token mode. Giving a tau turns exact
-    off, giving both is an error. metric: probability, margin (top-2) or entropy (nats). window: predictions of
-    new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by step, for
-    speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they stood in the
-    prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop: strings that
-    end the text and are not part of it. temperature 0 is greedy; above it a candidate is drawn, and its own
-    probability is what tau is compared with. top_k 0 and top_p 1 are off. seed: draws depend on it and on the
-    position only. repetition_penalty 1 is off.
+    off, giving both is an error. metric: probability, margin (top-2) or entropy (nats). window: predictions
+    of new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by
+    step, for speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they
+    stood in the prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop:
+    strings that end the text and are not part of it. temperature 0 is greedy; above it a candidate is drawn,
+    and its own probability is what tau is compared with. top_k 0 and top_p 1 are off. seed: draws depend on
+    it and on the position only. repetition_penalty 1 is off.
 
     Raises SessionError that lists every value out of range.
     """
@@ -83,8 +83,8 @@ class GenerationConfig:
         ]
         if self.exact is True and self.tau is not None:
             wrong.append(
-                f"exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau {self.tau!r}"
-                " accepts what is likely; give one of them"
+                f"exact and tau exclude each other: exact gives the one-token text whatever is"
+                f" proposed, tau {self.tau!r} accepts what is likely; give one of them"
             )
         if wrong:
             raise SessionError("; ".join(wrong))
@@ -118,8 +118,8 @@ def _finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     # An integer may be too large for a float.
-    return (
-        isinstance(value, int) and abs(value) < 2**1000 or isinstance(value, float) and math.isfinite(value)
+    return (isinstance(value, int) and abs(value) < 2**1000) or (
+        isinstance(value, float) and math.isfinite(value)
     )
 
 

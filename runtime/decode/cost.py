@@ -1,10 +1,12 @@
-"""What a step costs here by its size, as a small measured table. Knows the device through its backend only, and nothing of acceptance."""
+"""What a step costs here by its size, as a small measured table. Knows the device through its backend only,
+and nothing of acceptance.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from time import perf_counter
 
@@ -21,14 +23,16 @@ MOST_POSITIONS = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a step by its positions, which are rows x slots: on a CPU, 8 rows of 4 slots cost what one row of 32 does.
+    """Seconds of a step by its positions, which are rows x slots: on a CPU, 8 rows of 4 slots cost what one
+    row of 32 does.
 
-    `points` are (positions, seconds), both above 0, the positions rising. Between two points the cost is linear, beyond the last
-    it goes on with the last slope. Where a larger step took less, the smaller one was held up: it counts as no dearer. Raises ValueError
-    for other points.
+    `points` are (positions, seconds), both above 0, the positions rising. Between two points the cost is
+    linear, beyond the last it goes on with the last slope. Where a larger step took less, the smaller one was
+    held up: it counts as no dearer. Raises ValueError for other points.
     """
 
     points: tuple[tuple[int, float], ...]
+    _sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sizes, seconds = [p for p, _ in self.points], [s for _, s in self.points]
@@ -43,24 +47,28 @@ class Cost:
             raise ValueError("a cost table needs rising positions and seconds above 0")
         at_most = list(accumulate(reversed(seconds), min))[::-1]
         object.__setattr__(self, "points", tuple(zip(sizes, at_most, strict=True)))
+        object.__setattr__(self, "_sizes", tuple(sizes))
 
     def of(self, positions: float) -> float:
         """Seconds of a step of so many positions; a mean may be no whole number."""
         points = self.points
-        if positions <= points[0][0] or len(points) == 1:
+        i = bisect_left(self._sizes, positions)
+        if i == 0 or len(points) == 1:
             return points[0][1]
-        i = min(bisect_left(points, positions, key=lambda p: p[0]), len(points) - 1)
+        i = min(i, len(points) - 1)
         (low, cheap), (high, dear) = points[i - 1], points[i]
         return cheap + (dear - cheap) * ((positions - low) / (high - low))
 
 
 def measure(backend: Backend, block: int, mask_id: int, clock: Callable[[], float] = perf_counter) -> Cost:
-    """Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds.
+    """Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a
+    few rounds.
 
     Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up.
     """
     most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
-    # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but the first.
+    # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but
+    # the first.
     sizes = sorted(
         {n for n in (*(2**i for i in range(block.bit_length())), block, 2 * block - 1, most) if n <= most}
     )

@@ -1,4 +1,5 @@
-"""A small model's proposals for a large one (paper, section 4.6): it decodes ahead at a tau, the large one verifies.
+"""A small model's proposals for a large one (paper, section 4.6): it decodes ahead at a tau, the large one
+verifies.
 
 Knows the small model through its backend only, and nothing of the large one but the tokens it has settled.
 """
@@ -23,7 +24,8 @@ PIECE = 256  # known tokens of one forward of the draft
 class Draft:
     """One row of the small model, kept in step with one row of the large one.
 
-    Its KV entries stay valid as far as the tokens agree; the rest is written again. Raises what the backend raises.
+    Its KV entries stay valid as far as the tokens agree; the rest is written again. Raises what the backend
+    raises.
     """
 
     def __init__(self, backend: Backend, block: int, mask_id: int, eos_ids: Sequence[int]) -> None:

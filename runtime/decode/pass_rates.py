@@ -1,4 +1,6 @@
-"""How often a row's predictions pass tau, and how many tokens a step may therefore expect. Knows no costs and no tokens."""
+"""How often a row's predictions pass tau, and how many tokens a step may therefore expect. Knows no costs and
+no tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,18 @@ from operator import add
 KEEP = 0.98  # what an older observation counts after a newer one of the same prediction
 FIRST = 0.5  # believed of masks before anything was seen, as one observation
 BELIEF = 1.0  # observations of one mask that the mean over all masks counts for
-MISSED = 0.7  # a position that was predicted in the step before and did not pass is believed this much as likely to pass
+# a position that was predicted in the step before and did not pass is believed this much as likely to pass
+MISSED = 0.7
 
 
 class PassRates:
-    """For the prediction of the next token, k = 0, and that of the k-th mask, k = 1, 2, ...: how often it passed tau.
+    """For the prediction of the next token, k = 0, and that of the k-th mask, k = 1, 2, ...: how often it
+    passed tau.
 
-    Predictions behind the first that did not pass count too. They were made from worse context than the next step will have, but a step
-    shows all of them at once: one full window tells text that the model cannot predict from text that it can. Old observations fade with
-    new ones of the same prediction, not with time: what is not tried is not forgotten.
+    Predictions behind the first that did not pass count too. They were made from worse context than the next
+    step will have, but a step shows all of them at once: one full window tells text that the model cannot
+    predict from text that it can. Old observations fade with new ones of the same prediction, not with time:
+    what is not tried is not forgotten.
     """
 
     def __init__(self) -> None:
@@ -26,7 +31,9 @@ class PassRates:
         self._behind: Sequence[bool] = ()  # of the last step, from the next step's first mask on
 
     def saw(self, accepted: int, passed: Sequence[bool]) -> None:
-        """A step accepted `accepted` tokens, and nothing but tau ended its run; `passed[k]`: whether prediction k passed."""
+        """A step accepted `accepted` tokens, and nothing but tau ended its run; `passed[k]`: whether
+        prediction k passed.
+        """
         missing = len(passed) - len(self._tried)
         self._tried += [0.0] * missing
         self._passed += [0.0] * missing
@@ -36,8 +43,11 @@ class PassRates:
         self._behind = passed[accepted + 1 :]
 
     def expected(self, masks: int) -> list[float]:
-        """Tokens that a step with 0, 1, ... `masks` masks is expected to accept; each at least 1, none below the one before."""
-        # In this order, and not with sum(), which some versions of Python round otherwise: C++ must find the same.
+        """Tokens that a step with 0, 1, ... `masks` masks is expected to accept; each at least 1, none below
+        the one before.
+        """
+        # In this order, and not with sum(), which some versions of Python round otherwise: C++ must find the
+        # same.
         level = (reduce(add, self._passed[1:], 0.0) + FIRST) / (reduce(add, self._tried[1:], 0.0) + 1.0)
         tokens, chance = [1.0], 1.0
         for k in range(1, masks + 1):
@@ -49,5 +59,5 @@ class PassRates:
 
     @property
     def certainty(self) -> float:
-        """How often the prediction of the next token passed: a mask, which sees less, will hardly do better."""
+        """How often the prediction of the next token passed: a mask sees less and hardly does better."""
         return (self._passed[0] + 1.0) / (self._tried[0] + 1.0)

@@ -1,4 +1,6 @@
-"""What the next step feeds, so that tokens come fastest: what rows have shown against what a step costs. Knows no device."""
+"""What the next step feeds, so that tokens come fastest: what rows have shown against what a step costs.
+Knows no device.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,22 @@ from .feed import Feed
 from .row import Row
 from .split import Splitter
 
-TRIALS = 0.015  # share of the time that may go into trying more masks than seem to pay, where the next token is always certain
+# share of the time that may go into trying more masks than seem to pay, where the next token is always
+# certain
+TRIALS = 0.015
 
 
 class Policy:
     """Chooses the masks of the rows of one batch, step by step, for requests that fix no window.
 
-    All those rows get the same number, because a step is a rectangle: rows x the slots of the widest. It is the one with the most
-    expected tokens per second, counting that accepted tokens are fed again. Now and then a step tries more masks, paid from a share of
-    the time that is set aside for it; otherwise a row that went down to no masks would never learn that it has become predictable.
-    The less certain the next tokens themselves are, the less is set aside.
+    All those rows get the same number, because a step is a rectangle: rows x the slots of the widest. It is
+    the one with the most expected tokens per second, counting that accepted tokens are fed again. Now and
+    then a step tries more masks, paid from a share of the time that is set aside for it; otherwise a row that
+    went down to no masks would never learn that it has become predictable. The less certain the next tokens
+    themselves are, the less is set aside.
 
-    `cost` is called when it is first needed. `few_sizes`: choose among 0, 1, 3, 7, ... and the most, for a device that prepares
-    something for each size of a step.
+    `cost` is called when it is first needed. `few_sizes`: choose among 0, 1, 3, 7, ... and the most, for a
+    device that prepares something for each size of a step.
     """
 
     def __init__(self, cost: Callable[[], Cost], few_sizes: bool = False) -> None:
@@ -32,10 +37,12 @@ class Policy:
         self._splitter = Splitter(few_sizes)
 
     def feeds(self, rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
-        """What each row feeds, with at most `rooms` slots behind its known tokens: tau rows first, then exact ones."""
+        """What each row feeds, with at most `rooms` slots behind its known tokens: tau rows first, then exact
+        ones.
+        """
         feeds = widest_feeds(rows, rooms, block)
         by_tau = [i for i, row in enumerate(rows) if not row.config.exact]
-        if by_tau:
+        if any(feeds[i].masks for i in by_tau):
             masks = self.masks([rows[i] for i in by_tau], [feeds[i].masks for i in by_tau])
             for i, m in zip(by_tau, masks, strict=True):
                 feeds[i] = Feed(feeds[i].known, 0, m)
@@ -65,10 +72,12 @@ class Policy:
             return [min(masks, m) if is_free else m for m, is_free in zip(most, free, strict=True)]
 
         def rate(masks: int) -> float:
-            # Each row will feed again what it is expected to accept, so that is what the choice costs, not what is pending now.
+            # Each row will feed again what it is expected to accept, so that is what the choice costs, not
+            # what is pending now.
             tokens = [e[m] for e, m in zip(expected, fed(masks), strict=True)]
             slots = max(t + m for t, m in zip(tokens, fed(masks), strict=True))
-            # In this order, and not with sum(), which some versions of Python round otherwise: C++ must choose the same.
+            # In this order, and not with sum(), which some versions of Python round otherwise: C++ must
+            # choose the same.
             return reduce(add, tokens) / cost.of(len(rows) * slots)
 
         def seconds(masks: int) -> float:
@@ -95,7 +104,9 @@ class Policy:
 
 
 def widest_feeds(rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[Feed]:
-    """All known tokens of each row, all its proposals, and as many masks as it may feed and there is room for."""
+    """All known tokens of each row, all its proposals, and as many masks as it may feed and there is room
+    for.
+    """
     feeds = []
     for row, room in zip(rows, rooms, strict=True):
         proposals = max(0, min(row.num_proposals, room))

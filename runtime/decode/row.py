@@ -1,4 +1,6 @@
-"""One sequence of a batch: its tokens, its cursor, what it asked for and how it ended. Knows nothing of the device."""
+"""One sequence of a batch: its tokens, its cursor, what it asked for and how it ended. Knows nothing of the
+device.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,9 @@ class Predictions:
         ]
         assert values is not None, f"{metric} was not exported: the session checks this first"
         logits = None if output.logits is None else output.logits[row, :count]
-        probabilities = output.confidence[row, :count]
-        return cls(output.token_ids[row, :count], values[row, :count], probabilities, logits)
+        confidences = values[row, :count]
+        probabilities = confidences if metric == "probability" else output.confidence[row, :count]
+        return cls(output.token_ids[row, :count], confidences, probabilities, logits)
 
     def then(self, later: Predictions) -> Predictions:
         """These predictions followed by `later` ones."""
@@ -78,11 +81,11 @@ class Predictions:
 class Row:
     """A sequence being decoded.
 
-    `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that `tokens[cursor:]`
-    is pending. `proposals` are guesses of what follows, not part of the answer until verified. `config` may be
-    replaced while the row runs: the next step uses the new one. `stop` sees each accepted token and says whether
-    it completes a stop condition. `hopes` are shared by the rows of a session. `proposer`: another source of
-    proposals than the row's masks.
+    `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that
+    `tokens[cursor:]` is pending. `proposals` are guesses of what follows, not part of the answer until
+    verified. `config` may be replaced while the row runs: the next step uses the new one. `stop` sees each
+    accepted token and says whether it completes a stop condition. `hopes` are shared by the rows of a
+    session. `proposer`: another source of proposals than the row's masks.
     """
 
     def __init__(
@@ -141,7 +144,8 @@ class Row:
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
 
     def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted:
-        """What `feed` gave: its known tokens are final now, and what the rule and the limits allow is accepted.
+        """What `feed` gave: its known tokens are final now, and what the rule and the limits allow is
+        accepted.
 
         `i` is the row's place in `output`.
         """
@@ -153,12 +157,12 @@ class Row:
         """Accept from the left; the first `num_proposals` proposals were fed and are verified or dropped."""
         config = self.config  # another thread may put a new one there at any time
         token_ids, confidences = self._candidates(predictions, config)
-        proposals = self.proposals.token_ids[:num_proposals]
+        tau = 1.0 if config.tau is None else config.tau
+        proposals = self.proposals.token_ids[:num_proposals] if num_proposals else ()
         if config.exact or proposals:
             count = verify(token_ids, proposals, self.eos_ids, self.remaining)
         else:
-            assert config.tau is not None
-            count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
+            count = accept(token_ids, confidences, tau, config.metric, self.eos_ids, self.remaining)
         for i, token in enumerate(token_ids[:count]):
             self.tokens.append(token)
             if token in self.eos_ids:
@@ -171,30 +175,31 @@ class Row:
         else:
             self.proposals = NONE
             # Where something else than tau ended the run, the row is over.
-            self.pass_rates.saw(count, [passes(c, config.tau, config.metric) for c in confidences])
+            self.pass_rates.saw(count, [passes(c, tau, config.metric) for c in confidences])
         self.stats.count(count)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         return Accepted(self.index, tuple(token_ids[:count]), tuple(confidences[:count]), self.finish_reason)
 
     def _settle(self, token_ids: list[int], probabilities: list[float], count: int, num_fed: int) -> None:
-        """Proposals that held are final like known tokens; what was predicted behind them is proposed next."""
+        """Proposals that held are final like known tokens; what was predicted behind is proposed next."""
         num_held = max(0, count - 1)
         self.cursor += num_held
         self.stats.proposed += num_fed
         self.stats.verified += num_held
         if self.finish_reason is None:  # else more may have held than were needed
             self.hopes.saw(self.proposals, num_fed, num_held)
-        all_held = num_held == num_fed
-        if all_held:
-            self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
-        # Behind a proposal that failed, predictions have seen a wrong token; some of them are right all the same.
-        self.proposals = Proposals(
-            tuple(token_ids[count:]), tuple(probabilities[count:]), "masks" if all_held else "revised"
-        )
+        if num_held < num_fed or self.finish_reason is not None:
+            # Predictions behind a wrong token are void: fresh masks are better guesses (docs/log.md).
+            self.proposals = NONE
+            return
+        self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))
+        self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
 
     def look_around(self, most: int) -> None:
-        """Take another source's proposals where they promise more; it is asked where those at hand promise little."""
+        """Take another source's proposals where they promise more; it is asked where those at hand promise
+        little.
+        """
         if self.proposer is None or not self.config.exact or most < 1:
             return
         own = self._promise(self.proposals)
@@ -213,7 +218,7 @@ class Row:
         return total
 
     def chances(self, block: int, room: int) -> Chances:
-        """What the next step may expect of the row, of which `room` slots are left behind its known tokens."""
+        """What the next step may expect of the row, with `room` slots behind its known tokens."""
         proposals, num = self.proposals, self.num_proposals
         hopes = [self.hopes.of(proposals.source, c) for c in proposals.confidences[: num + 1]]
         ends = num < len(proposals) and proposals.token_ids[num] in self.eos_ids
@@ -238,7 +243,8 @@ class Row:
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
         tokens: list[int] = []
         confidences: list[float] = []
-        # A later candidate only counts if all earlier ones are accepted, so they are part of what it has seen.
+        # A later candidate only counts if all earlier ones are accepted, so they are part of what it has
+        # seen.
         for logits in predictions.logits:
             token, confidence = choose(
                 logits, config, [*self.tokens, *tokens], len(self.tokens) + len(tokens)

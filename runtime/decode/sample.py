@@ -12,7 +12,9 @@ MASK64 = 2**64 - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that no run length changes a draw."""
+    """A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that no run length
+    changes a draw.
+    """
     z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -24,8 +26,9 @@ def choose(
 ) -> tuple[int, float]:
     """Pick the token for absolute `position` from float32 logits [vocab]; returns it and its confidence.
 
-    The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones) belongs to the
-    model's distribution; temperature, top-k and top-p only shape the draw. The confidence is measured on the former.
+    The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones)
+    belongs to the model's distribution; temperature, top-k and top-p only shape the draw. The confidence is
+    measured on the former.
     """
     penalized = _penalized(logits, config.repetition_penalty, seen)
     token = (
@@ -37,7 +40,9 @@ def choose(
 
 
 def confidence_of(logits: np.ndarray, token: int, metric: str) -> float:
-    """Probability of `token`, its margin over the best other token, or the entropy (nats), from float32 logits [vocab]."""
+    """Probability of `token`, its margin over the best other token, or the entropy (nats), from float32
+    logits [vocab].
+    """
     weights = np.exp(logits - logits.max())
     probabilities = weights / weights.sum()
     if metric == "probability":

@@ -1,4 +1,4 @@
-"""The decoding loop: continuous batching, one step at a time. Knows rows and the device; no threads, no text."""
+"""The decoding loop: continuous batching, one step at a time. Knows no threads and no text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Limits:
     """How much runs at once. Raises SessionError for values below 1.
 
     max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
-    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between two
-    decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
+    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between
+    two decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
     """
 
     max_rows: int = 8
@@ -47,11 +47,12 @@ class Limits:
 
 
 class Schedule:
-    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being read.
+    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being
+    read.
 
-    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become final in
-    the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based cache
-    management"). The last piece of a prompt carries masks too, so the first step already yields a run.
+    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become
+    final in the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based
+    cache management"). The last piece of a prompt carries masks too, so the first step already yields a run.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Schedule:
         return [event for events in self.forwards() for event in events]
 
     def forwards(self) -> Iterator[list[Accepted]]:
-        """The forwards of one step, each as it is run; nothing accepted for a piece of a prompt but the last."""
+        """The forwards of one step, each as it is run; nothing for a prompt's pieces but the last."""
         self._drop_finished()
         yield from self._prompt_pieces()
         self._drop_finished()
@@ -123,8 +124,9 @@ class Schedule:
 
     def _decode(self, rows: list[Row]) -> list[Accepted]:
         ended = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
-        self._drop_finished()
-        rows = self._decoding()
+        if ended:
+            self._drop_finished()
+            rows = self._decoding()
         return ended + (self._run(rows, self._feeds(rows), _take) if rows else [])
 
     def _first_feed(self, row: Row) -> Feed:
@@ -132,12 +134,13 @@ class Schedule:
         return widest_feeds([row], [self._batch.room(row)], self.block)[0]
 
     def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        return row.take(output, i, feed)
+        return _take(row, output, i, feed)
 
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
         rooms = [self._batch.room(row) for row in rows]
         for row, room in zip(rows, rooms, strict=True):
-            row.look_around(room)
+            if row.proposer is not None:
+                row.look_around(room)
         if self.policy is None:
             return widest_feeds(rows, rooms, self.block)
         return self.policy.feeds(rows, rooms, self.block)
@@ -166,8 +169,11 @@ class Schedule:
 
     def _drop_finished(self) -> None:
         """Let finished rows go, and close the gaps: decoding rows stay first and neighbours."""
-        self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
         batch = self._batch
+        if any(row.finish_reason for row in self.waiting):
+            self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
+        if not any(row.finish_reason for row in batch.active):
+            return
         for i in reversed(range(len(batch.active))):
             if batch.active[i].finish_reason is None:
                 continue
@@ -180,7 +186,7 @@ class Schedule:
 
 
 def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted:
-    """What the row makes of it: a row of another kind may take it otherwise."""
+    """What a row does with its outputs, the recording row of calibration another thing than the others."""
     return row.take(output, i, feed)
 
 
@@ -193,10 +199,12 @@ def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
 def decode(
     backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None
 ) -> Iterator[list[Accepted]]:
-    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the last.
+    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the
+    last.
 
-    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses the
-    feeds of rows whose window is not fixed; without one they get full windows. What fails is an event with an error.
+    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses
+    the feeds of rows whose window is not fixed; without one they get full windows. What fails is an event
+    with an error.
     """
     schedule = Schedule(
         backend, block, mask_id, Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK), policy

@@ -1,7 +1,9 @@
-"""How a verifying step is split: which proposals it feeds, and how many masks behind them. Knows no device and no tokens.
+"""How a verifying step is split: which proposals it feeds, and how many masks behind them. Knows no device
+and no tokens.
 
-The choice maximizes what is expected of this step and of the masks' proposals in the next one, against what the
-slots cost at the speed that the rows have shown (the relative value of an average-reward decision process).
+The choice maximizes what is expected of this step and of the masks' proposals in the next one, against what
+the slots cost at the speed that the rows have shown (the relative value of an average-reward decision
+process).
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ class Chances:
     """What one row may feed and what it may expect of it.
 
     known: tokens that are fed in any case. hopes: of each proposal that may be fed, given those before it.
-    ending: of an end-of-sequence token proposed right behind them; None if none was. worth[m]: proposals of m masks
-    that are expected to hold, for 0, 1, ... as many masks as may be fed. room: slots behind the known tokens.
+    ending: of an end-of-sequence token proposed right behind them; None if none was. worth[m]: proposals of m
+    masks that are expected to hold, for 0, 1, ... as many masks as may be fed. room: slots behind the known
+    tokens.
     """
 
     known: int
@@ -36,16 +39,22 @@ class Chances:
     def most_masks(self) -> int:
         return len(self.worth) - 1
 
+    def all_hold(self, masks: int) -> float:
+        """How likely all proposals of so many masks hold."""
+        return self.worth[masks] - self.worth[masks - 1] if masks else 1.0
+
 
 class Splitter:
-    """Chooses the feeds of rows that verify, step by step; all rows share a width, because a step is a rectangle."""
+    """Chooses the feeds of rows that verify, step by step; all rows share a width, because a step is a
+    rectangle.
+    """
 
     def __init__(self, few_sizes: bool = False) -> None:
         self._few_sizes = few_sizes
         self._saved = 0.0  # seconds set aside for trials
 
     def choose(self, cost: Cost, rows: Sequence[Chances], others: int = 0, floor: int = 0) -> list[Feed]:
-        """Feeds for `rows`; `others` more rows take part in the step, which is at least `floor` slots wide."""
+        """Feeds for `rows`; `others` more rows take part in a step of at least `floor` slots."""
         num = len(rows) + others
         widest = max(row.known + min(row.room, len(row.hopes) + row.most_masks) for row in rows)
         prices = [cost.of(num * max(width, floor)) for width in range(widest + 2)]
@@ -64,7 +73,9 @@ class Splitter:
     def _trial(
         self, rows: Sequence[Chances], feeds: list[Feed], cost: Cost, num: int, floor: int
     ) -> list[Feed]:
-        """About twice the masks, where what was set aside pays for them: masks that are not fed teach nothing."""
+        """About twice the masks, where what was set aside pays for them: masks that are not fed teach
+        nothing.
+        """
         wide = [_wider(row, feed) for row, feed in zip(rows, feeds, strict=True)]
         width = max(floor, *(feed.slots for feed in feeds))
         width_of_trial = max(floor, *(feed.slots for feed in wide))
@@ -74,14 +85,20 @@ class Splitter:
         self._saved -= lost
         return wide
 
-    def _speed(self, cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
-        """Tokens a second if all goes on as it is: every step feeds its masks and the proposals of the last ones."""
+    @staticmethod
+    def _speed(cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
+        """Tokens a second if all goes on as it is: a step feeds its masks and the proposals of the last one,
+        and where those fail, the step after it has none.
+        """
         best = 0.0
         for masks in range(max(row.most_masks for row in rows) + 1):
-            held = [row.worth[min(masks, row.most_masks)] for row in rows]
-            slots = 1.0 + masks + max(held)
-            tokens = reduce(add, held) + len(rows) + others
-            best = max(best, tokens / cost.of(num * slots))
+            tokens, held = 0.0 + others, 0.0
+            for row in rows:
+                m = min(masks, row.most_masks)
+                failing = 1.0 - row.all_hold(m)
+                tokens += (1.0 + row.worth[m] + failing) / (1.0 + failing)
+                held = max(held, row.worth[m])
+            best = max(best, tokens / cost.of(num * (1.0 + masks + held)))
         return best
 
     def _widths(self, least: int, widest: int) -> list[int]:
@@ -94,32 +111,38 @@ class Splitter:
 def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> list[tuple[float, Feed]]:
     """For each width of the step, the best value of this row and the feed that has it."""
     one = cost.of(num)
-    # What masks are worth later, and the width that their proposals will cost then.
-    later = [held - speed * (cost.of(num * (1.0 + held)) - one) / num for held in row.worth]
-    masks_of = [0]
-    for m in range(1, len(later)):
-        masks_of.append(m if later[m] > later[masks_of[-1]] else masks_of[-1])
+    # What m masks are worth in the next step: the tokens that will hold, less what feeding them costs; and where one
+    # fails, the step after it has no proposals and lacks as much.
+    later, masks_of = [0.0], [0]
+    for m in range(1, len(row.worth)):
+        held = row.worth[m]
+        value = (held - speed * (cost.of(num * (1.0 + m)) - one) / num) / (2.0 - row.all_hold(m))
+        masks_of.append(m if value > later[masks_of[-1]] else masks_of[-1])
+        later.append(value)
     chances, tokens = [1.0], [1.0]
     for hope in row.hopes:
         chances.append(chances[-1] * hope)
         tokens.append(tokens[-1] + chances[-1])
     ending = 0.0 if row.ending is None else row.ending
     # Where an end is in sight, proposals that are left out have to be fed after all: one more step.
-    rest = [
-        left - speed * cost.of(num * (1.0 + left)) / num if left else 0.0
-        for left in range(len(row.hopes) + 1)
-    ]
+    num_hopes = len(row.hopes)
+    rest = [0.0] * (num_hopes + 1)
+    if ending:
+        rest[1:] = [left - speed * cost.of(num * (1.0 + left)) / num for left in range(1, num_hopes + 1)]
+    most_masks, none = row.most_masks, Feed(row.known)
     best: list[tuple[float, Feed]] = []
     for width in range(widest + 1):
         space = min(width - row.known, row.room)
-        choice = (tokens[0], Feed(row.known)) if space <= 0 else (-1e300, Feed(row.known))
-        for p in range(min(space, len(row.hopes)) + 1 if space > 0 else 0):
-            m = masks_of[min(space - p, row.most_masks)]
-            future = (1.0 - ending) * later[m] + ending * rest[len(row.hopes) - p]
-            value = tokens[p] + chances[p] * future
-            if value > choice[0]:
-                choice = (value, Feed(row.known, p, m))
-        best.append(choice)
+        if space <= 0:
+            best.append((tokens[0], none))
+            continue
+        top, proposals, masks = -1e300, 0, 0
+        for p in range(min(space, num_hopes) + 1):
+            m = masks_of[min(space - p, most_masks)]
+            value = tokens[p] + chances[p] * ((1.0 - ending) * later[m] + ending * rest[num_hopes - p])
+            if value > top:
+                top, proposals, masks = value, p, m
+        best.append((top, Feed(row.known, proposals, masks)))
     return best
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .kv import Memory
+from .memory import Memory
 
 
 class Binding:
@@ -69,12 +69,7 @@ class Binding:
     def run(self) -> None:
         self._session.run_with_iobinding(self._io)
 
-    def read(self, name: str) -> np.ndarray:
-        """An output in host memory; it stays as it is when the next step runs."""
-        array: np.ndarray = self._tensors[name].read()
-        return array
-
     def take(self, name: str) -> np.ndarray:
-        """As `read`, without a copy where the output is in host memory: the next step gets other memory."""
+        """An output, without a copy where it is in host memory: the next step gets other memory."""
         array: np.ndarray = self._tensors.pop(name).take()
         return array

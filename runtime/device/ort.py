@@ -15,7 +15,8 @@ from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import BundleError, SessionError
 from .binding import Binding
-from .kv import HostMemory, KvRows, Memory
+from .kv import KvRows
+from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
 
 if TYPE_CHECKING:
@@ -132,16 +133,20 @@ class OrtBackend:
         want_logits: bool,
     ) -> StepOutput:
         assert isinstance(cache, KvRows)
-        names = [name for name in self.outputs if name != "logits" or want_logits]
         rows, slots = input_ids.shape
         try:
             binding = self._binding(cache, first, rows, want_logits)
             binding.write("input_ids", input_ids)
             binding.write("kv_length", kv_length)
             binding.write("output_index", output_index)
-            for name in names:
-                shape = (*output_index.shape, self._vocab) if name == "logits" else output_index.shape
-                binding.expect(name, shape, INT64 if name == "token_ids" else FLOAT32)
+            results: dict[str, Any] = {}
+            for name in self.outputs:
+                if name == "token_ids":
+                    results[name] = binding.expect(name, output_index.shape, INT64)
+                elif name != "logits":
+                    results[name] = binding.expect(name, output_index.shape, FLOAT32)
+                elif want_logits:
+                    results[name] = binding.expect(name, (*output_index.shape, self._vocab), FLOAT32)
             if self._in_place:
                 binding.run()
             else:
@@ -149,7 +154,9 @@ class OrtBackend:
                 new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
                 binding.run()
                 cache.place(first, kv_length, new)
-            return StepOutput(**{n: binding.take(n) if n == "logits" else binding.read(n) for n in names})
+            if want_logits and "logits" in results:
+                results["logits"] = binding.take("logits")
+            return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})
         except BaseException as error:
             cache.unbind()  # it may be half made, or name memory that goes with this frame
             if not isinstance(error, Exception):

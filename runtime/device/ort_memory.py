@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .kv import Tensor
+from .memory import Tensor
 
 ELEMENT_TYPES = {
     np.dtype(np.float32): 1,

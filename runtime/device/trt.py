@@ -124,7 +124,7 @@ class TrtBackend:
                 f" of {ALIGNMENT} bytes; build it again with a --capacity that is a multiple of 64"
             )
         # A step of fixed shapes that begins at the last row touches as many rows behind it as the engine has.
-        return self._pool.rows(num_rows if self._fixed is None else num_rows - 1 + self._fixed[0])
+        return TrtCache(self._pool, num_rows if self._fixed is None else num_rows - 1 + self._fixed[0])
 
     def step(
         self,

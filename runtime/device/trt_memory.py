@@ -37,29 +37,35 @@ class KvMemory:
 
 
 class TrtCache:
-    """KV rows on the device. Their memory goes back to the pool when the cache is no longer used."""
+    """KV rows on the device. Their memory is taken from the pool at first use, and goes back there when
+    the cache is no longer used: a batch that is made before the one it replaces is gone takes none twice.
+    """
 
-    def __init__(self, device: Device, lock: threading.RLock, memory: KvMemory) -> None:
-        self._device, self._lock, self.memory = device, lock, memory
+    def __init__(self, pool: Pool, num_rows: int) -> None:
+        self._pool, self.num_rows = pool, num_rows
+        self._memory: KvMemory | None = None
+
+    @property
+    def memory(self) -> KvMemory:
+        """Raises SessionError when the device's memory does not suffice."""
+        if self._memory is None:
+            self._memory = self._pool.take(self.num_rows)
+            weakref.finalize(self, self._pool.give_back, self._memory)
+        return self._memory
 
     @property
     def capacity(self) -> int:
-        return self.memory.capacity
+        return 0 if self._memory is None else self._memory.capacity
 
-    def reserve(self, capacity: int) -> None:
-        """Nothing to do: the memory is as large as the engine allows. What does not fit is said by the step,
+    def reserve(self, capacity: int) -> None:  # noqa: ARG002
+        """Take the memory, which is as large as the engine allows. What does not fit is said by the step,
         row by row, because a batch asks for its longest row and its widest one together.
         """
+        _ = self.memory
 
     def move(self, source: int, target: int, length: int) -> None:
-        memory = self.memory
-        if length == 0:
-            return
-        with self._lock:
-            for address in memory.addresses:
-                there, here = address + target * memory.row_bytes, address + source * memory.row_bytes
-                run, pitch = length * memory.entry_bytes, memory.head_bytes
-                self._device.copy_rows(there, pitch, here, pitch, run, memory.kv_heads)
+        if length:
+            self._pool.copy(self.memory, source, target, length)
 
 
 class Pool:
@@ -83,7 +89,7 @@ class Pool:
         self._empty, self._count, self._max_rows = empty, count, max_rows
         self._idle: list[KvMemory] = []
 
-    def rows(self, num_rows: int) -> TrtCache:
+    def take(self, num_rows: int) -> KvMemory:
         """Zeroed rows. Raises SessionError when the device's memory does not suffice."""
         with self._lock:
             fitting = [memory for memory in self._idle if memory.num_rows >= num_rows]
@@ -93,9 +99,18 @@ class Pool:
             # What an earlier request left may be infinite, and 0 * infinity is NaN.
             for address in memory.addresses:
                 self._device.zero(address, memory.tensor_bytes)
-        cache = TrtCache(self._device, self._lock, memory)
-        weakref.finalize(cache, self._idle.append, memory)
-        return cache
+        return memory
+
+    def give_back(self, memory: KvMemory) -> None:
+        self._idle.append(memory)
+
+    def copy(self, memory: KvMemory, source: int, target: int, length: int) -> None:
+        """The first `length` entries of one row over another's."""
+        with self._lock:
+            for address in memory.addresses:
+                there, here = address + target * memory.row_bytes, address + source * memory.row_bytes
+                run, pitch = length * memory.entry_bytes, memory.head_bytes
+                self._device.copy_rows(there, pitch, here, pitch, run, memory.kv_heads)
 
     def _allocate(self, num_rows: int) -> KvMemory:
         while self._idle and sum(m.num_rows for m in self._idle) + num_rows > self._max_rows:

@@ -1,8 +1,10 @@
-"""Writes accept.json and uniform.json: what runtime/accept.py, runtime/decode/sample.py and their C++ twins must give, exactly.
+"""Writes accept.json and uniform.json: what runtime/accept.py, runtime/decode/sample.py and their C++ twins
+must give, exactly.
 
-`python tests/conformance/make.py`, then read the diff. The expected values come from this file's own rules, never from ours.
-A confidence is the decimal form of a float32 (compare it with tau as doubles); NaN and infinities are the strings
-"nan" and "inf". A seed is a string, because it may exceed what a JSON number holds; a uniform number is numerator / 2**53.
+`python tests/conformance/make.py`, then read the diff. The expected values come from this file's own rules,
+never from ours. A confidence is the decimal form of a float32 (compare it with tau as doubles); NaN and
+infinities are the strings "nan" and "inf". A seed is a string, because it may exceed what a JSON number
+holds; a uniform number is numerator / 2**53.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Writes loops.json and choices.json: what both cache loops and the host's choice of a token must give in every implementation.
+"""Writes loops.json and choices.json: what both cache loops and the host's choice of a token must give in
+every implementation.
 
-`python tests/conformance/make_loops.py`, then read the diff. The loops run over a model without weights: the prediction
-after a known prefix and some masks is `predict` below. The expected values come from this file's own slow simulation of one
-row (docs/decoding.md), never from ours. `taus[n]` holds from the row's event n on, until the next one.
+`python tests/conformance/make_loops.py`, then read the diff. The loops run over a model without weights: the
+prediction after a known prefix and some masks is `predict` below. The expected values come from this file's
+own slow simulation of one row (docs/decoding.md), never from ours. `taus[n]` holds from the row's event n on,
+until the next one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def mix(z: int) -> int:
 
 
 def predict(known: list[int], masks: int) -> tuple[int, float]:
-    """The model: a token of 1 to 12, and a confidence that is a multiple of 2**-24 and so exact in float32."""
+    """The model: a token of 1 to 12, and a confidence: a multiple of 2**-24, so exact in float32."""
     state = 0
     for token in known:
         state = mix(state ^ token)

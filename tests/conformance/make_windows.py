@@ -1,9 +1,11 @@
-"""Writes windows.json: the number of masks that an adaptive window takes at each step, which every implementation must reproduce.
+"""Writes windows.json: the number of masks that an adaptive window takes at each step, which every
+implementation must reproduce.
 
-`python tests/conformance/make_windows.py`, then read the diff. A case has a cost table and rows; `passed` says for each step
-which predictions would pass tau, had their masks been fed: the first character is the next token's, which is accepted in any case, then one
-for each mask, "1" for one that passes. The expected masks come from this file's own simulation, written from docs/decoding.md.
-All numbers are doubles, added and multiplied in the order written here.
+`python tests/conformance/make_windows.py`, then read the diff. A case has a cost table and rows; `passed`
+says for each step which predictions would pass tau, had their masks been fed: the first character is the next
+token's, which is accepted in any case, then one for each mask, "1" for one that passes. The expected masks
+come from this file's own simulation, written from docs/decoding.md. All numbers are doubles, added and
+multiplied in the order written here.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ KEEP, FIRST, BELIEF, MISSED, TRIALS = 0.98, 0.5, 1.0, 0.7, 0.015
 
 
 def cost(points: list[list[float]], positions: float) -> float:
-    """Linear between the points, constant before the first, with the last slope after the last; none is dearer than a later one."""
+    """Linear between the points, constant before the first, with the last slope after the last; none is
+    dearer than a later one.
+    """
     table: list[tuple[float, float]] = []
     for at, seconds in points:
         table.append((at, min([seconds, *(s for later, s in points if later > at)])))

@@ -277,8 +277,8 @@ def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
         "int8",
     )
     assert variant.drift is not None
-    assert variant.drift.pass_rates_flips is not None
-    assert set(variant.drift.pass_rates_flips) == {"0.9", "0.95", "0.99"}
+    assert variant.drift.acceptance_flips is not None
+    assert set(variant.drift.acceptance_flips) == {"0.9", "0.95", "0.99"}
     assert open_bundle(quantized("llama", "w8a8")).manifest.variants[0].accuracy_level is None
 
 

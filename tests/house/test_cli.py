@@ -64,18 +64,20 @@ def test_generate_json(plain: Path) -> None:
     assert value["finish_reason"] in ("eos", "length")
 
 
-def test_the_window_is_auto_or_a_number(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_is_a_word_or_a_number(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ("generate", plain, "-p", "hello", "--tau", "0.5", "--max-new-tokens", "5", "--json")
     for window in ("auto", "1", "3"):
         assert run_process(*arguments, "--window", window).returncode == 0
-    assert len(list(tmp_path.rglob("*.json"))) <= 1, (
+    assert len(list(tmp_path.rglob("costs/*.json"))) <= 1, (
         "measured for auto only; a busy machine's table is not kept"
     )
     for wrong in ("0", "x", "9" * 500):
         refused = run(*arguments, "--window", wrong)
         assert refused.returncode == 2
-        assert "auto or a number of 1 or more" in " ".join(refused.stderr.replace("│", " ").split())
+        assert "auto, full or a number of 1 or more" in " ".join(refused.stderr.replace("│", " ").split())
     both = run("generate", plain, "-p", "x", "--profile", "p", "--window", "auto")
     assert both.returncode == 1
     assert "a profile sets tau, metric and window" in both.stderr

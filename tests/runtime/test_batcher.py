@@ -1,4 +1,6 @@
-"""Continuous batching: every row gets what it would get alone, whoever joins, leaves, waits or fails beside it."""
+"""Continuous batching: every row gets what it would get alone, whoever joins, leaves, waits or fails beside
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The types of conftest.py's fixtures, for the tests that take them: something by the name of its tiny checkpoint."""
+"""The types of conftest.py's fixtures, for the tests that take them: something by the name of its tiny
+checkpoint.
+"""
 
 from __future__ import annotations
 

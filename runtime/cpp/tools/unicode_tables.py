@@ -1,7 +1,9 @@
-"""Write src/text/unicode_tables.cpp: what Hugging Face `tokenizers` takes each code point for. Knows no C++ but the file it writes.
+"""Write src/text/unicode_tables.cpp: what Hugging Face `tokenizers` takes each code point for. Knows no C++
+but the file it writes.
 
-The tables are read off the library itself, because its parts follow different Unicode versions: the split patterns a new
-one, the digits a newer one, NFC an old one. Tables of any single version would give other token ids.
+The tables are read off the library itself, because its parts follow different Unicode versions: the split
+patterns a new one, the digits a newer one, NFC an old one. Tables of any single version would give other
+token ids.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ NFC, NFD = normalizers.NFC(), normalizers.NFD()
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Sets of code points, and what NFC needs: `combining` classes above 0, and (from, first, second, composes) of each pair."""
+    """Sets of code points, and what NFC needs: `combining` classes above 0, and (from, first, second,
+    composes) of each pair.
+    """
 
     letters: frozenset[int]
     numbers: frozenset[int]
@@ -35,7 +39,9 @@ class Tables:
 
 
 def observe() -> Tables:
-    """Ask the installed library about every code point. Raises AssertionError where it does what our algorithm could not."""
+    """Ask the installed library about every code point. Raises AssertionError where it does what our
+    algorithm could not.
+    """
     return Tables(
         letters=_matching(Regex(r"\p{L}+")),
         numbers=_matching(Regex(r"\p{N}+")),
@@ -61,13 +67,15 @@ def _digits() -> frozenset[int]:
 
 
 def _each(normalize: Callable[[str], str], texts: Iterable[str]) -> Iterator[str]:
-    """Normalise many short texts in one call. U+0000 neither composes nor reorders, so it keeps them apart."""
+    """Normalise many short texts in one call. U+0000 composes with nothing: it keeps them apart."""
     joined = "\0".join(texts)
     return iter(normalize(joined).split("\0"))
 
 
 def _combining() -> dict[int, int]:
-    """Combining classes as the library's reordering shows them. Only those newer than it knows may differ from Python's."""
+    """Combining classes as the library's reordering shows them. Only those newer than it knows may differ
+    from Python's.
+    """
     others = CODE_POINTS[1:]
     before = list(_each(NFD.normalize_str, (HIGHEST + chr(c) for c in others)))
     after = list(_each(NFD.normalize_str, (chr(c) + LOWEST for c in others)))
@@ -151,7 +159,8 @@ def cpp(tables: Tables) -> str:
         for kind, name, rows in parts
     ]
     head = (
-        f"// Written by tools/unicode_tables.py from tokenizers {tokenizers.__version__}; do not edit.\n// clang-format off\n"
+        f"// Written by tools/unicode_tables.py from tokenizers {tokenizers.__version__}; do not edit.\n"
+        "// clang-format off\n"
         '#include "text/unicode_tables.hpp"\n\n#include <iterator>\n\nnamespace mars {\n\n'
     )
     return head + "\n".join(arrays) + "\n}  // namespace mars\n"

@@ -1,4 +1,6 @@
-"""The loops, the choice of tokens and adaptive windows: exactly what the files in tests/conformance hold, as the C++ runtime must too."""
+"""The loops, the choice of tokens and adaptive windows: exactly what the files in tests/conformance hold, as
+the C++ runtime must too.
+"""
 
 from __future__ import annotations
 

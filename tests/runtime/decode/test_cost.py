@@ -1,4 +1,6 @@
-"""What a step costs: the table, its measurement with a scripted clock, and the file that keeps it, hostile ones included."""
+"""What a step costs: the table, its measurement with a scripted clock, and the file that keeps it, hostile
+ones included.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,19 @@ def test_between_points_it_is_linear_and_it_never_falls() -> None:
 
 @pytest.mark.parametrize(
     "points",
-    [(), ((0, 1.0),), ((2, 1.0), (1, 2.0)), ((1, 1.0), (1, 1.0)), ((1, 0.0),), ((1, -1.0),), ((1, math.nan),), ((1, math.inf),),
-     ((1, 1.0), (10**9, 1.0)), tuple((n, 1.0) for n in range(1, 200))],
-)  # fmt: skip
+    [
+        (),
+        ((0, 1.0),),
+        ((2, 1.0), (1, 2.0)),
+        ((1, 1.0), (1, 1.0)),
+        ((1, 0.0),),
+        ((1, -1.0),),
+        ((1, math.nan),),
+        ((1, math.inf),),
+        ((1, 1.0), (10**9, 1.0)),
+        tuple((n, 1.0) for n in range(1, 200)),
+    ],
+)
 def test_a_table_that_cannot_be_is_refused(points: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ValueError, match="rising positions"):
         Cost(points)
@@ -97,11 +109,30 @@ def test_it_stays_within_the_slots_and_the_context(capacity: int, max_slots: int
 # --- the file ---
 
 HOSTILE = [
-    b"", b"{", b"null", b"[]", b"7", b'{"points": 3}', b'{"points": []}', b'{"points": [[1]]}', b'{"points": [[1, "2"]]}', b'{"points": [["1", 2]]}',
-    b'{"points": [[1, NaN]]}', b'{"points": [[1, Infinity]]}', b'{"points": [[1, -1]]}', b'{"points": [[1, 1e999]]}', b'{"points": [[true, 1]]}',
-    b'{"points": [[2, 1], [1, 1]]}', b'{"points": {"1": 2}}', b'{"points": [[1, 1' + b"0" * 400 + b"]]}", b'{"points": [[1' + b"0" * 5000 + b", 1]]}",
-    b'{"points": [[1, 1], [1' + b"0" * 400 + b", 2]]}", b"[" * 10_000, b"\xff\xfe\x00", b" " * 100_000 + b'{"points": [[1, 1]]}',
-]  # fmt: skip
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"7",
+    b'{"points": 3}',
+    b'{"points": []}',
+    b'{"points": [[1]]}',
+    b'{"points": [[1, "2"]]}',
+    b'{"points": [["1", 2]]}',
+    b'{"points": [[1, NaN]]}',
+    b'{"points": [[1, Infinity]]}',
+    b'{"points": [[1, -1]]}',
+    b'{"points": [[1, 1e999]]}',
+    b'{"points": [[true, 1]]}',
+    b'{"points": [[2, 1], [1, 1]]}',
+    b'{"points": {"1": 2}}',
+    b'{"points": [[1, 1' + b"0" * 400 + b"]]}",
+    b'{"points": [[1' + b"0" * 5000 + b", 1]]}",
+    b'{"points": [[1, 1], [1' + b"0" * 400 + b", 2]]}",
+    b"[" * 10_000,
+    b"\xff\xfe\x00",
+    b" " * 100_000 + b'{"points": [[1, 1]]}',
+]
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -136,7 +167,7 @@ def test_a_session_measures_once_keeps_the_table_and_reads_it(
     measured = []
     busy: list[int] = []
     monkeypatch.setattr("mars_export.runtime.session.measure", lambda *_: measured.append(1) or TABLE)
-    monkeypatch.setattr("mars_export.runtime.session.machine_is_busy", lambda: bool(busy))
+    monkeypatch.setattr("mars_export.runtime.machine.is_busy", lambda: bool(busy))
     file = CostFile(tmp_path / "x.json")
 
     def fresh() -> Session:

@@ -1,4 +1,6 @@
-"""How an answer ends: end-of-sequence, stop strings, the token budget, the context, and people who change their mind."""
+"""How an answer ends: end-of-sequence, stop strings, the token budget, the context, and people who change
+their mind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The two cache loops on a backend without a model: cursors, windows, rows that leave, and what a stale entry would do."""
+"""The two cache loops on a backend without a model: cursors, windows, rows that leave, and what a stale entry
+would do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The adaptive window on simulated text and cost tables: near the best fixed window, and hardly ever slower than one token a step."""
+"""The adaptive window on simulated text and cost tables: near the best fixed window, and hardly ever slower
+than one token a step.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from mars_export.runtime.decode.schedule import Limits, Schedule, decode
 BLOCK = 8
 TOKENS = 2500
 Text = Callable[[int, int], bool]
-"""(position, k) -> whether the prediction of the k-th mask after that position passes; k = 0 is the next token's own"""
+"""(position, k) -> whether the prediction of the k-th mask after that position passes; k = 0 is the next
+token's own
+"""
 
 # Milliseconds of a step by slots: the first four as measured for a 135M model on two cores, then extremes.
 COSTS = {
@@ -59,7 +63,7 @@ TEXTS: dict[str, Text] = {
 
 
 class Walk:
-    """A row whose steps are simulated: what a mask predicts is told by `text`, what a step takes by `cost`."""
+    """A row whose steps are simulated: `text` tells what a mask predicts, `cost` what a step takes."""
 
     def __init__(self, text: Text, cost: Cost, policy: Policy | None, config: GenerationConfig) -> None:
         self.row = Row(0, [1], config, ())
@@ -283,9 +287,12 @@ def test_tokens_of_an_auto_row_are_those_of_the_same_windows_fixed_one_by_one(
 def test_rows_that_join_and_leave_keep_what_they_have_shown() -> None:
     cost = Cost(COSTS["int4"])
     schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=3), Policy(lambda: cost))
-    rows = [Row(i, [1 + i, 2], GenerationConfig(tau=t, max_new_tokens=20 + i, window=w, eos_ids=()), ()) for i, (t, w) in enumerate(
-        [(0.5, "auto"), (0.9, "auto"), (1.0, "auto"), (0.5, 3), (0.2, "auto")]
-    )]  # fmt: skip
+    settings = [(0.5, "auto"), (0.9, "auto"), (1.0, "auto"), (0.5, 3), (0.2, "auto")]
+    configs = [
+        GenerationConfig(tau=tau, max_new_tokens=20 + i, window=window, eos_ids=())
+        for i, (tau, window) in enumerate(settings)
+    ]
+    rows = [Row(i, [1 + i, 2], config, ()) for i, config in enumerate(configs)]
     for row in rows:
         schedule.add(row)
     while not schedule.is_idle:

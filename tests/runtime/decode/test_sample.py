@@ -1,4 +1,6 @@
-"""Sampling: draws depend on seed and position only, filters are what they say, and the penalty is transformers' own."""
+"""Sampling: draws depend on seed and position only, filters are what they say, and the penalty is
+transformers' own.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_a_batch_draws_as_each_row_alone(sessions: Sessions) -> None:
 def test_the_draw_at_a_position_does_not_depend_on_run_lengths(
     sessions: Sessions, oracles: Callable[[str], Oracle]
 ) -> None:
-    """The first token of every run has seen no mask, so it must be the draw of one-token mode after the same prefix."""
+    """The first token of every run has seen no mask, so it must be the draw of one-token mode after the same
+    prefix.
+    """
     settings = config(0.2, temperature=0.9, seed=11)
     stream = sessions(MAIN).stream(PROMPT, settings)
     known, runs = list(PROMPT), []

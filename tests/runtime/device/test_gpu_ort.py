@@ -14,7 +14,7 @@ from support.agreement import LOOPS, PROMPTS, config
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session
-from mars_export.runtime.device.kv import HostMemory
+from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort import PROVIDERS, OrtBackend
 from mars_export.runtime.device.ort_memory import OrtMemory, copies
 

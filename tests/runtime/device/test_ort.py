@@ -29,7 +29,8 @@ from mars_export.runtime.bundle.manifest import open_bundle
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.device import ort
-from mars_export.runtime.device.kv import HostMemory, KvRows
+from mars_export.runtime.device.kv import KvRows
+from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort import OrtBackend
 from mars_export.runtime.device.ort_memory import OrtMemory, OrtTensor, copies
 from mars_export.runtime.doctor import examine
@@ -140,7 +141,7 @@ def test_a_running_answer_is_not_touched_by_one_that_finds_no_memory(
                 schedule.add(late)
                 Shortage(short, nth)
             while running.finish_reason is None:
-                errors += [str(failure.error) for failure in schedule.step()[1]]
+                errors += [str(event.error) for event in schedule.step() if event.error is not None]
         return running.tokens, errors
 
     alone, _ = answer(disturbed=False)
@@ -175,13 +176,13 @@ def answers(spare):
     failures = []
     try:
         while not schedule.is_idle:
-            failures += schedule.step()[1]
+            failures += [event for event in schedule.step() if event.error is not None]
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     for failure in failures:
         assert isinstance(failure.error, SessionError) and "memory" in str(failure.error), failure.error
-    ended = {id(failure.row) for failure in failures}
-    return [None if id(row) in ended else row.tokens for row in rows]
+    ended = {failure.row for failure in failures}
+    return [None if row.index in ended else row.tokens for row in rows]
 
 alone = answers(None)
 short = 0

@@ -102,6 +102,8 @@ def test_memory_is_allocated_once() -> None:
     for _ in range(20):
         answers(backend, PROMPTS[:2], Commit(), new=6)
     assert len(device.allocations) == before
+    lazy = backend.new_cache(3)
+    assert (lazy.capacity, len(device.allocations)) == (0, before), "nothing before it is used"
     one, two = backend.new_cache(1), backend.new_cache(1)
     assert one.memory != two.memory, "two at once do not share"
     row_bytes = MODEL.num_kv_heads * CAPACITY * MODEL.head_dim * 4
@@ -296,7 +298,7 @@ def test_memory_that_cannot_be_had_is_said_and_nothing_is_lost(nth: int) -> None
         match=r"KV entries of 3 row\(s\) of 64 take 0 MB"
         r" .*cudaErrorMemoryAlloc",
     ):
-        backend.new_cache(3)
+        backend.new_cache(3).reserve(1)
     assert set(device.live) == held, "what was had of it is given back"
     device.left = None
     cache = backend.new_cache(1)
@@ -305,7 +307,7 @@ def test_memory_that_cannot_be_had_is_said_and_nothing_is_lost(nth: int) -> None
     gc.collect()
     device.left = nth
     with pytest.raises(SessionError, match="not enough memory"):
-        backend.new_cache(3)
+        backend.new_cache(3).reserve(1)
     assert set(device.live) == held, "and so is what lay idle"
 
 
@@ -322,6 +324,7 @@ def test_idle_memory_makes_room_and_no_step_stays_bound_to_it() -> None:
     del one
     gc.collect()
     three = backend.new_cache(3)
+    three.reserve(1)
     assert address not in device.live, "three rows beside the idle one are more than the engine takes"
     assert (backend.num_graphs, device.forgotten) == (0, 1)
     for _ in range(3):
@@ -339,6 +342,7 @@ def test_memory_that_begins_where_older_memory_did_is_bound_anew() -> None:
     del one
     gc.collect()
     three = backend.new_cache(3)
+    three.reserve(1)
     device.spare = [address]
     again = backend.new_cache(1)
     assert (again.memory.addresses[0], three.memory.num_rows) == (address, 3)
