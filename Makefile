@@ -47,10 +47,12 @@ cpp: $(VENV)/.installed
 cpp-%:
 	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* $(if $(filter release,$*),,--parallel 1) && ctest --preset $*
 
-# Hostile bundles by the hundred thousand, two hours; goes on where it was stopped (SECURITY.md).
+# Hostile bundles by the hundred thousand, then requests by the hundred thousand, two hours; goes on where it was
+# stopped (SECURITY.md).
 attack: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
+	$(BIN)/python benchmarks/attack/load.py --rounds 1000 --state build/load.jsonl --figures build/load.json
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

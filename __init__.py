@@ -11,6 +11,7 @@ from .runtime.errors import (
     CheckpointError,
     ExportError,
     MarsError,
+    Overloaded,
     SessionError,
 )
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..runtime.console import Json, Threads, advance, err, out, print_json, progress_bars
+from ..runtime.errors import CheckpointError
 
 app = typer.Typer()
 
@@ -25,7 +26,8 @@ Search = Annotated[
 Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
 Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
 MaskToken = Annotated[
-    str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")
+    str | None,
+    typer.Option(help="The mask token (text or id); wins over the one that the tokenizer names, if any."),
 ]
 Revision = Annotated[str | None, typer.Option(help="Hub revision to pin.")]
 Base = Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")]
@@ -111,7 +113,14 @@ def onnx(
     from .checkpoint.open import open_checkpoint
     from .export import ExportOptions, export_onnx
     from .precision import choose_precision
+    from .tensorrt.engines import is_bundle
 
+    if checkpoint is not None and is_bundle(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint}: a bundle already, nothing is left to export. Run it:"
+            f" `mars-export generate {checkpoint} -p ...`; an engine for it: `mars-export trt {checkpoint}`;"
+            " another precision needs its checkpoint"
+        )
     if checkpoint is None:
         err.print(DEFAULT)
     if precision == "auto":
@@ -127,6 +136,7 @@ def onnx(
         opened = open_checkpoint(
             checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
         )
+        _say_which_mask(opened.vocabulary, mask_token)
         manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
@@ -138,7 +148,8 @@ def onnx(
     )
     if drift is not None:
         out.print(_drift_line(drift))
-    out.print(f"try: mars-export chat {output}")
+    system = "" if checkpoint is not None else " --system 'Reply with tool calls.'"
+    out.print(f"try: mars-export chat {output}{system}", markup=False)
 
 
 @app.command()
@@ -257,6 +268,7 @@ def trt(
             opened = open_checkpoint(
                 source, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
             )
+            _say_which_mask(opened.vocabulary, mask_token)
             outcome = export_engine(
                 opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
             )
@@ -304,6 +316,16 @@ def demo(
     out.print(table)
     out.print("exact mode gives the one-token text by construction; a tau may give another for more speed")
     out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
+
+
+def _say_which_mask(vocabulary: Any, given: str | None) -> None:
+    if given is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
+        err.print(
+            f"mask token: --mask-token {vocabulary.mask_token} (id {vocabulary.mask_token_id}) is taken,"
+            f" not the tokenizer's own {vocabulary.named_mask}",
+            style="yellow",
+            markup=False,
+        )
 
 
 def _print_engine(bundle: Path, outcome: Any) -> None:

@@ -3,13 +3,23 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import BundleError, CalibrationError, CheckpointError, ExportError, MarsError, SessionError
+from .errors import (
+    BundleError,
+    CalibrationError,
+    CheckpointError,
+    ExportError,
+    MarsError,
+    Overloaded,
+    SessionError,
+)
 
 if TYPE_CHECKING:
-    from .batcher import Batcher, Engine, Request
+    from .batcher import Batcher, Engine
+    from .counts import Counts
     from .decode.config import GenerationConfig
     from .decode.schedule import Limits
     from .decode.stats import Stats
+    from .request import Request
     from .session import Commit, Completion, Event, Session, Stream
 
 # Imported on first use, so that the command line answers --help without numpy and the tokenizer.
@@ -18,7 +28,8 @@ _LAZY = {
     "Batcher": "batcher",
     "Engine": "batcher",
     "Limits": "decode.schedule",
-    "Request": "batcher",
+    "Counts": "counts",
+    "Request": "request",
     "Commit": "session",
     "Completion": "session",
     "Event": "session",
@@ -34,12 +45,14 @@ __all__ = [
     "CheckpointError",
     "Commit",
     "Completion",
+    "Counts",
     "Engine",
     "Event",
     "ExportError",
     "GenerationConfig",
     "Limits",
     "MarsError",
+    "Overloaded",
     "Request",
     "Session",
     "SessionError",

@@ -5,182 +5,187 @@ steps a schedule.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
+import logging
+import math
+import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import Hashable
+from time import monotonic, perf_counter
 from types import TracebackType
 
+from .counts import Counts
 from .decode.config import GenerationConfig
-from .decode.row import Accepted, Row
+from .decode.row import FinishReason, Row
 from .decode.schedule import Limits, Schedule
-from .errors import SessionError
-from .session import Answer, Completion, Event, Prompt, Session
-from .text import TextStream
+from .errors import Overloaded, SessionError
+from .places import Places
+from .request import Request, Waiters
+from .session import Prompt, Session
 
+LOG = logging.getLogger(
+    "mars_export"
+)  # numbers, reasons and times; never a prompt, an answer or an error's text
+LOG.addHandler(logging.NullHandler())
 
-class Request(Answer):
-    """One submitted prompt. Iterate over it, with `for` or `async for`, once; leaving early cancels it.
-
-    Raises in the iteration what ended this request, if it failed.
-    """
-
-    def __init__(self, batcher: Batcher, row: Row, text: TextStream | None) -> None:
-        super().__init__(row, text)
-        self._batcher = batcher
-        self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
-        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        self._over = False
-        self._error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[Event]:
-        try:
-            while (event := self._next(wait=True)) is not None:
-                yield event
-        finally:
-            self.cancel()
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                with self._changed:
-                    ready = loop.create_future()
-                    self._wake = (loop, ready)
-                    if self._events or self._over:
-                        ready.set_result(None)
-                await ready
-                if (event := self._next(wait=False)) is None:
-                    return
-                yield event
-        finally:
-            self.cancel()
-
-    def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the whole answer. Raises what ended the request, or SessionError after `timeout` seconds."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._over, timeout):
-                raise SessionError(
-                    f"the answer is not finished after {timeout:g} seconds; it goes on, ask again or cancel it"
-                )
-        if self._error is not None:
-            raise self._error
-        return self.completion
-
-    def cancel(self) -> None:
-        """End the request; its row is free before the next step. Does nothing to one that has ended."""
-        self._batcher._cancel(self)
-
-    @property
-    def completion(self) -> Completion:
-        """The answer so far; `finish_reason` is "cancelled" while it is not finished. May wait for the step
-        in hand.
-        """
-        with self._batcher._stepping:
-            return super().completion
-
-    def _next(self, *, wait: bool) -> Event | None:
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._events or self._over)
-            if self._events:
-                return self._events.popleft()
-        if self._error is not None:
-            raise self._error
-        return None
-
-    def _push(self, accepted: Accepted) -> None:
-        event = self._event(accepted)
-        with self._changed:
-            self._events.append(event)
-        self._notify(over=accepted.finish_reason is not None)
-
-    def _notify(self, *, over: bool, error: BaseException | None = None) -> None:
-        with self._changed:
-            self._over, self._error = self._over or over, self._error or error
-            self._changed.notify_all()
-            wake, self._wake = self._wake, None
-        if wake is not None:
-            loop, future = wake
-            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(_complete, future)
-
-
-def _complete(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+STEP_TIMEOUT = 10.0  # seconds that `close` waits for a step; a step that takes longer hangs
 
 
 class Batcher:
     """Continuous batching over one session: requests join and leave at any step, each with its own settings.
 
-    May be used from any number of threads and event loops. A context manager; `close` cancels what still
-    runs.
+    May be used from any number of threads and event loops, in the process that made it. A context manager;
+    leaving it closes. What fails in one request ends that request; what fails in the batcher itself ends all,
+    and `submit` says so from then on.
     """
 
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        # measured before the batcher takes its KV memory: no running row waits for it, and the scratch memory
-        # is used again
+        # Measured before the batcher takes its KV memory: no running row waits for it, and the scratch memory
+        # is used again.
         _ = session.cost
+        budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
         self._schedule = Schedule(
-            session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy()
+            session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy(), budget
         )
-        self._requests: dict[int, Request] = {}
-        self._arrivals: deque[Row] = (
-            deque()
-        )  # submitted, and not yet seen by the thread that owns the schedule
-        self._indices = itertools.count()
-        self._changed = threading.Condition()
-        self._stepping = threading.Lock()
-        self._closed = False
+        self._budget, self._process = budget, os.getpid()
+        self._changed = threading.Condition()  # guards what is below; never held while a step runs
+        self._requests: dict[int, tuple[Request, Row]] = {}
+        self._places = Places(self.limits)
+        self._arrivals: deque[Row] = deque()  # not yet seen by the thread that owns the schedule
+        self._numbers = itertools.count()
+        self._waiters = Waiters()  # for room
+        self._step_began: float | None = None
+        self._closed = self._stopped = False
+        self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
         self._thread.start()
+        _RUNNING.add(self)
+        LOG.info("batcher started: %s, %s, %s", manifest.source, session.variant.name, self.limits)
+
+    # --- requests ---
 
     def submit(
-        self, prompt: Prompt, config: GenerationConfig | None = None, *, wait: float | None = 0
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        wait: float | None = 0,
+        deadline: float | None = None,
+        client: Hashable = None,
     ) -> Request:
-        """Queue a prompt and return at once, or after at most `wait` seconds (None: any time) if too many
-        wait already.
+        """Queue a prompt. Returns once it is tokenized, which a long one takes a while for: coroutines call
+        `asubmit`.
 
-        Raises SessionError for a bad prompt or config, a full queue, and a closed batcher. From asyncio, wait
-        for room with `await asyncio.to_thread(batcher.submit, prompt, config, wait=None)`.
+        wait: seconds to wait for room, None for any time. deadline: seconds from now after which the request
+        ends with what it has, finish_reason "deadline", whether it waits or runs. client: whose share of the
+        places it takes (`Limits.client_share`), None for nobody's.
+
+        Raises Overloaded when there is no room, SessionError for a prompt or config that cannot be served,
+        for a batcher that is closed or has failed, and in a process that was forked from its own.
         """
-        row, text = self.session.new_row(next(self._indices), prompt, config or GenerationConfig())
-        request = Request(self, row, text)
+        self._check_process()
+        until = self._until(deadline)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self.num_waiting < self.limits.max_waiting, wait)
-            if self._closed:
-                raise SessionError("this batcher is closed; make a new one")
-            if self.num_waiting >= self.limits.max_waiting:
-                raise SessionError(
-                    f"{self.num_waiting} requests wait already (max_waiting); try again later, or submit with wait=None"
-                )
-            self._arrivals.append(row)
-            self._requests[row.index] = request
-            self._changed.notify_all()
-        return request
+            self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
+            self._enter(client)
+        try:
+            request, row = self._new_request(prompt, config, until, client)
+        except BaseException:
+            self._leave(client)
+            raise
+        return self._start(request, row)
+
+    async def asubmit(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        wait: float | None = 0,
+        deadline: float | None = None,
+        client: Hashable = None,
+    ) -> Request:
+        """`submit` for coroutines: the event loop goes on while there is no room and while the prompt is
+        tokenized.
+        """
+        self._check_process()
+        until = self._until(deadline)
+        last = None if wait is None else monotonic() + wait
+        while True:
+            with self._changed:
+                left = None if last is None else last - monotonic()
+                if not isinstance(self._refusal(client), Overloaded) or (left is not None and left <= 0):
+                    self._enter(client)
+                    break
+                room = self._waiters.join()
+            await asyncio.wait({room}, timeout=left)
+        try:
+            request, row = await asyncio.to_thread(self._new_request, prompt, config, until, client)
+        except BaseException:
+            self._leave(client)
+            raise
+        return self._start(request, row)
+
+    # --- for operators ---
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests: not closed, not failed, and in its own process."""
+        return not self._closed and os.getpid() == self._process and self._thread.is_alive()
+
+    @property
+    def counts(self) -> Counts:
+        """What was done so far."""
+        return self._places.counts
 
     @property
     def num_running(self) -> int:
+        """Requests that have a row."""
         return self._schedule.num_running
 
     @property
     def num_waiting(self) -> int:
-        return len(self._arrivals) + len(self._schedule.waiting)
+        """Requests that wait for a row, those that are being tokenized included."""
+        return self._places.num_entering + len(self._arrivals) + len(self._schedule.waiting)
 
-    def close(self) -> None:
-        """Cancel everything and end the thread; returns when both are done."""
+    @property
+    def step_seconds(self) -> float:
+        """How long the step in hand has been running, 0 between steps: a step that hangs shows here."""
+        began = self._step_began
+        return 0.0 if began is None else perf_counter() - began
+
+    def close(self, drain: float = 0, timeout: float | None = STEP_TIMEOUT) -> bool:
+        """Take no more requests, give those that are here `drain` seconds to finish, then cancel what is left
+        and end the thread.
+
+        Cancelled requests keep what they have; their last event says "cancelled". Waits for the step in hand,
+        at most `timeout` seconds (None: as long as it takes): False says that it still hangs.
+        """
+        if os.getpid() != self._process:
+            return True
+        is_own = threading.current_thread() is self._thread
         with self._changed:
             self._closed = True
-            for request in list(self._requests.values()):
-                self._end(request)
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._notify()
+            if drain > 0 and not is_own:
+                self._changed.wait_for(lambda: not self._requests or self._stopped, drain)
+            left = list(self._requests.values())
+            for request, row in left:
+                self._conclude(request, row, "cancelled")
+            self._stopped = True
+            self._notify()
+        if left:
+            LOG.warning("batcher closing: %d requests cancelled", len(left))
+        if not is_own:
+            self._thread.join(timeout)
+        has_ended = is_own or not self._thread.is_alive()
+        if not has_ended:
+            LOG.error("batcher closed, but a step hangs since %.1f s", self.step_seconds)
+        return has_ended
 
     def __enter__(self) -> Batcher:
         return self
@@ -190,52 +195,166 @@ class Batcher:
     ) -> None:
         self.close()
 
+    # --- the way in ---
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            # Before any lock: the thread that holds it may not exist here.
+            raise SessionError(
+                "this batcher belongs to the process that this one was forked from; open a session and make a"
+                " batcher after the fork"
+            )
+
+    def _until(self, deadline: float | None) -> float | None:
+        if deadline is None:
+            return None
+        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline < math.inf:
+            raise SessionError(f"deadline must be a number of seconds above 0, not {deadline!r}")
+        return monotonic() + min(deadline, 1e9)
+
+    def _refusal(self, client: Hashable) -> SessionError | None:
+        """Why a request cannot come in now. The lock is held."""
+        if self._fault is not None:
+            return SessionError(f"this batcher failed ({type(self._fault).__name__}); make a new one")
+        if self._closed:
+            return SessionError("this batcher is closed; make a new one")
+        return self._places.refusal(client, self.num_waiting)
+
+    def _enter(self, client: Hashable) -> None:
+        """Take a place, or raise why there is none. The lock is held."""
+        refusal = self._refusal(client)
+        if refusal is not None:
+            is_full = isinstance(refusal, Overloaded)
+            self._places.count(overloaded=int(is_full), refused=int(not is_full))
+            LOG.info("request refused: %s", refusal)
+            raise refusal
+        self._places.enter(client)
+
+    def _leave(self, client: Hashable) -> None:
+        """Give a place back that was taken in vain."""
+        with self._changed:
+            self._places.leave_in_vain(client)
+            self._notify()
+        LOG.info("request of %r refused: its prompt or its settings", client)
+
+    def _new_request(
+        self, prompt: Prompt, config: GenerationConfig | None, until: float | None, client: Hashable
+    ) -> tuple[Request, Row]:
+        """What takes long and needs no lock."""
+        config = config if config is not None else GenerationConfig()
+        self.session.check(config)
+        self.limits.check(config)
+        row, text = self.session.new_row(next(self._numbers), prompt, config, self.limits.max_prompt_tokens)
+        self._budget.check(row)
+        return Request(row, text, self._end, until, client), row
+
+    def _start(self, request: Request, row: Row) -> Request:
+        with self._changed:
+            if self._closed:
+                self._places.leave_in_vain(request.client)
+                raise SessionError("this batcher was closed meanwhile; make a new one")
+            self._arrivals.append(row)
+            self._requests[row.index] = request, row
+            self._places.accept()
+            self._notify()
+        LOG.debug("request %d of %r: %d prompt tokens", row.index, request.client, row.stats.prompt_tokens)
+        return request
+
+    # --- the way out ---
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """A reader ends its request."""
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            if (entry := self._requests.get(request.number)) is not None:
+                self._conclude(*entry, reason)
+
+    def _conclude(
+        self, request: Request, row: Row, reason: FinishReason, error: BaseException | None = None
+    ) -> None:
+        """A request is over: its row leaves before the next step, one count says how. The lock is held."""
+        if self._requests.pop(request.number, None) is None:
+            return
+        if row.finish_reason is None:
+            row.finish_reason = reason
+        self._places.forget(request.client)
+        so_far, reason = request.completion, request.last_reason or reason
+        how = {"cancelled": "cancelled", "deadline": "expired"}.get(reason, "finished")
+        how = how if error is None else "failed"
+        stats, number = so_far.stats, len(so_far.token_ids)
+        self._places.count(prompt_tokens=stats.prompt_tokens, tokens=number, **{how: 1})
+        if how == "finished":
+            self._places.took(stats.prefill_time + stats.decode_time)
+        request.conclude(reason, error)  # whoever is told finds it counted
+        log = LOG.warning if how == "failed" else LOG.info
+        log(
+            "request %d of %r %s: %s, %d tokens after %d, tau %s, waited %.3f s, %.3f s in all",
+            *(request.number, request.client, how, reason if error is None else type(error).__name__),
+            *(number, stats.prompt_tokens, "exact" if row.config.exact else row.config.tau),
+            *(request.completion.stats.queue_time, perf_counter() - stats.began),
+        )
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        self._waiters.wake()
+
+    # --- the thread ---
+
     def _run(self) -> None:
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._closed or self._arrivals or not self._schedule.is_idle
-                    )
-                    if self._closed:
-                        return
-                    while self._arrivals:
-                        self._schedule.add(self._arrivals.popleft())
+            while self._next():
                 self._step()
+            self._schedule.step()  # every row is over: gives the KV memory back
         except BaseException as error:  # a fault of ours or a library's panic: nobody may wait for ever
+            LOG.critical("batcher failed: %s", type(error).__name__)
             with self._changed:
-                self._closed = True
-                for request in list(self._requests.values()):
-                    request._notify(over=True, error=error)
-                self._changed.notify_all()
-            raise
+                self._fault, self._closed, self._stopped = error, True, True
+                for request, row in list(self._requests.values()):
+                    self._conclude(request, row, "cancelled", error)
+                self._notify()
+
+    def _next(self) -> bool:
+        """Wait for work; False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._arrivals or not self._schedule.is_idle)
+            while self._arrivals:
+                self._schedule.add(self._arrivals.popleft())
+            for request, row in list(self._requests.values()):
+                if request.is_overdue:
+                    self._conclude(request, row, "deadline")
+            return not self._stopped
 
     def _step(self) -> None:
-        with self._stepping:
-            events = self._schedule.step()
-            for event in events:
-                if event.error is None and (request := self._requests.get(event.row)) is not None:
-                    request._push(event)
-        with self._changed:
-            for event in events:
-                if event.finish_reason is None:
-                    continue
-                request = self._requests.pop(event.row, None)
-                if request is not None and event.error is not None:
-                    request._notify(over=True, error=event.error)
-            self._changed.notify_all()
+        self._step_began = perf_counter()
+        events = self._schedule.step()
+        self._step_began = None
+        for event in events:
+            entry, error = self._requests.get(event.row), event.error
+            if entry is None:
+                continue  # it was ended while the step ran
+            request, row = entry
+            if error is None:
+                try:
+                    request.deliver(event)
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as panic:  # of a text's decoder, which is this answer's alone
+                    error = panic
+            if error is not None or event.finish_reason is not None:
+                with self._changed:
+                    self._conclude(request, row, event.finish_reason or "cancelled", error)
 
-    def _cancel(self, request: Request) -> None:
-        with self._changed:
-            if request._row.index in self._requests:
-                self._end(request)
-                self._changed.notify_all()
 
-    def _end(self, request: Request) -> None:
-        if request._row.finish_reason is None:
-            request._row.finish_reason = "cancelled"
-        self._requests.pop(request._row.index, None)
-        request._notify(over=True)
+_RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The interpreter goes: a thread inside a library would take the process down with it."""
+    for batcher in list(_RUNNING):
+        batcher.close()
 
 
 Engine = Batcher  # its name until 0.1; NVIDIA keeps the word

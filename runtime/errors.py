@@ -28,6 +28,19 @@ class SessionError(MarsError):
     """The bundle is fine but cannot run here, or the request cannot be served."""
 
 
+class Overloaded(SessionError):
+    """Nothing is wrong with the request, there is no room for it now: too many wait, or too many of its
+    client. `retry_after` seconds from now there may be (a guess from how long answers took).
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[type[Overloaded], tuple[str, float]]:
+        return type(self), (str(self), self.retry_after)
+
+
 class CalibrationError(MarsError):
     """The task or its answers do not allow the wanted calibration."""
 

@@ -4,10 +4,15 @@ why none does.
 
 from __future__ import annotations
 
+import operator
+import reprlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from . import machine
 from .bundle import profiles
@@ -15,6 +20,7 @@ from .bundle.manifest import Bundle, Variant, open_bundle
 from .costs import CostFile
 from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
+from .decode.budget import KvBudget
 from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
 from .decode.draft import Draft
@@ -115,6 +121,8 @@ class Session:
         """
         from .device.variants import choose, look_around, why_not
 
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
         bundle = open_bundle(path, full=verify)
         chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
@@ -167,43 +175,53 @@ class Session:
         [(row, text)] = self._new_rows([prompt], config)
         return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises SessionError for an empty or too long one, or ids outside the
-        vocabulary.
+    def encode(self, prompt: Prompt, most: int | None = None) -> list[int]:
+        """Token ids of a prompt, at most `most` and what the context holds.
+
+        Raises SessionError for an empty or too long one (the very long ones before any work), for ids outside
+        the vocabulary, and for what is no prompt.
         """
-        manifest = self.bundle.manifest
-        if not isinstance(prompt, str) and all(isinstance(p, int) for p in prompt):
-            ids = [int(i) for i in prompt]  # type: ignore[arg-type]
-        elif self.text is None:
+        context, vocabulary = self.backend.max_capacity, self.bundle.manifest.model.vocab_size
+        most = context if most is None else min(most, context)
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
+            prompt = _ids(prompt)
+        is_ids = not isinstance(prompt, str) and (len(prompt) == 0 or not isinstance(prompt[0], Mapping))
+        if not is_ids and self.text is None:
             raise SessionError(
                 f"{self.bundle.path}: this bundle has no tokenizer; pass token ids instead of text"
             )
-        else:
-            ids = self.text.encode(prompt)  # type: ignore[arg-type]
+        if is_ids and len(prompt) <= most:
+            wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
+            if wrong:
+                raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
+        ids: Sequence[Any] = prompt if is_ids else self.text.encode(prompt, most)  # type: ignore
         if not ids:
             raise SessionError("the prompt is empty; give at least one token")
-        outside = [i for i in ids if not 0 <= i < manifest.model.vocab_size]
+        if len(ids) > most:
+            raise SessionError(
+                f"the prompt has {len(ids)} tokens, "
+                + (f"this bundle's context holds {most}" if most == context else f"{most} are taken here")
+                + "; shorten the prompt"
+            )
+        outside = [i for i in ids if not 0 <= i < vocabulary]
         if outside:
-            raise SessionError(
-                f"token ids outside the vocabulary of {manifest.model.vocab_size}: {outside[:5]}"
-            )
-        if len(ids) > self.backend.max_capacity:
-            raise SessionError(
-                f"the prompt has {len(ids)} tokens, this bundle's context holds {self.backend.max_capacity};"
-                " shorten the prompt"
-            )
-        return ids
+            raise SessionError(f"token ids outside the vocabulary of {vocabulary}: {outside[:5]}")
+        return [int(i) for i in ids]
 
-    def new_row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
-        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as
-        `encode` and `check` do.
+    def new_row(
+        self, index: int, prompt: Prompt, config: GenerationConfig, most: int | None = None
+    ) -> tuple[Row, TextStream | None]:
+        """A row for a prompt of at most `most` tokens, and its growing text if the bundle has a tokenizer.
+
+        Raises SessionError as `encode` and `check` do.
         """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
-        return Row(index, self.encode(prompt), config, eos_ids, stop, stats, self._hopes, proposer), text
+        ids = self.encode(prompt, most)
+        return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer), text
 
     def as_draft(self) -> Draft:
         """This model as the draft of one row of a larger one."""
@@ -244,6 +262,13 @@ class Session:
         """Take this for what a step costs, and measure nothing: the same windows in every run."""
         self._cost = value
 
+    def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
+        """Of `num_bytes` of KV memory for at most `max_rows` rows; None for as much as comes."""
+        model, variant = self.bundle.manifest.model, self.variant
+        number = 4 if variant.kv_dtype == "float32" else 2
+        entry = 2 * model.num_layers * model.num_kv_heads * model.head_dim * number
+        return KvBudget(max_rows, num_bytes, entry, self.backend.max_capacity, variant.is_engine)
+
     def policy(self) -> Policy:
         """A chooser of windows for one batch."""
         # A captured engine step is bound to its sizes, so it is better to have few of them.
@@ -256,6 +281,8 @@ class Session:
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when this variant's graph lacks what `config` needs."""
+        if not isinstance(config, GenerationConfig):
+            raise SessionError(f"a config is a GenerationConfig, not {type(config).__name__}")
         outputs = self.backend.outputs
         if config.metric != "probability" and config.metric not in outputs:
             raise SessionError(f"the metric {config.metric} needs a bundle exported with --metrics")
@@ -342,14 +369,14 @@ class Answer:
     def _event(self, accepted: Accepted) -> Event:
         """Take in what a step accepted."""
         self._confidences += accepted.confidences
-        text = (
-            ""
-            if self._text is None
-            else self._text.read()
-            if accepted.finish_reason is None
-            else self._text.finish()
-        )
+        text = self._grown(accepted.finish_reason)
         return Event(text, accepted.token_ids, accepted.confidences, accepted.finish_reason)
+
+    def _grown(self, finish_reason: FinishReason | None) -> str:
+        """The text that became certain."""
+        if self._text is None:
+            return ""
+        return self._text.read() if finish_reason is None else self._text.finish()
 
 
 class Stream(Answer):
@@ -387,6 +414,14 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     return Completion(
         text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats
     )
+
+
+def _ids(prompt: object) -> list[int]:
+    """A prompt that is no list and no text: an array of token ids, or nothing that can be read."""
+    with suppress(TypeError):
+        if not isinstance(prompt, Mapping | bytes | bytearray | memoryview):
+            return [operator.index(i) for i in prompt]  # type: ignore[attr-defined]
+    raise SessionError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")
 
 
 def _backend(

@@ -5,6 +5,7 @@ The only file that knows text.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from .template import Template
 
 Message = Mapping[str, Any]
 
+# Besides those of a bundle's table: what templates in use know.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
 # A prompt is refused before it is tokenized when it has more characters than a full context of very long
@@ -72,18 +75,19 @@ class Text:
             ):
                 raise ValueError("it was changed while the bundle was opened")
             tokenizer = Tokenizer.from_buffer(data)
-        most = max(ALWAYS_TAKEN, CHARACTERS_PER_TOKEN * bundle.manifest.model.context_length)
+        most = most_characters(bundle.manifest.model.context_length)
         return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token, info.chat, most)
 
-    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
+    def encode(self, prompt: str | Sequence[Message], most: int | None = None) -> list[int]:
         """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for
         the answer.
 
-        Raises SessionError for what cannot be a prompt, the too long ones before any work.
+        Raises SessionError for what cannot be a prompt, and for one that has more characters than `most`
+        tokens could have, before any work.
         """
         is_text = isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else self.render(prompt)
-        self._check(len(text))
+        text = prompt if isinstance(prompt, str) else self.render(prompt, most)
+        self._check(len(text), most)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -94,18 +98,22 @@ class Text:
         with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
             return list(self.tokenizer.encode(text, add_special_tokens=is_text).ids)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The chat template's text for `messages` and the beginning of an answer. Raises SessionError."""
+    def render(self, messages: Sequence[Message], most: int | None = None) -> str:
+        """The chat template's text for `messages` and the beginning of an answer. Raises SessionError, for
+        more characters than `most` tokens could have before any work.
+        """
         if self._template is None and self._turns is None:
             raise SessionError("this bundle has no chat template; pass the whole prompt as one text")
-        if not isinstance(messages, Sequence):
+        if not isinstance(messages, Sequence) or isinstance(messages, bytes):
             raise SessionError(f"a prompt is a text, messages or token ids, not {type(messages).__name__}")
         wrong = [i for i, m in enumerate(messages) if not _is_message(m)]
         if wrong or not messages:
             raise SessionError(
                 f"messages must be a non-empty list of {{role, content}}; wrong: {wrong[:20] or 'empty'}"
             )
-        self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)))
+        self._check_roles(messages)
+        messages = [_joined(i, m) for i, m in enumerate(messages)]
+        self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
         if self._turns is not None and all(_is_plain(m) for m in messages):
             text = self._turns.render(messages)
             if text is not None:
@@ -123,16 +131,51 @@ class Text:
         with _no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
-    def _check(self, length: int) -> None:
-        if self._most is not None and length > self._most:
+    def _check_roles(self, messages: Sequence[Message]) -> None:
+        """A role that nobody knows is a slip, which many templates would print as it stands; C++ refuses it,
+        too.
+        """
+        known = dict.fromkeys((*(self._turns.roles if self._turns else ()), *ROLES))
+        if unknown := [
+            f"{m['role'][:40]!r} in message {i}" for i, m in enumerate(messages) if m["role"] not in known
+        ]:
             raise SessionError(
-                f"the prompt has {length} characters, this bundle's context takes at most {self._most};"
-                " shorten it"
+                f"unknown role {', '.join(unknown[:5])} (known: {', '.join(known)});"
+                " write the conversation as one text if the model was tuned with others"
             )
+
+    def _check(self, length: int, tokens: int | None) -> None:
+        most = self._most if tokens is None else min(most_characters(tokens), self._most or sys.maxsize)
+        if most is not None and length > most:
+            whose = "this bundle's context takes" if most == self._most else "what is taken here is"
+            raise SessionError(f"the prompt has {length} characters, {whose} at most {most}; shorten it")
+
+
+def most_characters(tokens: int) -> int:
+    """Characters of a prompt that is tokenized at all, where it may have `tokens` tokens."""
+    return max(ALWAYS_TAKEN, CHARACTERS_PER_TOKEN * tokens)
 
 
 def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
+
+
+def _joined(number: int, message: Message) -> Message:
+    """A message whose content parts ({type: text, text: ...}, OpenAI's form) are one text.
+
+    Raises SessionError for other parts.
+    """
+    parts = message["content"]
+    if not isinstance(parts, list | tuple):
+        return message
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise SessionError(
+                f"message {number}, part {i}: only text is understood, {{type: text, text: ...}},"
+                f" not {str(kind)[:40]!r}"
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def _is_plain(message: Message) -> bool:

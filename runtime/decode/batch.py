@@ -17,7 +17,7 @@ class Batch:
     """Row i of the cache belongs to `active[i]`; rows that run together are neighbours."""
 
     def __init__(self, backend: Backend, num_rows: int, mask_id: int) -> None:
-        self.backend, self.mask_id = backend, mask_id
+        self.backend, self.num_rows, self.mask_id = backend, num_rows, mask_id
         self.cache = backend.new_cache(num_rows)
         self.active: list[Row] = []
 

@@ -10,7 +10,7 @@ from ..errors import SessionError
 from .backend import Backend, StepOutput
 from .feed import Feed
 from .row import Accepted, Predictions, Row
-from .schedule import Limits, Schedule, run
+from .schedule import Failing, Limits, Schedule, run
 
 SCRATCH = Feed(0, 0, 1)  # of a row that waits between two working ones: told from theirs by identity
 
@@ -77,7 +77,13 @@ class BlockSchedule(Schedule):
         if not short:
             return self._commit(rows)
         feeds = {i: self._inner_feed(rows[i]) for i in short}
-        events = [self._without_forward(rows[i]) for i in short if not feeds[i].slots]
+        events: list[Accepted] = []
+        for i in short:
+            if not feeds[
+                i
+            ].slots:  # one-token mode at the start of a block: the commit has predicted its token
+                with Failing([rows[i]], events):
+                    events.append(rows[i].accept(self._first[rows[i].index]))
         working = [i for i in short if feeds[i].slots]
         if working:
             # A waiting row's cursor does not move, and nothing of its scratch mask is kept.
@@ -100,13 +106,6 @@ class BlockSchedule(Schedule):
     def _inner_feed(self, row: Row) -> Feed:
         known = row.num_pending
         return Feed(known, 0, min(row.most_masks(self.block), max(1, self._length(row) - known) - 1))
-
-    def _without_forward(self, row: Row) -> Accepted:
-        """One-token mode at the start of a block: the commit has predicted its token."""
-        try:
-            return row.accept(self._first[row.index])
-        except Exception as error:  # a stop condition's, and so this row's alone
-            return row.fail(error)
 
     def _take_inner(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         if feed is SCRATCH:

@@ -22,7 +22,7 @@ from .stats import Stats
 
 ENOUGH = 3.0  # tokens that proposals promise, from which no other source is asked
 
-FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled"]
+FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,33 +9,74 @@ from dataclasses import dataclass
 from ..errors import SessionError
 from .backend import Backend, StepOutput
 from .batch import Batch
+from .budget import KvBudget
+from .config import GenerationConfig
 from .feed import Feed
 from .policy import Policy, widest_feeds
 from .row import Accepted, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
 
+_MAY_BE_NONE = ("max_prompt_tokens", "max_new_tokens", "max_stops", "kv_bytes")
+
 Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much runs at once. Raises SessionError for values below 1.
+    """How much runs at once, and how much one request may ask for; None is no limit. Raises SessionError for
+    values that cannot be.
 
     max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
     max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between
     two decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
+
+    max_prompt_tokens, max_new_tokens: longest prompt and answer. max_stops: stop strings, and eos_ids.
+    kv_bytes: KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in.
+    client_share: of all places, rows and waiting ones, what one client may have, above 0, at most 1.
     """
 
     max_rows: int = 8
     max_waiting: int = 64
     prefill_tokens: int = 128
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    max_stops: int | None = None
+    kv_bytes: int | None = None
+    client_share: float = 1.0
 
     def __post_init__(self) -> None:
+        wrong = []
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if name == "client_share":
+                good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+                what = "a number above 0, at most 1"
+            else:
+                good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+                good = good or (value is None and name in _MAY_BE_NONE)
+                what = "1 or more"
+            if not good:
+                wrong.append(f"{name} must be {what}, not {value!r}")
+        if wrong:
+            raise SessionError("; ".join(wrong))
+
+    @property
+    def max_of_client(self) -> int:
+        """Requests that one client may have here."""
+        return max(1, int(self.client_share * (self.max_rows + self.max_waiting)))
+
+    def check(self, config: GenerationConfig) -> None:
+        """Raise SessionError when `config` asks for more than is given here."""
+        asked = {
+            "max_new_tokens": (config.max_new_tokens, self.max_new_tokens),
+            "stop strings": (len(config.stop), self.max_stops),
+            "eos_ids": (len(config.eos_ids or ()), self.max_stops),
+        }
         wrong = [
-            f"{name} must be 1 or more, not {getattr(self, name)!r}"
-            for name in self.__slots__
-            if getattr(self, name) < 1
+            f"{number} {name} are asked for, this service gives at most {most}; ask for fewer"
+            for name, (number, most) in asked.items()
+            if most is not None and number > most
         ]
         if wrong:
             raise SessionError("; ".join(wrong))
@@ -47,22 +88,31 @@ class Limits:
 
 
 class Schedule:
-    """Rows that run, in neighbouring KV rows: the decoding ones first, then at most one whose prompt is being
-    read.
+    """Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being
+    read, shorter ones before longer ones.
 
     A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become
     final in the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based
     cache management"). The last piece of a prompt carries masks too, so the first step already yields a run.
+    `budget` is of the KV memory, none for as much as comes.
     """
 
     def __init__(
-        self, backend: Backend, block: int, mask_id: int, limits: Limits, policy: Policy | None = None
+        self,
+        backend: Backend,
+        block: int,
+        mask_id: int,
+        limits: Limits,
+        policy: Policy | None = None,
+        budget: KvBudget | None = None,
     ) -> None:
         self.backend, self.block, self.mask_id = backend, block, mask_id
         self.limits, self.policy = limits, policy
+        self.budget = budget or KvBudget(limits.max_rows)
         self.waiting: deque[Row] = deque()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
+        self._turn = 0  # of the prompts that are being read
 
     @property
     def num_running(self) -> int:
@@ -73,7 +123,9 @@ class Schedule:
         return not self.waiting and not self._batch.active
 
     def add(self, row: Row) -> None:
-        """Queue a row; rows get their turn in the order in which they were added."""
+        """Queue a row. Rows get their turn in the order in which they were added; only while a long prompt is
+        being read may a shorter one come before those that wait.
+        """
         self.waiting.append(row)
 
     def step(self) -> list[Accepted]:
@@ -93,16 +145,17 @@ class Schedule:
         self._drop_finished()
         if not self._batch.active and self._batch.cache.capacity:
             # Gives the KV memory of the longest row back.
-            self._batch = Batch(self.backend, self.limits.max_rows, self.mask_id)
+            self._batch = Batch(self.backend, self._batch.num_rows, self.mask_id)
 
     # --- the parts of a step ---
 
     def _prompt_pieces(self) -> Iterator[list[Accepted]]:
-        budget = min(self.limits.prefill_tokens, self.backend.max_slots or self.limits.prefill_tokens)
-        left = budget
+        most = min(self.limits.prefill_tokens, self.backend.max_slots or self.limits.prefill_tokens)
+        left = most
         # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
-        while (row := self._reading()) is not None and (piece := min(budget, row.num_pending)) <= left:
+        while (row := self._reading(most)) is not None and (piece := min(most, row.num_pending)) <= left:
             left -= piece
+            self._turn += 1
             if piece < row.num_pending:
                 yield self._run([row], [Feed(piece)], _read)
             else:
@@ -112,22 +165,68 @@ class Schedule:
                     yield events
             self._drop_finished()
 
-    def _reading(self) -> Row | None:
-        """The row whose prompt is being read: the next that waits, if there is room."""
+    def _reading(self, piece: int) -> Row | None:
+        """The row whose prompt is read next, in pieces of `piece` tokens: the first and the last take turns.
+
+        The first is the shortest and ends first, as decoding rows are neighbours: the last piece of another
+        waits for it.
+        """
+        self._admit(piece)
+        readers = self._batch.active[self._num_decoding :]
+        if not readers:
+            return None
+        is_lasts_turn = self._turn % 2 == 1 and readers[-1].num_pending > piece
+        return readers[-1] if is_lasts_turn else readers[0]
+
+    def _admit(self, piece: int) -> None:
+        """Let a row in if there is room: the next that waits, or beside prompts that are being read the first
+        that has at most half the pieces of them all.
+        """
+        first = self._num_decoding
+        readers = self._batch.active[first:]
+        if not readers:
+            row = self.waiting[0] if self.waiting else None
+        elif readers[-1].num_pending <= piece:
+            return  # its last piece waits for the others
+        else:
+            left = -(-readers[0].num_pending // piece)
+            row = next((r for r in self.waiting if 2 * -(-r.num_pending // piece) <= left), None)
+        if row is None or not self._has_room(row):
+            return
+        self.waiting.remove(row)
         active = self._batch.active
-        if self._num_decoding == len(active) and self.waiting and len(active) < self.limits.max_rows:
-            active.append(self.waiting.popleft())
-        return active[-1] if self._num_decoding < len(active) else None
+        active.append(row)
+        for i in range(len(active) - 1, first, -1):
+            self._batch.move(i - 1, i)
+        active[first] = row
+
+    def _has_room(self, row: Row) -> bool:
+        """Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it
+        gets another number it runs empty.
+        """
+        active = self._batch.active
+        num_rows = self.budget.num_rows([*active, row])
+        if not active and num_rows != self._batch.num_rows:
+            self._batch = Batch(self.backend, num_rows, self.mask_id)
+        return len(active) < num_rows == self._batch.num_rows
 
     def _decoding(self) -> list[Row]:
         return self._batch.active[: self._num_decoding]
 
     def _decode(self, rows: list[Row]) -> list[Accepted]:
-        ended = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
-        if ended:
+        events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
+        for row in rows:
+            if row.proposer is not None:
+                with Failing([row], events):
+                    row.look_around(self._batch.room(row))
+        if events:
             self._drop_finished()
             rows = self._decoding()
-        return ended + (self._run(rows, self._feeds(rows), _take) if rows else [])
+        feeds: list[Feed] = []
+        if rows:
+            with Failing(rows, events):
+                feeds = self._feeds(rows)
+        return events + (self._run(rows, feeds, _take) if feeds else [])
 
     def _first_feed(self, row: Row) -> Feed:
         """The last piece of a prompt: a full window, since all the prompt is fed with it."""
@@ -138,9 +237,6 @@ class Schedule:
 
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
         rooms = [self._batch.room(row) for row in rows]
-        for row, room in zip(rows, rooms, strict=True):
-            if row.proposer is not None:
-                row.look_around(room)
         if self.policy is None:
             return widest_feeds(rows, rooms, self.block)
         return self.policy.feeds(rows, rooms, self.block)
@@ -149,26 +245,21 @@ class Schedule:
         """One forward over neighbouring rows; what fails ends the rows that it concerns, and no others."""
         for row in rows:
             row.stats.starts()
-        try:
-            output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a library's panic is no Exception
-            return [row.fail(error) for row in rows]
         events: list[Accepted] = []
+        with Failing(rows, events):
+            output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
+        if events:
+            return events
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
-            try:
-                event = take(row, output, i, feed)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:
-                event = row.fail(error)
-            if event is not None:
-                events.append(event)
+            with Failing([row], events):
+                if (event := take(row, output, i, feed)) is not None:
+                    events.append(event)
         return events
 
     def _drop_finished(self) -> None:
-        """Let finished rows go, and close the gaps: decoding rows stay first and neighbours."""
+        """Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in
+        order.
+        """
         batch = self._batch
         if any(row.finish_reason for row in self.waiting):
             self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
@@ -181,8 +272,27 @@ class Schedule:
                 self._num_decoding -= 1
                 batch.move(self._num_decoding, i)
                 i = self._num_decoding
-            batch.move(len(batch.active) - 1, i)
+            for behind in range(i + 1, len(batch.active)):
+                batch.move(behind, behind - 1)
             batch.active.pop()
+
+
+class Failing:
+    """What goes wrong inside ends `rows`, and no others: `events` tell. A library's panic is no Exception."""
+
+    __slots__ = ("events", "rows")
+
+    def __init__(self, rows: Sequence[Row], events: list[Accepted]) -> None:
+        self.rows, self.events = rows, events
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+            return False
+        self.events += [row.fail(error) for row in self.rows]
+        return True
 
 
 def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 from typing import Any
 
@@ -61,6 +61,10 @@ class Stats:
             self.time_to_first_token, self.prefill_time = elapsed, elapsed - self.queue_time
         self.accepted[num_accepted] = self.accepted.get(num_accepted, 0) + 1
         self.tokens += num_accepted
+
+    def copy(self) -> Stats:
+        """What is counted up to now, which later steps do not change."""
+        return replace(self, accepted=dict(self.accepted))
 
     def to_dict(self) -> dict[str, Any]:
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "began"}

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
+from support.stalling import behind_a_gate
 from support.unsure import predict
 
-from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, SessionError
+from mars_export.runtime import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule, decode
@@ -268,24 +270,27 @@ def test_leaving_an_async_stream_cancels_it(batcher: Batcher) -> None:
 
 
 def test_a_full_queue_refuses_or_waits(session: Session) -> None:
+    session, backend = behind_a_gate(session)
     with Batcher(session, Limits(max_rows=1, max_waiting=2)) as batcher:
         first = batcher.submit([1], LONG)
-        while batcher.num_running == 0:
-            time.sleep(0.001)
+        assert backend.entered.wait(60)
         others = [batcher.submit([2], LONG) for _ in range(2)]
-        with pytest.raises(
-            SessionError,
-            match=r"2 requests wait already \(max_waiting\); try again later, or submit with wait=None",
-        ):
+        with pytest.raises(Overloaded, match=r"2 requests wait already \(max_waiting\); try again in 1 s"):
             batcher.submit([3], LONG)
         began = time.perf_counter()
-        with pytest.raises(SessionError, match="requests wait already"):
+        with pytest.raises(Overloaded, match="requests wait already") as caught:
             batcher.submit([3], LONG, wait=0.05)
         assert time.perf_counter() - began >= 0.05
-        threading.Timer(0.05, first.cancel).start()
-        assert batcher.submit([3], GenerationConfig(max_new_tokens=1), wait=30) is not None
-        for request in others:
-            request.cancel()
+        assert caught.value.retry_after == 1
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(batcher.submit, [3], GenerationConfig(max_new_tokens=1), wait=None)
+            first.cancel()
+            backend.gate.set()
+            request = late.result(60)
+            for other in others:
+                other.cancel()
+            assert len(request.result(60).token_ids) == 1
+        assert batcher.counts.overloaded == 2
 
 
 def test_tau_may_change_while_a_request_runs(batcher: Batcher) -> None:

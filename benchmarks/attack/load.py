@@ -1,0 +1,345 @@
+"""A batcher under load: threads and an event loop at once, with cancels, bad input, changes of tau, deadlines
+and slow readers; every answer is compared with the answer alone.
+
+python benchmarks/attack/load.py --rounds 400 --state load.jsonl --figures load.json     # resumable
+
+A round is a seed: `--first SEED --rounds 1` does it again. The state has one JSON line for each round; what
+is wrong is printed, and the sums are written to the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import queue
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mars_export.runtime import (
+    Batcher,
+    Completion,
+    GenerationConfig,
+    Limits,
+    Overloaded,
+    Request,
+    Session,
+    SessionError,
+)
+
+BUNDLE = Path(__file__).resolve().parents[2] / "tests" / "runtime" / "bundle" / "written-by-1.1"
+HABITS = ("read", "read", "result", "slow", "leave", "cancel", "change", "deadline")
+WORDS = ("light", "on", " ", "the", "été", "\n", "🙂", "door")
+STUCK = 120.0  # seconds after which a client counts as waiting for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one client asks for, and how it behaves. A bad prompt must be refused."""
+
+    prompt: Any
+    config: GenerationConfig
+    habit: str
+    at: int  # events after which it does what its habit says
+    deadline: float | None
+    is_bad: bool
+
+
+def ask(seed: int, session: Session) -> Asked:
+    """The request of a seed."""
+    draw = random.Random(seed)
+    vocabulary, context = session.bundle.manifest.model.vocab_size, session.backend.max_capacity
+    habit, at = draw.choice(HABITS), draw.randrange(4)
+    length = draw.choice((1, 2, 7, 30, 90, context // 4))
+    ids = [draw.randrange(vocabulary) for _ in range(length)]
+    prompt: Any = ids
+    if session.text is not None and draw.random() < 0.2:
+        prompt = "".join(draw.choice(WORDS) for _ in range(draw.randint(1, 40)))
+    is_bad = draw.random() < 0.1
+    if is_bad:
+        bad = [[], "", 5, None, b"light", [True], [vocabulary], [-1], "\ud800", ["a"], [{}], {1: 2}]
+        prompt = draw.choice([*bad, [1] * (context + 1), "light " * 40 * context])
+    settings: dict[str, Any] = {"max_new_tokens": draw.randint(1, 40)}
+    if draw.random() < 0.3:
+        settings["eos_ids"] = ()
+    if session.text is not None and draw.random() < 0.2:
+        settings["stop"] = (chr(draw.randrange(97, 123)),)
+    kind = draw.random()
+    if habit == "change":
+        settings["tau"] = 1.0  # and exact later: the same text
+    elif kind < 0.4:
+        settings["lookup"] = draw.choice((0, 0, 1, 2))
+    else:
+        settings |= {"tau": draw.choice((1.0, 0.9, 0.4, 0.0)), "window": draw.choice((1, 2, "full"))}
+        if "logits" in session.backend.outputs and draw.random() < 0.3:
+            settings |= {"temperature": 0.8, "seed": seed}
+    deadline = draw.choice((0.0005, 0.005, 0.05)) if habit == "deadline" else None
+    return Asked(prompt, GenerationConfig(**settings), habit, at, deadline, is_bad)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the requests; `wrong` says what should not have happened."""
+
+    whole: int = 0
+    begun: int = 0  # ended early by their clients or a deadline: the beginning of the answer alone
+    refused: int = 0
+    overloaded: int = 0
+    tokens: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Load:
+    """The clients of one round."""
+
+    def __init__(self, session: Session, batcher: Batcher, seeds: Sequence[int]) -> None:
+        self.session, self.batcher, self.seeds = session, batcher, list(seeds)
+        self.tally = Tally()
+        self._left: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for seed in self.seeds:
+            self._left.put(seed)
+        self._done: list[tuple[int, Asked, Completion]] = []
+        self._lock = threading.Lock()
+
+    def run(self, num_threads: int, num_tasks: int) -> Tally:
+        """Serve all seeds, then compare."""
+        threads = [threading.Thread(target=self._client, daemon=True) for _ in range(num_threads)]
+        threads.append(threading.Thread(target=lambda: asyncio.run(self._clients(num_tasks)), daemon=True))
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + STUCK
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                self._note("a client waits for ever")
+        self._compare()
+        counts = self.batcher.counts
+        if counts.ended != counts.accepted or counts.accepted != len(self._done):
+            self._note(f"{len(self._done)} answers, but {counts}")
+        if self.batcher.num_running or self.batcher.num_waiting:
+            self._note("the batcher keeps requests that are over")
+        return self.tally
+
+    def _note(self, words: str) -> None:
+        with self._lock:
+            self.tally.wrong.append(words)
+
+    def _next(self) -> tuple[int, Asked] | None:
+        try:
+            seed = self._left.get_nowait()
+        except queue.Empty:
+            return None
+        return seed, ask(seed, self.session)
+
+    # --- clients in threads ---
+
+    def _client(self) -> None:
+        while (found := self._next()) is not None:
+            seed, asked = found
+            try:
+                request = self._submit(seed, asked)
+                if request is not None:
+                    self._read(request, asked, seed)
+            except BaseException as error:
+                self._note(f"seed {seed}: {type(error).__name__}: {error}")
+
+    def _submit(self, seed: int, asked: Asked) -> Request | None:
+        wait = 0 if seed % 3 == 0 else None
+        while True:
+            try:
+                request = self.batcher.submit(
+                    asked.prompt, asked.config, wait=wait, deadline=asked.deadline, client=seed % 4
+                )
+            except Overloaded as error:
+                self._overloaded(seed, error)
+                wait = None
+            except SessionError as error:
+                self._refused(seed, asked, error)
+                return None
+            else:
+                return self._accepted(seed, asked, request)
+
+    def _read(self, request: Request, asked: Asked, seed: int) -> None:
+        if asked.habit == "result":
+            request.result(STUCK)
+        else:
+            for i, _ in enumerate(request):
+                if self._act(request, asked, i):
+                    break
+                if asked.habit == "slow":
+                    time.sleep(0.002)
+        self._finished(seed, asked, request)
+
+    # --- clients of the event loop ---
+
+    async def _clients(self, number: int) -> None:
+        await asyncio.gather(*(self._task() for _ in range(number)))
+
+    async def _task(self) -> None:
+        while (found := self._next()) is not None:
+            seed, asked = found
+            try:
+                request = await self.batcher.asubmit(
+                    asked.prompt, asked.config, wait=None, deadline=asked.deadline, client="loop"
+                )
+            except SessionError as error:
+                self._refused(seed, asked, error)
+                continue
+            except BaseException as error:
+                self._note(f"seed {seed}: {type(error).__name__}: {error}")
+                continue
+            self._accepted(seed, asked, request)
+            try:
+                await self._aread(request, asked, seed)
+            except BaseException as error:
+                self._note(f"seed {seed}: {type(error).__name__}: {error}")
+
+    async def _aread(self, request: Request, asked: Asked, seed: int) -> None:
+        if asked.habit == "result":
+            await request.aresult()
+        else:
+            i = 0
+            async for _ in request:
+                if self._act(request, asked, i):
+                    request.cancel()
+                i += 1
+                await asyncio.sleep(0.002 if asked.habit == "slow" else 0)
+        self._finished(seed, asked, request)
+
+    # --- both ---
+
+    def _act(self, request: Request, asked: Asked, i: int) -> bool:
+        """What a client does after its event `i`; whether it leaves."""
+        if i == asked.at and asked.habit == "cancel":
+            request.cancel()
+        if asked.habit == "change":
+            if i % 2:
+                request.tau = 1.0
+            else:
+                request.exact = True
+        return i == asked.at and asked.habit == "leave"
+
+    def _overloaded(self, seed: int, error: Overloaded) -> None:
+        with self._lock:
+            self.tally.overloaded += 1
+        if not 1 <= error.retry_after <= 60:
+            self._note(f"seed {seed}: retry after {error.retry_after} s")
+
+    def _refused(self, seed: int, asked: Asked, error: SessionError) -> None:
+        with self._lock:
+            self.tally.refused += 1
+        if not asked.is_bad:
+            self._note(f"seed {seed}: refused: {error}")
+
+    def _accepted(self, seed: int, asked: Asked, request: Request) -> Request:
+        if asked.is_bad:
+            self._note(f"seed {seed}: a bad prompt was taken: {asked.prompt!r:.200}")
+        return request
+
+    def _finished(self, seed: int, asked: Asked, request: Request) -> None:
+        with self._lock:
+            self._done.append((seed, asked, request.completion))
+
+    def _compare(self) -> None:
+        for seed, asked, got in self._done:
+            alone = self.session.generate(asked.prompt, asked.config)
+            self.tally.tokens += len(got.token_ids)
+            if got.finish_reason in ("cancelled", "deadline"):
+                early = {"leave": "cancelled", "cancel": "cancelled", "deadline": "deadline"}
+                good = early.get(asked.habit) == got.finish_reason
+                good = good and alone.token_ids[: len(got.token_ids)] == got.token_ids
+                self.tally.begun += 1
+            else:
+                good = (got.token_ids, got.text, got.finish_reason) == (
+                    alone.token_ids,
+                    alone.text,
+                    alone.finish_reason,
+                )
+                self.tally.whole += 1
+            if not good:
+                self._note(f"seed {seed}: {asked.habit}: {got!r:.400} instead of {alone!r:.400}")
+
+
+def limits_of(seed: int) -> Limits:
+    draw = random.Random(seed)
+    return Limits(
+        max_rows=draw.choice((1, 2, 5, 8)),
+        max_waiting=draw.choice((2, 8, 32)),
+        prefill_tokens=draw.choice((8, 32, 128)),
+        kv_bytes=draw.choice((None, 2_000_000)),
+        client_share=draw.choice((1.0, 0.5)),
+    )
+
+
+def play(session: Session, seed: int, requests: int, num_threads: int = 12, num_tasks: int = 6) -> Tally:
+    """One round."""
+    with Batcher(session, limits_of(seed)) as batcher:
+        seeds = range(seed * requests, (seed + 1) * requests)
+        return Load(session, batcher, seeds).run(num_threads, num_tasks)
+
+
+def resident_bytes() -> int:
+    """Memory of this process, 0 where it cannot be seen."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bundle", type=Path, default=BUNDLE, help="a small one, fp32")
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=250, help="in each round")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--state", type=Path, help="JSON lines; rounds that are in it are not done again")
+    parser.add_argument("--figures", type=Path, help="JSON: the sums of all rounds")
+    args = parser.parse_args()
+    lines: list[dict[str, Any]] = []
+    if args.state is not None and args.state.exists():
+        lines = [json.loads(line) for line in args.state.read_text().splitlines()]
+    done = {line["round"] for line in lines}
+    session = Session.open(args.bundle, threads=1)
+    for seed in range(args.first, args.first + args.rounds):
+        if seed in done:
+            continue
+        began = time.perf_counter()
+        tally = play(session, seed, args.requests)
+        sums = {name: getattr(tally, name) for name in Tally.__slots__}
+        line = {"round": seed, "seconds": round(time.perf_counter() - began, 3)} | sums
+        lines.append(line | {"bytes": resident_bytes(), "threads": threading.active_count()})
+        if args.state is not None:
+            with open(args.state, "a", encoding="utf-8") as state:
+                state.write(json.dumps(lines[-1]) + "\n")
+        for words in tally.wrong:
+            print(f"round {seed}: {words}", flush=True)
+    figures = sum_up(lines)
+    if args.figures is not None:
+        args.figures.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+    return int(figures["wrong"] > 0)
+
+
+def sum_up(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all rounds."""
+    sums: Counter[str] = Counter()
+    for line in lines:
+        for name in ("whole", "begun", "refused", "overloaded", "tokens", "seconds"):
+            sums[name] += line[name]
+        sums["wrong"] += len(line["wrong"])
+    memory = [line["bytes"] for line in lines]
+    return {"rounds": len(lines), **sums, "bytes_first": memory[0], "bytes_last": memory[-1]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Who may come in: places in a batcher, the shares of its clients, and what was done with them. Takes no
+lock of its own and runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import replace
+
+from .counts import Counts
+from .decode.schedule import Limits
+from .errors import Overloaded
+
+LONGEST_RETRY = 60.0  # seconds that a refused client is told to wait, at most
+RECENT = 8  # finished requests that the guess of a retry rests on, about
+
+
+class Places:
+    """The places that `limits` gives, guarded by whoever owns them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.counts = limits, Counts()
+        self.num_entering = 0  # taken, while their prompts are tokenized
+        self._clients: Counter[Hashable] = Counter()
+        self._seconds = 0.0  # that a request takes from its first forward on, about
+
+    def refusal(self, client: Hashable, num_waiting: int) -> Overloaded | None:
+        """Why there is no place for `client` now, beside `num_waiting` that wait."""
+        if num_waiting >= self.limits.max_waiting:
+            words = f"{num_waiting} requests wait already (max_waiting)"
+        elif client is not None and self._clients[client] >= self.limits.max_of_client:
+            words = f"this client has {self._clients[client]} requests here already (client_share)"
+        else:
+            return None
+        guess = self._seconds * (num_waiting + 1) / self.limits.max_rows
+        retry = min(LONGEST_RETRY, max(1.0, guess))
+        return Overloaded(f"{words}; try again in {retry:.0f} s, or submit with wait=None", retry)
+
+    def enter(self, client: Hashable) -> None:
+        """Take a place."""
+        self.num_entering += 1
+        if client is not None:
+            self._clients[client] += 1
+
+    def accept(self) -> None:
+        """A place that was taken has its request."""
+        self.num_entering -= 1
+        self.count(accepted=1)
+
+    def leave_in_vain(self, client: Hashable) -> None:
+        """A place that was taken gets none."""
+        self.num_entering -= 1
+        self.forget(client)
+        self.count(refused=1)
+
+    def forget(self, client: Hashable) -> None:
+        """A request of `client` is over."""
+        if client is not None:
+            self._clients[client] -= 1
+            self._clients = +self._clients  # the positive ones
+
+    def count(self, **more: int) -> None:
+        """Add to the counts of these names."""
+        counts = self.counts
+        self.counts = replace(counts, **{name: getattr(counts, name) + n for name, n in more.items()})
+
+    def took(self, seconds: float) -> None:
+        """A request finished, this long after its first forward."""
+        self._seconds += (seconds - self._seconds) / min(self.counts.finished, RECENT)
