@@ -18,6 +18,7 @@ from ..tasks.scores import edit_similarity
 from ..tasks.tasks import Task
 from . import bounds, race
 from .decoding import Outcome, decode_rows
+from .exact import ExactMode, beside, num_same
 from .options import EXACT, GRID, ONE_TOKEN, CalibrationOptions, name_of, setting
 from .record import Trace, record, recorded_metrics
 from .replay import Prediction, predict
@@ -61,24 +62,6 @@ class Trial:
     passed: bool
     predicted: Prediction
     speed_up: Rounds | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ExactMode:
-    """Exact mode, which needs no test: its text is that of one-token mode whatever it proposes. `same` of
-    `num_rows` rows were the same in fact; rounding may part two tokens that tie.
-
-    Its speed is of the same interleaved rounds as the others'. `suffices`: the choice has no lead over it, so
-    that no profile is needed; `verdict` says so in words.
-    """
-
-    num_rows: int
-    same: int
-    tokens_per_forward: float
-    tokens_per_second: float
-    speed_up: Rounds
-    suffices: bool
-    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +180,9 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     grid = [(metric, tau) for metric in recorded for tau in {*GRID[metric], *options.taus}]
     curve = [calibrator.predict(plan, traces, metric, tau) for metric, tau in grid]
     plain = calibrator.outcomes(plan.tasks[:CHECK_ROWS], ONE_TOKEN)
-    exact = calibrator.outcomes(plan.tasks[:CHECK_ROWS], EXACT)
+    exact = _exact_rows(calibrator, plan, references)
+    num_exact = len(exact)
+    exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
     one_token = figures(ONE_TOKEN, plain, qualities, 1.0, options.confidence)
     notes = _reasons_not_to_test(plan, answers, options)
     trials: list[Trial] = []
@@ -232,7 +217,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         answer_range=(min(answers), max(answers)),
         one_token=one_token,
         speed_rows=len(plain),
-        speed_rows_same=sum(o.token_ids == r.token_ids for o, r in zip(plain, references, strict=False)),
+        speed_rows_same=num_same(plain, references),
         recorded=recorded,
         curve=tuple(sorted(curve, key=lambda p: (p.metric, p.tokens_per_forward))),
         tested=tuple(trials),
@@ -240,7 +225,15 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         notes=tuple(notes),
         choice=reason,
         changed=tuple(changes[:MOST_CHANGES]),
-        exact=_exact(speeds, exact, references, choice.measured.name if choice else name_of(ONE_TOKEN)),
+        exact=beside(
+            speeds,
+            exact,
+            references,
+            qualities[:num_exact] - exact_scores,
+            (one_token.quality, one_token.quality_interval),
+            choice.measured.name if choice else name_of(ONE_TOKEN),
+            options,
+        ),
     )
 
 
@@ -333,34 +326,12 @@ def _fastest(speeds: race.Speeds, trials: Sequence[Trial]) -> tuple[Trial | None
     return next((t for t in trials if t.passed and t.measured.name == name), None), reason
 
 
-def _exact(speeds: race.Speeds, outcomes: Outcomes, references: Outcomes, best: str) -> ExactMode:
-    """Exact mode beside `best`, which is the choice, or one-token mode where there is none."""
-    name = name_of(EXACT)
-    up, lead = race.speed_ups(speeds)[name], race.lead_of(speeds, best, name)
-    suffices, one_token = race.is_as_fast(speeds, name, best), name_of(ONE_TOKEN)
-    if not suffices:
-        verdict = f"{best} is {lead} as fast as exact mode, which gives the one-token text"
-    elif best == one_token:
-        verdict = (
-            f"exact mode gives the one-token text at {up} the speed of one-token mode: no profile is needed"
-        )
-    else:
-        is_faster = not race.is_as_fast(speeds, best, name)
-        how = "faster than" if is_faster else "as fast, within the margin of a tie, as"
-        verdict = (
-            f"exact mode is {how} {best} ({up} the speed of one-token mode) and gives the one-token text: no"
-            " profile is needed"
-        )
-    tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
-    return ExactMode(
-        num_rows=len(outcomes),
-        same=sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=False)),
-        tokens_per_forward=tokens / forwards if forwards else 0.0,
-        tokens_per_second=median(speeds[name]),
-        speed_up=up,
-        suffices=suffices,
-        verdict=verdict,
-    )
+def _exact_rows(calibrator: Calibrator, plan: Plan, references: Outcomes) -> list[Outcome]:
+    """The first rows in exact mode, and all where some of them have not the one-token text."""
+    some = calibrator.outcomes(plan.tasks[:CHECK_ROWS], EXACT)
+    if num_same(some, references) == len(some):
+        return some
+    return calibrator.outcomes(plan.tasks, EXACT)
 
 
 def _scores(
@@ -376,8 +347,7 @@ def _scores(
 
 def _agreement(outcomes: Outcomes, references: Outcomes) -> float:
     """Share of answers with the same tokens."""
-    same = sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=True))
-    return same / len(references)
+    return num_same(outcomes, references) / len(references)
 
 
 def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:

@@ -33,7 +33,7 @@ def _measured(axes: Any, calibration: Calibration) -> None:
     for metric in options.metrics:
         _line_of(axes, calibration, [t for t in calibration.tested if t.measured.metric == metric])
     if calibration.exact is not None:
-        x, y = calibration.exact.tokens_per_forward, 100 * one.quality
+        x, y = calibration.exact.tokens_per_forward, 100 * calibration.exact.quality
         axes.plot(x, y, EXACT_MARKER, color=INK, markersize=11, zorder=5)
         name_point(axes, "exact", x, y, 9, weight="bold")
     axes.margins(x=0.14, y=0.16)

@@ -13,8 +13,9 @@ import jinja2
 
 from ...runtime.bundle.manifest import Profile
 from ..rounds import busy_note, percent
-from .calibrate import Calibration, Confirmation, ExactMode, Figures, Trial
+from .calibrate import Calibration, Confirmation, Figures, Trial
 from .decoding import Example
+from .exact import ExactMode
 
 COLUMNS = (
     "metric", "tau", "quality, %", "drop", "below", "same", "tokens/forward", "predicted", "tokens/s",
@@ -100,19 +101,20 @@ class Report:
         return [first, *exact, *(self._line(trial, was_raced) for trial in trials)]
 
     def _exact_line(self, exact: ExactMode) -> tuple[str, ...]:
-        """Its quality is that of one-token mode, by construction."""
+        """Its quality is that of one-token mode, where its texts are."""
         return (
             "-",
             "exact",
-            _quality(self.calibration.one_token),
-            "0.0",
-            "0.0",
+            _quality(exact),
+            f"{100 * exact.drop:.1f}",
+            f"{100 * exact.drop_bound:.1f}",
             percent(exact.same / exact.num_rows),
             f"{exact.tokens_per_forward:.2f}",
             "",
             _speed(exact),
             str(exact.speed_up),
-            "lossless" + (", enough" if exact.suffices else ""),
+            ("lossless" if exact.same == exact.num_rows else "rounded")
+            + (", enough" if exact.suffices else ""),
         )
 
     def _line(self, trial: Trial, was_raced: bool) -> tuple[str, ...]:
@@ -223,7 +225,7 @@ def points(value: float) -> str:
     return f"{text} point" if text == "1" else f"{text} points"
 
 
-def _quality(point: Figures) -> str:
+def _quality(point: Figures | ExactMode) -> str:
     low, high = point.quality_interval
     return f"{100 * point.quality:.1f} ({100 * low:.0f}–{100 * high:.0f})"
 

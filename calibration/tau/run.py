@@ -191,6 +191,8 @@ def _profile(request: Request, session: Session, result: Calibration, plan: Plan
         "quality_one_token": result.one_token.quality,
         "tokens_per_forward": point.tokens_per_forward,
         "tokens_per_second": point.tokens_per_second,
+        "exact_drop": exact.drop,
+        "exact_drop_bound": exact.drop_bound,
         "exact_tokens_per_forward": exact.tokens_per_forward,
         "exact_tokens_per_second": exact.tokens_per_second,
         "needed": not exact.suffices,

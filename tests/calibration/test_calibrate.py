@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.missing import need
 from support.paths import ROOT
@@ -23,7 +24,8 @@ from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau import bounds, race
 from mars_export.calibration.tau.calibrate import Change, changes_of
 from mars_export.calibration.tau.decoding import Outcome
-from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.calibration.tau.exact import beside
+from mars_export.calibration.tau.options import CalibrationOptions, setting
 from mars_export.calibration.tau.report import Report, markdown
 from mars_export.calibration.tau.run import Request, estimate, run
 from mars_export.cli import app
@@ -83,8 +85,11 @@ def request_for(bundle: Path, tmp_path: Path) -> Callable[..., Request]:
 
 
 def test_from_task_to_profile_to_answer(
-    request_for: Callable[..., Request], bundle: Path, tmp_path: Path
+    request_for: Callable[..., Request], bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = race.race
+    # Run as it is, but what a busy machine says of so short answers decides nothing here.
+    monkeypatch.setattr(race, "race", lambda *a: by_order(*a) if real(*a) else {})
     (tmp_path / "others.jsonl").write_text(rows().replace('"content": "', '"content": "so '))
     made = run(request_for(confirm=tmp_path / "others.jsonl"))
     calibration = made.calibration
@@ -201,6 +206,53 @@ def test_where_exact_mode_is_as_fast_no_profile_is_needed(
     assert profile.tau == 0.5, "stored, and says that it is not needed"
     assert profile.evidence["needed"] is False
     assert found.verdict in profile.evidence["notes"]
+
+
+@pytest.mark.parametrize(
+    ("num_changed", "drops", "suffices", "said"),
+    [
+        (0, 0.0, True, "gives the one-token text: no profile is needed"),
+        (4, 0.0, True, "in 496 of 500 rows (this precision rounds), at a mean drop of 0.0 points (below "),
+        (
+            100,
+            1.0,
+            False,
+            "in 400 of 500 rows (this precision rounds), at a mean drop of 20.0 points (below ",
+        ),
+    ],
+)
+def test_where_rounding_parts_the_texts_exact_mode_must_keep_the_bound(
+    num_changed: int, drops: float, suffices: bool, said: str
+) -> None:
+    def outcome(*ids: int) -> Outcome:
+        return Outcome("", ids, 1, 1, 1.0, "eos")
+
+    references = [outcome(1, 2)] * 500
+    outcomes = [outcome(1, 3 if i % 500 < num_changed else 2) for i in range(500)]
+    lost = np.array([drops if i < num_changed else 0.0 for i in range(500)])
+    lost = np.random.default_rng(1).permutation(lost)
+    speeds = {"one token": [10.0] * 3, "tau 0.9": [30.0] * 3, "exact": [40.0] * 3}
+    options = CalibrationOptions(max_drop=0.02)
+    found = beside(speeds, outcomes, references, lost, (0.9, (0.85, 0.95)), "tau 0.9", options)
+    assert (found.same, found.num_rows, found.suffices) == (500 - num_changed, 500, suffices)
+    assert found.quality == pytest.approx(0.9 - lost.mean())
+    assert found.drop <= found.drop_bound and (found.drop_bound == 0) == (num_changed == 0)
+    assert said in found.verdict
+    assert found.verdict.endswith("no profile is needed" if suffices else "the bound is not shown")
+
+
+def test_exact_rows_that_differ_have_all_rows_decoded(
+    request_for: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a graph rounded: its exact answers are those of another tau."""
+    monkeypatch.setattr("mars_export.calibration.tau.calibrate.CHECK_ROWS", 8)
+    monkeypatch.setattr("mars_export.calibration.tau.calibrate.EXACT", setting(0.0))
+    monkeypatch.setattr("mars_export.calibration.tau.exact.EXACT", setting(0.0))
+    made = run(request_for(store=False, options=replace(OPTIONS, taus=(0.9,))))
+    exact = made.calibration.exact
+    assert exact is not None and exact.num_rows == len(WORDS) > exact.same
+    assert exact.drop == 0.0 < exact.drop_bound, "any answer is right"
+    assert next(line for line in made.table if line[1] == "exact")[-1].startswith("rounded")
 
 
 def test_exact_mode_is_measured_where_no_tau_passes(
