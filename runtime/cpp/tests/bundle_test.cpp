@@ -113,6 +113,28 @@ TEST_CASE("a whole manifest") {
     CHECK(manifest.profiles.at(0).evidence == R"({"n":1})");
 }
 
+TEST_CASE("how weights are stored, under the old name too, and what the drift was proven against") {
+    Json manifest = valid();
+    Json& variant = manifest["variants"][0];
+    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).quantization);
+    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).drift->yardstick);
+    variant["drift"]["yardstick"] = "transformers 5.23.0";
+    variant["quantization"] = {{"group_size", 32}, {"symmetric", true}, {"head", "int8"}, {"embedding", "float"}};
+    const auto read = [&] { return mars::parse_manifest(manifest.dump()).variants.at(0); };
+    CHECK(read().drift->yardstick == "transformers 5.23.0");
+    CHECK(read().quantization->group_size == 32);
+    CHECK(read().quantization->symmetric);
+    CHECK(read().quantization->head == "int8");
+    variant["quantization"]["group_size"] = nullptr;
+    CHECK_FALSE(read().quantization->group_size);
+    variant["quantization"].erase("group_size");
+    variant["quantization"]["block_size"] = 128;
+    CHECK(read().quantization->group_size == 128);
+    variant["quantization"] = {{"group_size", 0}, {"head", "int8"}};
+    const std::string message = refusal(manifest.dump());
+    for (const char* name : {"group_size", "symmetric", "embedding"}) CHECK(says(message, std::string("quantization.") + name + ": "));
+}
+
 TEST_CASE("what is wrong in a manifest is named") {
     CHECK(says(refusal_with("/model/vocab_size", 0), "manifest.json.model.vocab_size: an integer of 1 to 16777216 is expected, not 0"));
     CHECK(says(refusal_with("/model/vocab_size", 20.0), "vocab_size: an integer"));
