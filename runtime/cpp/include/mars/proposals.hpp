@@ -12,8 +12,7 @@
 
 namespace mars {
 
-/// `revised`: what a model said behind a proposal of its own that failed.
-enum class Source { masks, revised, lookup, draft };
+enum class Source { masks, lookup, draft };
 
 /// Tokens for the positions behind a row's last known one. `confidences[i]` is the source's own, 0 to 1.
 struct Proposals {
@@ -41,7 +40,7 @@ class MARS_API Hopes {
     };
 
     mutable std::mutex lock_;
-    std::array<std::array<Count, 8>, 4> counts_{}; // by source and class of confidence
+    std::array<std::array<Count, 8>, 3> counts_{}; // by source and class of confidence
 };
 
 /// What the masks of one row are worth: for the first mask, the second, ..., how likely its proposal holds.

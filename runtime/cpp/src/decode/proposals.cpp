@@ -9,9 +9,10 @@ namespace mars {
 namespace {
 
 constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // of confidences that are counted together
-constexpr double own_word = 8.0;          // verified proposals that a confidence's own word counts for
-constexpr double keep = 0.9;              // what an older step's masks count after a newer step's
-constexpr double first = 0.5;             // believed of masks before any were seen, as one mask
+constexpr double own_word = 16.0;                                              // verified proposals that a confidence's own word counts for
+constexpr double fade = 0.99;                                                  // what all counts keep at each step that verified
+constexpr double keep = 0.75;                                                  // what an older step's masks count after a newer step's
+constexpr double first = 0.5;                                                  // believed of masks before any were seen, as one mask
 constexpr double lookup_confidence = 0.6; // of a token that followed the same tokens before; the counts correct it
 
 double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
@@ -29,7 +30,11 @@ double Hopes::of(Source source, double confidence) const {
 }
 
 void Hopes::saw(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_held) {
+    if (num_fed == 0) return;
     const std::lock_guard<std::mutex> guard(lock_);
+    for (auto& classes : counts_) {
+        for (Count& count : classes) count = {count.tried * fade, count.held * fade};
+    }
     for (std::int64_t i = 0; i < std::min(num_held + 1, num_fed); ++i) {
         const double confidence = proposals.confidences[static_cast<std::size_t>(i)];
         Count& count = counts_[static_cast<std::size_t>(proposals.source)][class_of(confidence)];

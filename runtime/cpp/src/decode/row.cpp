@@ -9,7 +9,7 @@ namespace mars {
 
 namespace {
 
-constexpr double enough = 3.0;   // tokens that proposals promise, from which no other source is asked
+constexpr double enough = 3.0;      // tokens that proposals promise, from which no other source is asked
 constexpr double exact_mode = -1.0; // in place of a tau
 
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
@@ -73,7 +73,9 @@ Row::Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig
     if (!proposer_ && config_.lookup > 0) proposer_ = std::make_unique<Lookup>(config_.lookup);
 }
 
-bool Row::ends_at(std::int64_t i) const { return i < proposals.size() && is_one_of(proposals.token_ids[static_cast<std::size_t>(i)], eos_ids_); }
+bool Row::ends_at(std::int64_t i) const {
+    return i < proposals.size() && is_one_of(proposals.token_ids[static_cast<std::size_t>(i)], eos_ids_);
+}
 
 std::int64_t Row::num_proposals() const {
     if (!config_.is_exact()) return 0;
@@ -135,12 +137,12 @@ void Row::settle(const std::vector<std::int64_t>& token_ids, const std::vector<d
     stats.proposed += num_fed;
     stats.verified += num_held;
     if (!finish_reason) hopes_->saw(proposals, num_fed, num_held); // else more may have held than were needed
-    // Behind a proposal that failed, predictions have seen a wrong token; some of them are right all the same.
-    const bool all_held = num_held == num_fed;
-    proposals = {{token_ids.begin() + count, token_ids.end()},
-                 {probabilities.begin() + count, probabilities.end()},
-                 all_held ? Source::masks : Source::revised};
-    if (!all_held) return;
+    // Predictions behind a wrong token are void: fresh masks are better guesses.
+    if (num_held < num_fed || finish_reason) {
+        proposals = {};
+        return;
+    }
+    proposals = {{token_ids.begin() + count, token_ids.end()}, {probabilities.begin() + count, probabilities.end()}, Source::masks};
     std::vector<double> hopes;
     for (const double probability : proposals.confidences) hopes.push_back(hopes_->of(Source::masks, probability));
     foresight_.saw(hopes);

@@ -17,20 +17,26 @@ struct Choice {
 
 double number(std::int64_t count) { return static_cast<double>(count); }
 
-/// Tokens a second if all goes on as it is: every step feeds its masks and the proposals of the last ones.
+double worth_of(const Chances& row, std::int64_t masks) { return row.worth[static_cast<std::size_t>(masks)]; }
+
+/// How likely all proposals of so many masks hold.
+double all_hold(const Chances& row, std::int64_t masks) { return masks > 0 ? worth_of(row, masks) - worth_of(row, masks - 1) : 1.0; }
+
+/// Tokens a second if all goes on as it is: a step feeds its masks and the proposals of the last one, and where those fail, the step
+/// after it has none.
 double speed_of(const Cost& cost, const std::vector<Chances>& rows, double num, std::int64_t others) {
     std::int64_t most = 0;
     for (const Chances& row : rows) most = std::max(most, row.most_masks());
     double best = 0.0;
     for (std::int64_t masks = 0; masks <= most; ++masks) {
-        double total = 0.0, longest = 0.0;
+        double tokens = number(others), held = 0.0;
         for (const Chances& row : rows) {
-            const double held = row.worth[static_cast<std::size_t>(std::min(masks, row.most_masks()))];
-            total += held;
-            longest = std::max(longest, held);
+            const std::int64_t m = std::min(masks, row.most_masks());
+            const double failing = 1.0 - all_hold(row, m);
+            tokens += (1.0 + worth_of(row, m) + failing) / (1.0 + failing);
+            held = std::max(held, worth_of(row, m));
         }
-        const double tokens = total + number(static_cast<std::int64_t>(rows.size())) + number(others);
-        best = std::max(best, tokens / cost.of(num * (1.0 + number(masks) + longest)));
+        best = std::max(best, tokens / cost.of(num * (1.0 + number(masks) + held)));
     }
     return best;
 }
@@ -38,13 +44,14 @@ double speed_of(const Cost& cost, const std::vector<Chances>& rows, double num, 
 /// For each width of the step, the best value of this row and the feed that has it.
 std::vector<Choice> splits_of(const Chances& row, std::int64_t widest, const Cost& cost, double speed, double num) {
     const double one = cost.of(num);
-    // What masks are worth later, and the width that their proposals will cost then.
-    std::vector<double> later;
-    std::vector<std::int64_t> masks_of; // by space: the number of masks that are worth most
-    for (const double held : row.worth) {
-        later.push_back(held - speed * (cost.of(num * (1.0 + held)) - one) / num);
-        const bool is_best = masks_of.empty() || later.back() > later[static_cast<std::size_t>(masks_of.back())];
-        masks_of.push_back(is_best ? static_cast<std::int64_t>(masks_of.size()) : masks_of.back());
+    // What m masks are worth in the next step: the tokens that will hold, less what feeding them costs; and where one fails, the step
+    // after it has no proposals and lacks as much.
+    std::vector<double> later{0.0};
+    std::vector<std::int64_t> masks_of{0}; // by space: the number of masks that are worth most
+    for (std::int64_t m = 1; m <= row.most_masks(); ++m) {
+        const double extra = speed * (cost.of(num * (1.0 + number(m))) - one) / num;
+        later.push_back((worth_of(row, m) - extra) / (2.0 - all_hold(row, m)));
+        masks_of.push_back(later.back() > later[static_cast<std::size_t>(masks_of.back())] ? m : masks_of.back());
     }
     std::vector<double> chances{1.0}, tokens{1.0};
     for (const double hope : row.hopes) {
@@ -53,9 +60,7 @@ std::vector<Choice> splits_of(const Chances& row, std::int64_t widest, const Cos
     }
     const double ending = row.ending.value_or(0.0);
     // Where an end is in sight, proposals that are left out have to be fed after all: one more step.
-    const auto rest = [&](std::int64_t left) {
-        return left > 0 ? number(left) - speed * cost.of(num * (1.0 + number(left))) / num : 0.0;
-    };
+    const auto rest = [&](std::int64_t left) { return left > 0 ? number(left) - speed * cost.of(num * (1.0 + number(left))) / num : 0.0; };
     std::vector<Choice> best;
     for (std::int64_t width = 0; width <= widest; ++width) {
         const std::int64_t space = std::min(width - row.known, row.room);
