@@ -26,6 +26,7 @@ from mars_export.calibration.rounds import Percentiles, Rounds, interleaved
 from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.runtime import CalibrationError, Commit, MarsError, SessionError, Stats
 from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.budget import KvBudget
 from mars_export.runtime.decode.row import Row
 
 BLOCK = 4
@@ -70,17 +71,20 @@ class Words:
 def fake_session(backend: FakeBackend) -> Any:
     """As much of a session as an engine and a benchmark need."""
 
-    def new_row(index: int, prompt: Any, config: Any) -> Any:
+    def new_row(index: int, prompt: Any, config: Any, _most: int | None = None) -> Any:
         words = Words()
         return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
 
-    manifest = SimpleNamespace(block=BLOCK, tokens=SimpleNamespace(mask=MASK, eos=()))
+    manifest = SimpleNamespace(block=BLOCK, source="fake", tokens=SimpleNamespace(mask=MASK, eos=()))
     return SimpleNamespace(
         backend=backend,
         bundle=SimpleNamespace(manifest=manifest),
         new_row=new_row,
         text=Words(),
         policy=lambda: None,
+        kv_budget=KvBudget,
+        variant=SimpleNamespace(name="fake"),
+        check=lambda _config: None,
         cost=None,
     )
 
