@@ -71,11 +71,11 @@ class Words:
 def fake_session(backend: FakeBackend) -> Any:
     """As much of a session as a batcher and a benchmark need."""
 
-    def new_row(index: int, prompt: Any, config: Any, most: int | None = None) -> Any:  # noqa: ARG001
+    def new_row(index: int, prompt: Any, config: Any, _most: int | None = None) -> Any:
         words = Words()
         return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
 
-    manifest = SimpleNamespace(block=BLOCK, tokens=SimpleNamespace(mask=MASK, eos=()), source="fake")
+    manifest = SimpleNamespace(block=BLOCK, source="fake", tokens=SimpleNamespace(mask=MASK, eos=()))
     return SimpleNamespace(
         backend=backend,
         bundle=SimpleNamespace(manifest=manifest),
@@ -85,6 +85,9 @@ def fake_session(backend: FakeBackend) -> Any:
         new_row=new_row,
         text=Words(),
         policy=lambda: None,
+        kv_budget=KvBudget,
+        variant=SimpleNamespace(name="fake"),
+        check=lambda _config: None,
         cost=None,
     )
 
