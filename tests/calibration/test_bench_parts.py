@@ -71,7 +71,7 @@ class Words:
 def fake_session(backend: FakeBackend) -> Any:
     """As much of a session as a batcher and a benchmark need."""
 
-    def new_row(index: int, prompt: Any, config: Any, _most: int | None = None) -> Any:
+    def new_row(index: int, prompt: Any, config: Any, most: int | None = None) -> Any:  # noqa: ARG001
         words = Words()
         return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
 
