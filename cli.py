@@ -1,11 +1,17 @@
-"""The mars-export command line: the commands of its parts under one name, and what becomes of errors."""
+"""The mars-export command line: the commands of its parts under one name, what each needs installed, and what
+becomes of errors.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from . import __version__
 from .calibration import commands as calibration
@@ -15,9 +21,71 @@ from .runtime import commands as runtime
 from .runtime.console import out, print_error
 from .runtime.errors import MarsError
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
-)
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Modules that an extra installs; `enough` says whether all of them are needed or any one will do."""
+
+    extra: str
+    modules: tuple[str, ...]
+    enough: Callable[[Iterable[object]], bool] = all
+
+
+RUN = Need("cpu", ("onnxruntime", "tensorrt", "tensorrt_rtx"), any)
+EXPORT = Need("export", ("torch", "onnx", "ml_dtypes", "safetensors", "huggingface_hub"))
+REPORT = Need("calibrate", ("matplotlib",))
+# What must be there before a command begins; a command that is not named needs nothing beyond the base.
+NEEDS: dict[str, tuple[Need, ...]] = {
+    "onnx": (EXPORT, RUN),
+    "trt": (EXPORT,),
+    "demo": (EXPORT, RUN),
+    "generate": (RUN,),
+    "chat": (RUN,),
+    "calibrate": (RUN, REPORT),
+    "bench": (RUN, REPORT),
+}
+
+
+def check_installed(command: str) -> None:
+    """Raise MarsError that names all extras which `command` needs and lacks."""
+    lacking = {
+        need.extra: [name for name in need.modules if not _is_installed(name)]
+        for need in NEEDS.get(command, ())
+        if not need.enough(_is_installed(name) for name in need.modules)
+    }
+    if not lacking:
+        return
+    extras = ",".join(lacking)
+    absent = "; ".join(
+        f"none of {', '.join(names)}" if extra == RUN.extra else ", ".join(names)
+        for extra, names in lacking.items()
+    )
+    instead = " (or gpu, rtx, trt instead of cpu)" if RUN.extra in lacking else ""
+    raise MarsError(
+        f"`mars-export {command}` needs more than is installed ({absent}):\n"
+        f"  pip install 'mars-export[{extras}]'{instead}\n"
+        f"  from a clone: pip install '.[{extras}]'"
+    )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+class Commands(TyperGroup):
+    """A command says what it lacks before it reads its arguments; `--help` always answers."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and not ctx.resilient_parsing and "--help" not in rest:
+            check_installed(name)
+        return name, command, rest
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 for part in (exporter, runtime, calibration, bundles):
     app.add_typer(part.app)
 
@@ -34,7 +102,9 @@ Version = Annotated[
 ]
 
 
-@app.callback()
+@app.callback(
+    epilog="Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 interrupted."
+)
 def describe(version: Version = False) -> None:
     """Export MARS multi-token language models and run them with a speed/quality knob per request."""
 

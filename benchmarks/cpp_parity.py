@@ -1,10 +1,10 @@
 """Whether libmars and the Python runtime give the same tokens on a real bundle, and what a step costs.
 
     python benchmarks/cpp_parity.py BUNDLE [--library build/cpp/release/libmars.so]
-        [--assistant 100] [--arithmetic 50] [--taus 1 0.95 0.8]
+        [--assistant 100] [--arithmetic 50] [--modes exact 1 0.95 0.8]
 
 Prompts are the first held-out test rows of the default checkpoint's data. Both runtimes use one thread
-and full windows, and get the same token ids.
+and full windows, and get the same token ids. A mode is `exact` or a tau.
 Exit code 1 if any token differs.
 """
 
@@ -17,7 +17,6 @@ from pathlib import Path
 from time import perf_counter
 
 from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.decode.config import FULL_WINDOW
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -41,34 +40,40 @@ def main() -> None:
     parser.add_argument("--library", type=Path, default=ROOT / "build" / "cpp" / "release" / "libmars.so")
     parser.add_argument("--assistant", type=int, default=100)
     parser.add_argument("--arithmetic", type=int, default=50)
-    parser.add_argument("--taus", type=float, nargs="+", default=[1.0, 0.95, 0.8])
+    parser.add_argument("--modes", nargs="+", default=["exact", "1", "0.95", "0.8"])
     args = parser.parse_args()
     python = Session.open(args.bundle, threads=1)
     different = 0
     with CSession(Library(args.library), args.bundle, threads=1) as twin:
         for task in ("assistant", "arithmetic"):
             rows = prompts(python, task, getattr(args, task))
-            for tau in args.taus:
+            for mode in args.modes:
+                tau = None if mode == "exact" else float(mode)
                 equal = tokens = steps = 0
                 seconds = {"python": 0.0, "c++": 0.0}
                 for ids, limit in rows:
                     begun = perf_counter()
                     wanted = python.generate(
-                        ids, GenerationConfig(tau=tau, max_new_tokens=limit, window=FULL_WINDOW)
+                        ids, GenerationConfig(tau=tau, max_new_tokens=limit, window="full")
                     )
                     between = perf_counter()
                     made = twin.generate(ids, tau=tau, max_new_tokens=limit, window="full")
                     seconds["python"] += between - begun
                     seconds["c++"] += perf_counter() - between
-                    equal += (made.token_ids, made.forwards) == (wanted.token_ids, wanted.stats.forwards)
+                    stats = wanted.stats
+                    equal += (made.token_ids, made.forwards, made.verified) == (
+                        wanted.token_ids,
+                        stats.forwards,
+                        stats.verified,
+                    )
                     tokens += len(wanted.token_ids)
-                    steps += wanted.stats.forwards
+                    steps += stats.forwards
                 different += len(rows) - equal
                 times = ", ".join(
                     f"{name} {1000 * spent / max(steps, 1):.2f} ms/forward" for name, spent in seconds.items()
                 )
                 print(
-                    f"{task} tau {tau:g}: {equal}/{len(rows)} answers equal, "
+                    f"{task} {mode}: {equal}/{len(rows)} answers equal, "
                     f"{tokens} tokens, {steps} forwards, {times}",
                     flush=True,
                 )

@@ -8,8 +8,7 @@
     python benchmarks/steps.py replay BUNDLE...      the same from recorded predictions and the cost table
 
 Each takes --threads, --rounds or --rows, and --json FILE. Times are milliseconds, median (smallest); on a
-busy
-machine read the CPU time of `--threads 1`, which other processes hardly change, and not the wall clock.
+busy machine read the CPU time of `--threads 1`, which other processes hardly change, and not the wall clock.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from mars_export.calibration.tasks.tasks import Task, load
 from mars_export.calibration.tau.record import Trace, record
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.decode.backend import Backend, bucket
+from mars_export.runtime.decode.config import Window
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.row import Row
@@ -46,7 +46,7 @@ SLOTS = (1, 2, 4, 8, 15)
 TEXT, NEW_TOKENS = "The history of the steam engine begins in the first century, when", 48
 TASKS = ("assistant", "arithmetic", "chat")
 FIXED = (1, 2, 3, 4, 6, 8)  # windows; 1 feeds no masks
-WINDOWS: tuple[int | None, ...] = (*FIXED, None)  # None is the adaptive one
+WINDOWS: tuple[Window, ...] = (*FIXED, "auto")
 
 Work = Callable[[], object]
 Steps = list[tuple[float, float]]
@@ -285,9 +285,9 @@ def window(args: argparse.Namespace) -> dict[str, Any]:
     results = []
     for name in TASKS:
         rows = _rows(name, args.rows)
-        _decoded(session, rows[0], 0.95, None)  # warm up
+        _decoded(session, rows[0], 0.95, "auto")  # warm up
         for tau in args.taus:
-            least: dict[tuple[int, int | None], tuple[int, float]] = {}
+            least: dict[tuple[int, Window], tuple[int, float]] = {}
             for _ in range(args.rounds):
                 for i, row in enumerate(rows):
                     for size in WINDOWS:
@@ -323,32 +323,29 @@ def _rows(task: str, count: int) -> list[Task]:
     return list(load(DATA / f"{task}.test.jsonl"))[:count]
 
 
-def _config(tau: float, size: int | None, **values: Any) -> GenerationConfig:
-    return GenerationConfig(tau=tau, **values, **({} if size is None else {"window": size}))
-
-
-def _decoded(session: Session, task: Task, tau: float, size: int | None) -> tuple[int, float]:
+def _decoded(session: Session, task: Task, tau: float, size: Window) -> tuple[int, float]:
     """Tokens after the first step, and the seconds for them."""
-    stats = session.generate(task.prompt, _config(tau, size, max_new_tokens=task.max_new_tokens)).stats
+    config = GenerationConfig(tau=tau, window=size, max_new_tokens=task.max_new_tokens)
+    stats = session.generate(task.prompt, config).stats
     return stats.tokens_after_first, stats.decode_time
 
 
-def _replayed(trace: Trace, cost: Cost, tau: float, size: int | None) -> tuple[int, float]:
+def _replayed(trace: Trace, cost: Cost, tau: float, size: Window) -> tuple[int, float]:
     """Tokens after the first step, and the seconds that their steps would have taken."""
     confidences, answer = trace.confidences["probability"], trace.outcome.token_ids
-    row, policy = Row(0, [0], _config(tau, size), ()), Policy(lambda: cost)
+    row, policy = Row(0, [0], GenerationConfig(tau=tau, window=size), ()), Policy(lambda: cost)
     position = tokens = 0
     seconds = 0.0
     while position < len(answer):
         passed = [c >= tau for c in confidences[position]]
-        most = len(passed) - 1 if size is None else min(len(passed), size) - 1
+        most = min(len(passed), size) - 1 if isinstance(size, int) else len(passed) - 1
         [masks] = policy.masks([row], [most]) if position else [most]
         run = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
         run = min(run, len(answer) - position)
         if position:
             seconds += cost.of(row.num_pending + masks)
             tokens += run
-        row.acceptance.saw(run, passed[: masks + 1])
+        row.pass_rates.saw(run, passed[: masks + 1])
         row.cursor = len(row.tokens)
         row.tokens += answer[position : position + run]
         position += run
@@ -361,11 +358,11 @@ def _per_token(measured: Iterable[tuple[int, float]]) -> float:
     return 1000 * sum(seconds) / max(1, sum(counts))
 
 
-def _judged(task: str, tau: float, times: Mapping[int | None, float]) -> dict[str, Any]:
+def _judged(task: str, tau: float, times: Mapping[Window, float]) -> dict[str, Any]:
     """`times` beside the best fixed window and one token; prints the ratios."""
     best = min(FIXED, key=times.__getitem__)
-    against_best, against_one = times[best] / times[None], times[1] / times[None]
-    named = {str(size or "auto"): ms for size, ms in times.items()}
+    against_best, against_one = times[best] / times["auto"], times[1] / times["auto"]
+    named = {str(size): ms for size, ms in times.items()}
     cells = "  ".join(f"{name} {ms:.1f}" for name, ms in named.items())
     said = f"auto is {against_best:.3f} x the best ({best}), {against_one:.3f} x one token"
     print(f"{task:10} tau {tau:<4}  ms/token: {cells}  {said}", flush=True)

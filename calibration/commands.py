@@ -95,8 +95,8 @@ def calibrate(
     accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest tau that keeps the quality of a task, with a guarantee, and store it in the bundle as
-    a profile."""
+    """Find the fastest tau that keeps the quality of a task, with a guarantee, compare it with exact mode,
+    and store it in the bundle as a profile."""
     from .tau.options import CalibrationOptions
     from .tau.report import COLUMNS
     from .tau.run import PAGE_FILE, Request, estimate, run
@@ -114,6 +114,8 @@ def calibrate(
         print_json(report.to_dict())
         return
     out.print(report.headline, style="bold", markup=False)
+    if report.verdict is not None:
+        out.print(report.verdict, style="bold", markup=False)
     print_table(COLUMNS, report.table)
     for text in (report.confirmed, *(f"{name}: {value}" for name, value in report.facts)):
         if text is not None:
@@ -121,7 +123,10 @@ def calibrate(
     if report.num_changed:
         out.print(f"answers changed: {report.num_changed}; the report has them, worst first", markup=False)
     out.print(f"report    {request.folder / PAGE_FILE}", markup=False)
-    if store:
+    exact = report.calibration.exact
+    if exact is not None and exact.suffices:
+        out.print(f"try: mars-export generate {bundle} -p ... (exact mode, the default)", markup=False)
+    elif store:
         out.print(f"try: mars-export generate {bundle} --profile {request.profile_name} -p ...", markup=False)
 
 
@@ -132,6 +137,9 @@ def bench(
     tau: Annotated[
         str, typer.Option(help="Bounds to compare with one-token mode, with commas between.")
     ] = "0.95",
+    exact: Annotated[
+        bool, typer.Option("--exact/--no-exact", help="Whether exact mode is compared, too.")
+    ] = True,
     batch: Annotated[str, typer.Option(help="Rows decoded at once, with commas between.")] = "1",
     window: Annotated[
         str,
@@ -163,7 +171,7 @@ def bench(
     accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what a step costs here, and one-token mode against MARS on the rows of a task."""
+    """Measure what a step costs here, and one-token mode against exact mode and tau on the rows of a task."""
     from .bench.bench import BenchRequest, estimate
     from .bench.bench import bench as measure
     from .bench.settings import BenchOptions
@@ -177,6 +185,7 @@ def bench(
         rounds=rounds,
         limit=limit,
         cursor=cursor,
+        exact=exact,
     )
     where = (bundle, task, output, score, allow_exec, device, threads, variant, accuracy_level, resume, force)
     request = BenchRequest(*where, options=options)

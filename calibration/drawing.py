@@ -65,8 +65,9 @@ def part_names(figure: Any, axes: Any) -> None:
     taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in points]
     for name in sorted(names, key=lambda name: name.xy):
         above = name.xyann[1]
-        for offset in (above, -above - 9, above + 12, -above - 21, above + 24):
-            name.xyann = (0, offset)
+        offsets = [(0, above), (0, -above - 9), (19, -12), (-19, -12), (0, above + 12), (0, -above - 21)]
+        for offset in (*offsets, (0, above + 24)):
+            name.xyann = offset
             if not any(name.get_window_extent().overlaps(box) for box in taken):
                 break
         taken.append(name.get_window_extent())

@@ -39,7 +39,7 @@ class Answers:
         threads: int | None = None,
         batch: int = 1,
     ) -> Answers:
-        """Open the bundle; tau 0.95 unless it, or a profile instead of it, is given. Raises MarsError."""
+        """Open the bundle; exact mode unless tau, or a profile instead of it, is given. Raises MarsError."""
         wrong = [] if bundle else ["bundle=PATH is missing"]
         wrong += [
             f"{name} must be a positive number, not {value!r}"
@@ -48,10 +48,11 @@ class Answers:
         ]
         if profile is not None and (tau is not None or metric is not None):
             wrong.append("a profile sets tau and metric; give profile=, or them, not both")
+        elif metric is not None and tau is None:
+            wrong.append("metric says what tau bounds; give tau= too")
         if wrong:
             raise CalibrationError("; ".join(wrong))
-        given = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
-        config = GenerationConfig().with_values(**given)
+        config = GenerationConfig(tau=tau, metric=metric or "probability")
         session = Session.open(str(bundle), run_on, threads=threads)
         if session.text is None:
             raise CalibrationError(f"{bundle}: this bundle has no tokenizer, and the harness speaks text")

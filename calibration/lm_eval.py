@@ -27,8 +27,8 @@ KNOWN = ("bundle", "tau", "metric", "profile", "max_gen_toks", "run_on", "thread
 
 @register_model("mars_export")
 class MarsLM(LM):  # type: ignore[misc]
-    """A bundle at one setting: --model_args bundle=PATH,tau=0.95 or profile=NAME; also metric, threads,
-    max_gen_toks, run_on.
+    """A bundle at one setting: --model_args bundle=PATH (exact mode), with tau=0.95 or profile=NAME; also
+    metric, threads, max_gen_toks, run_on.
 
     `run_on` is cpu or cuda. The harness passes a `device` whether its user gave one or not, a GPU by default,
     so that is not heeded.

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..runtime.console import Json, Threads, advance, err, out, print_json, progress_bars
+from ..runtime.errors import CheckpointError
 
 app = typer.Typer()
 
@@ -25,7 +26,8 @@ Search = Annotated[
 Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
 Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
 MaskToken = Annotated[
-    str | None, typer.Option(help="The mask token (text or id), if the tokenizer does not name it.")
+    str | None,
+    typer.Option(help="The mask token (text or id); wins over the one that the tokenizer names, if any."),
 ]
 Revision = Annotated[str | None, typer.Option(help="Hub revision to pin.")]
 Base = Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")]
@@ -111,7 +113,14 @@ def onnx(
     from .checkpoint.open import open_checkpoint
     from .export import ExportOptions, export_onnx
     from .precision import choose_precision
+    from .tensorrt.engines import is_bundle
 
+    if checkpoint is not None and is_bundle(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint}: a bundle already, nothing is left to export. Run it:"
+            f" `mars-export generate {checkpoint} -p ...`; an engine for it: `mars-export trt {checkpoint}`;"
+            " another precision needs its checkpoint"
+        )
     if checkpoint is None:
         err.print(DEFAULT)
     if precision == "auto":
@@ -127,6 +136,7 @@ def onnx(
         opened = open_checkpoint(
             checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
         )
+        _say_which_mask(opened.vocabulary, mask_token)
         manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
@@ -138,7 +148,8 @@ def onnx(
     )
     if drift is not None:
         out.print(_drift_line(drift))
-    out.print(f"try: mars-export chat {output}")
+    system = "" if checkpoint is not None else " --system 'Reply with tool calls.'"
+    out.print(f"try: mars-export chat {output}{system}", markup=False)
 
 
 @app.command()
@@ -257,6 +268,7 @@ def trt(
             opened = open_checkpoint(
                 source, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
             )
+            _say_which_mask(opened.vocabulary, mask_token)
             outcome = export_engine(
                 opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
             )
@@ -277,7 +289,7 @@ def demo(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Export the default checkpoint and answer a few requests at tau 1 and 0.95, side by side."""
+    """Export the default checkpoint and answer a few requests one token a step, exactly and at tau 0.95."""
     from rich.table import Table
 
     from .demo import answers, prepare, summarize
@@ -293,12 +305,27 @@ def demo(
     if as_json:
         print_json({"bundle": str(bundle), "answers": [answer.to_dict() for answer in rows]})
         return
-    table = Table("tau", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", box=None)
+    table = Table(
+        "mode", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", "same text", box=None
+    )
     for line in summarize(rows):
         speeds = (f"{line.tokens_per_forward:.2f}", f"{line.tokens_per_second:.1f}", f"{line.speed_up:.2f}x")
-        table.add_row(f"{line.tau:g}", str(line.tokens), str(line.forwards), *speeds)
+        same = f"{line.same} of {line.answers}"
+        table.add_row(line.mode, str(line.tokens), str(line.forwards), *speeds, same)
+    out.print()
     out.print(table)
+    out.print("exact mode gives the one-token text by construction; a tau may give another for more speed")
     out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
+
+
+def _say_which_mask(vocabulary: Any, given: str | None) -> None:
+    if given is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
+        err.print(
+            f"mask token: --mask-token {vocabulary.mask_token} (id {vocabulary.mask_token_id}) is taken,"
+            f" not the tokenizer's own {vocabulary.named_mask}",
+            style="yellow",
+            markup=False,
+        )
 
 
 def _print_engine(bundle: Path, outcome: Any) -> None:
@@ -347,12 +374,16 @@ def _drift_line(drift: Any) -> str:
 
 def _print_answer(answer: Any) -> None:
     stats = answer.stats
-    if answer.tau >= 1:
+    is_first = answer.mode == "one token"
+    if is_first:
         out.print(f"\n> {answer.request}", style="bold", markup=False)
     out.print(
-        f"  tau {answer.tau:<4g} {stats.tokens_per_forward:4.2f} tokens/forward "
-        f" {stats.tokens / answer.seconds:5.1f} tokens/s  ",
+        f"  {answer.mode:<9} {stats.tokens_per_forward:4.2f} tokens/forward "
+        f" {answer.tokens_per_second:5.1f} tokens/s  ",
         end="",
         style="cyan",
     )
-    out.print(answer.text, markup=False)
+    if answer.same and not is_first:
+        out.print("the same text", style="dim")
+    else:
+        out.print(answer.text, markup=False)

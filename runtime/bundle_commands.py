@@ -1,4 +1,6 @@
-"""The commands that look at a bundle: inspect, doctor, profiles. Parse, one call, print."""
+"""The commands about a bundle as it lies there: inspect, doctor, profiles, pack, unpack. Parse, one call,
+print.
+"""
 
 from __future__ import annotations
 
@@ -156,9 +158,12 @@ def show_profile(
     for row in described(bundle, name):
         if as_json:
             print_json(row.to_dict())
-        else:
-            for key, value in row.to_dict().items():
-                _say(f"{key:18} {value}")
+            continue
+        print_table(("profile", ""), row.settings)
+        out.print()
+        print_table(("rests on", ""), row.evidence)
+        if row.stale:
+            _say(f"\nrenew it with: {row.renewal}")
 
 
 @profiles_app.command("remove")
@@ -167,3 +172,48 @@ def remove_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(m
     from .bundle.profiles import remove
 
     _say(f"removed {remove(bundle, name)} profile(s) named {name}")
+
+
+@app.command()
+def pack(
+    bundle: BundleArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write; BUNDLE.tar by default."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a bundle as one file, to copy to a device: a plain tar, the same bytes for the same content."""
+    from .bundle.pack import pack as write
+
+    target = output or bundle.with_name(f"{bundle.resolve().name}.tar")
+    size = write(bundle, target, force=force)
+    if as_json:
+        print_json({"file": str(target), "size": size})
+    else:
+        _say(f"{target}  {size / 1e6:.0f} MB; there: mars-export unpack {target.name}")
+
+
+@app.command()
+def unpack(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `mars-export pack` wrote.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="BUNDLE", help="The bundle to make; FILE without .tar by default."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a bundle of a packed file. Every hash is checked before the bundle gets its name."""
+    from .bundle.pack import unpack as read
+
+    target = output or file.with_name(
+        file.name.removesuffix(".tar") if file.suffix == ".tar" else "mars.bundle"
+    )
+    manifest = read(file, target)
+    if as_json:
+        print_json({"bundle": str(target), "files": len(manifest.files)})
+    else:
+        _say(f"{target}  {len(manifest.files)} files, all hashes match")

@@ -15,8 +15,8 @@ from .console import (
     Json,
     Level,
     Metric,
-    Threads,
     VariantName,
+    at_most_cores,
     err,
     out,
     print_error,
@@ -26,7 +26,8 @@ from .console import (
 from .errors import MarsError
 
 if TYPE_CHECKING:
-    from . import Completion, GenerationConfig, Session, Stream
+    from . import Commit, Completion, GenerationConfig, Session, Stream
+    from .chat import Talk
     from .decode.config import Window
 
 app = typer.Typer()
@@ -36,15 +37,16 @@ Tau = Annotated[
     typer.Option(
         "--tau",
         min=0.0,
-        help="Accept what is likelier than this, faster and riskier than --exact (0.95 in the paper); 1 is one token"
-        " per forward.",
+        help="Accept what is likelier than this, faster and riskier than --exact (0.95 in the paper); 1 is"
+        " one token per forward.",
     ),
 ]
 Exact = Annotated[
     bool | None,
     typer.Option(
         "--exact",
-        help="Several tokens a step, and the very text of one-token decoding: the default, unless --tau is given.",
+        help="Several tokens a step, and the very text of one-token decoding: the default, unless --tau is"
+        " given.",
     ),
 ]
 Lookup = Annotated[
@@ -53,22 +55,49 @@ Lookup = Annotated[
         "--lookup",
         min=0,
         metavar="N",
-        help="Propose, too, what followed the last N tokens when they stood there before (exact mode); 0 is off.",
+        help="Propose, too, what followed the last N tokens when they stood there before (exact mode); 0 is"
+        " off.",
     ),
 ]
 ProfileName = Annotated[
     str | None,
     typer.Option("--profile", help="Take tau, metric and window from this calibrated profile of the bundle."),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", "--max-tokens", "-n", min=1, help="Most tokens to generate.")
+]
 Temperature = Annotated[
-    float, typer.Option(min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits.")
+    float,
+    typer.Option(
+        "--temperature", "--temp", min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits."
+    ),
 ]
 TopK = Annotated[int, typer.Option(min=0, help="Draw from the k likeliest tokens; 0 is off.")]
 TopP = Annotated[
     float, typer.Option(help="Draw from the smallest set of tokens with this probability; 1 is off.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
+MinP = Annotated[
+    float,
+    typer.Option("--min-p", help="Draw from tokens at least this much as likely as the likeliest; 0 is off."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Seed of the draws, 0 by default. The same command gives the same text: at a tau the window is"
+        " then `full`, unless --window is given; `auto` follows measured times.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        "-t",
+        min=1,
+        callback=at_most_cores,
+        help="Compute threads, the backend's choice by default.",
+    ),
+]
 Penalty = Annotated[
     float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")
 ]
@@ -81,8 +110,9 @@ WindowOption = Annotated[
     typer.Option(
         "--window",
         metavar="auto|full|N",
-        help="Predictions of new positions in one step: auto (the default) chooses for speed, step by step; full is"
-        " the bundle's block.",
+        help="Predictions of new positions in one step: auto (the default) chooses for speed, step by step;"
+        " full is the bundle's block. Exact mode gives one text for all of them; at a tau, auto may give"
+        " another one in another run.",
     ),
 ]
 DraftBundle = Annotated[
@@ -119,7 +149,8 @@ def generate(
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
-    seed: Seed = 0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
     repetition_penalty: Penalty = 1.0,
     stop: Stop = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
@@ -131,23 +162,37 @@ def generate(
     threads: Threads = None,
     accuracy_level: Level = None,
     draft: DraftBundle = None,
+    number: Annotated[
+        int, typer.Option("--n", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ...")
+    ] = 1,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
-    """Answer one prompt, streaming."""
+    """Answer one prompt, streaming. With --n and --json: one JSON object per answer, each on its line."""
     from . import Commit, GenerationConfig, Session
+    from .chat import repeatable
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()),
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
+    if number > 1 and config.is_greedy:
+        raise MarsError(f"--n {number}: greedy answers are all the same; give --temp, too")
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
     )
     config = _profiled(session, profile, config)
-    stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
+    config = repeatable(
+        config, has_window=window is not None or profile is not None, has_seed=seed is not None
+    )
+    messages = text if raw else _messages(system, text)
+    if number > 1:
+        _draw_several(session, messages, config, number, loop, as_json)
+        return
+    stream = session.stream(messages, config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
     if as_json:
         print_json(_completion_json(done, config))
@@ -157,7 +202,8 @@ def generate(
         raise typer.Exit(130)
     if done.finish_reason == "capacity":
         raise MarsError(
-            f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short. Shorten the prompt"
+            f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short."
+            " Shorten the prompt"
         )
 
 
@@ -175,7 +221,8 @@ def chat(
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
-    seed: Seed = 0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
     repetition_penalty: Penalty = 1.0,
     device: Device = "cpu",
     variant: VariantName = None,
@@ -187,46 +234,79 @@ def chat(
         bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
     ] = False,
 ) -> None:
-    """Talk with the model. /tau 0.8 trades quality for speed, /exact ends that, /runs shows accepted runs, /reset forgets, /quit leaves."""
+    """Talk with the model: /help lists what can be set while talking, /quit leaves. Ctrl-C ends an answer
+    only.
+    """
     from . import GenerationConfig, Session
+    from .chat import Talk, questions, repeatable
 
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature,
+        top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
     )
-    config = _profiled(session, profile, config)
-    history: list[dict[str, str]] = _messages(system, None)
-    start = len(history)
-    while (line := _ask(quiet=as_json)) is not None:
-        command, _, value = line.partition(" ")
-        if command in ("/quit", "/exit"):
+    has_window = window is not None or profile is not None
+    config = repeatable(_profiled(session, profile, config), has_window=has_window, has_seed=seed is not None)
+    talk = Talk(system, config, runs=runs, has_window=has_window)
+
+    def ask(goes_on: bool) -> str | None:
+        return _ask(quiet=as_json, goes_on=goes_on)
+
+    while True:
+        try:
+            for question in iter(lambda: ask(False), None) if as_json else questions(ask):
+                if question.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
+                    return
+                _turn(session, talk, question, as_json)
             return
-        if command == "/reset":
-            del history[start:]
-        elif command == "/runs":
-            runs = not runs
-        elif command == "/tau":
-            config = _with_tau(config, value)
-        elif command == "/exact":
-            config = config.with_values(exact=True)
-        elif command.startswith("/"):
-            err.print("commands: /exact, /tau NUMBER, /runs, /reset, /quit")
-        elif line.strip():
-            history.append({"role": "user", "content": line})
-            try:
-                done = _show(session.stream(history, config), runs=runs, quiet=as_json)
-            except MarsError as error:
-                history.pop()
-                print_error(error)
-                continue
-            history.append({"role": "assistant", "content": done.text})
-            if as_json:
-                print_json(_completion_json(done, config))
-            else:
-                err.print(_summary(done), style="dim")
+        except KeyboardInterrupt:  # a moment before or after an answer: the talk is what counts
+            if not sys.stdin.isatty():
+                raise
+            err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+
+
+def _turn(session: Session, talk: Talk, question: str, as_json: bool) -> None:
+    """Do what a line says: a command, or a question to answer."""
+    try:
+        if question.startswith("/"):
+            err.print(talk.obey(question), style="dim", markup=False)
+        elif question.strip():
+            _answer(session, talk, question, as_json)
+    except MarsError as error:
+        print_error(error)
+
+
+def _answer(session: Session, talk: Talk, question: str, as_json: bool) -> None:
+    """One turn of a talk. A question that fails is forgotten."""
+    talk.messages.append({"role": "user", "content": question})
+    try:
+        done = _show(session.stream(talk.messages, talk.config), runs=talk.runs, quiet=as_json)
+    except BaseException:
+        talk.messages.pop()
+        raise
+    talk.messages.append({"role": "assistant", "content": done.text})
+    if as_json:
+        print_json(_completion_json(done, talk.config))
+    else:
+        err.print(_summary(done), style="dim")
+
+
+def _draw_several(
+    session: Session, prompt: Any, config: GenerationConfig, number: int, loop: Commit, as_json: bool
+) -> None:
+    """Several answers to one prompt, drawn side by side, each with a seed of its own."""
+    configs = [config.with_values(seed=(config.seed + i) % 2**64) for i in range(number)]
+    for done, own in zip(
+        session.generate_batch([prompt] * number, configs, commit=loop), configs, strict=True
+    ):
+        if as_json:
+            print_json({"seed": own.seed} | _completion_json(done, own))
+        else:
+            out.print(done.text, markup=False)
+            err.print(f"seed {own.seed}: {_summary(done)}", style="dim")
 
 
 def _messages(system: str | None, text: str | None) -> list[dict[str, str]]:
@@ -249,13 +329,13 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
 
 
-def _ask(*, quiet: bool) -> str | None:
+def _ask(*, quiet: bool, goes_on: bool = False) -> str | None:
     """The next line of the user, or None at the end."""
     with suppress(ImportError):
         import readline  # noqa: F401  (gives input() a history and line editing)
     try:
-        return input("" if quiet or not sys.stdin.isatty() else "> ")
-    except (EOFError, KeyboardInterrupt):
+        return input("" if quiet or not sys.stdin.isatty() else "... " if goes_on else "> ")
+    except EOFError:
         return None
 
 
@@ -282,7 +362,8 @@ def _knob(
         raise MarsError("a profile sets tau, metric and window; give --profile, or them, not both")
     if exact and tau is not None:
         raise MarsError(
-            f"--exact gives the one-token text whatever is likely, --tau {tau:g} accepts what is likely; give one of them"
+            f"--exact gives the one-token text whatever is likely, --tau {tau:g} accepts what is likely;"
+            " give one of them"
         )
     if metric is not None and tau is None:
         raise MarsError(f"--metric {metric} says what tau is compared with; give --tau, too")
@@ -296,18 +377,8 @@ def _profiled(session: Session, profile: str | None, config: GenerationConfig) -
     return config.with_values(tau=found.tau, metric=found.metric, window=found.window)
 
 
-def _with_tau(config: GenerationConfig, value: str) -> GenerationConfig:
-    try:
-        changed = config.with_values(tau=float(value))
-    except (ValueError, MarsError):
-        err.print(f"/tau needs a number of 0 or more, not {value!r}", markup=False)
-        return config
-    err.print(f"tau {changed.tau:g}", style="dim")
-    return changed
-
-
 def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
-    """Print a stream as it comes; Ctrl-C ends the answer and keeps what is there. Long prefills show a bar."""
+    """Print a stream as it comes; Ctrl-C ends it and keeps what is there. Long prefills show a bar."""
     bars, task, odd = progress_bars(), None, False
     try:
         for event in stream:
@@ -334,7 +405,8 @@ def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
 def _summary(done: Completion) -> str:
     stats = done.stats
     return (
-        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
+        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward,"
+        f" {stats.tokens_per_second:.1f} tokens/s,"
         f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
     )
 

@@ -27,7 +27,24 @@ BundleArgument = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; the backend decides by default.")]
+
+
+def at_most_cores(threads: int | None) -> int | None:
+    """--threads, or all cores and a word where that is more than there are: waiting threads cost minutes."""
+    from .machine import cores
+
+    if threads is None or threads <= cores():
+        return threads
+    err.print(
+        f"--threads {threads}: this machine has {cores()} cores; {cores()} threads are used", style="yellow"
+    )
+    return cores()
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, callback=at_most_cores, help="Compute threads; the backend decides by default."),
+]
 VariantName = Annotated[
     str | None,
     typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best."),

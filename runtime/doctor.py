@@ -24,8 +24,10 @@ OPTIONAL = {
     "torch": ("export", "exporting"),
     "transformers": ("export", "exporting checkpoints without tokenizer.json"),
     "onnx": ("export", "exporting"),
+    "ml_dtypes": ("export", "exporting"),
     "safetensors": ("export", "exporting"),
     "huggingface_hub": ("export", "downloading checkpoints"),
+    "matplotlib": ("calibrate", "calibrating tau and measuring speed"),
     "cuda-bindings": ("rtx", "running TensorRT engines"),
 }
 TENSORRT = {

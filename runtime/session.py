@@ -4,9 +4,11 @@ why none does.
 
 from __future__ import annotations
 
+import operator
 import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -119,6 +121,8 @@ class Session:
         """
         from .device.variants import choose, look_around, why_not
 
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
         bundle = open_bundle(path, full=verify)
         chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
@@ -180,10 +184,7 @@ class Session:
         context, vocabulary = self.backend.max_capacity, self.bundle.manifest.model.vocab_size
         most = context if most is None else min(most, context)
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
-            raise SessionError(
-                f"a prompt is a text, messages or token ids, not {type(prompt).__name__};"
-                " decode bytes, and make a list of an array"
-            )
+            prompt = _ids(prompt)
         is_ids = not isinstance(prompt, str) and (len(prompt) == 0 or not isinstance(prompt[0], Mapping))
         if not is_ids and self.text is None:
             raise SessionError(
@@ -281,7 +282,7 @@ class Session:
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when this variant's graph lacks what `config` needs."""
         if not isinstance(config, GenerationConfig):
-            raise SessionError(f"settings are a GenerationConfig, not {type(config).__name__}")
+            raise SessionError(f"a config is a GenerationConfig, not {type(config).__name__}")
         outputs = self.backend.outputs
         if config.metric != "probability" and config.metric not in outputs:
             raise SessionError(f"the metric {config.metric} needs a bundle exported with --metrics")
@@ -413,6 +414,14 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     return Completion(
         text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats
     )
+
+
+def _ids(prompt: object) -> list[int]:
+    """A prompt that is no list and no text: an array of token ids, or nothing that can be read."""
+    with suppress(TypeError):
+        if not isinstance(prompt, Mapping | bytes | bytearray | memoryview):
+            return [operator.index(i) for i in prompt]  # type: ignore[attr-defined]
+    raise SessionError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")
 
 
 def _backend(

@@ -25,6 +25,8 @@ from .template import Template
 
 Message = Mapping[str, Any]
 
+# Besides those of a bundle's table: what templates in use know.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
 # A prompt is refused before it is tokenized when it has more characters than a full context of very long
@@ -102,13 +104,15 @@ class Text:
         """
         if self._template is None and self._turns is None:
             raise SessionError("this bundle has no chat template; pass the whole prompt as one text")
-        if not isinstance(messages, Sequence):
+        if not isinstance(messages, Sequence) or isinstance(messages, bytes):
             raise SessionError(f"a prompt is a text, messages or token ids, not {type(messages).__name__}")
         wrong = [i for i, m in enumerate(messages) if not _is_message(m)]
         if wrong or not messages:
             raise SessionError(
                 f"messages must be a non-empty list of {{role, content}}; wrong: {wrong[:20] or 'empty'}"
             )
+        self._check_roles(messages)
+        messages = [_joined(i, m) for i, m in enumerate(messages)]
         self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
         if self._turns is not None and all(_is_plain(m) for m in messages):
             text = self._turns.render(messages)
@@ -127,6 +131,19 @@ class Text:
         with _no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
+    def _check_roles(self, messages: Sequence[Message]) -> None:
+        """A role that nobody knows is a slip, which many templates would print as it stands; C++ refuses it,
+        too.
+        """
+        known = dict.fromkeys((*(self._turns.roles if self._turns else ()), *ROLES))
+        if unknown := [
+            f"{m['role'][:40]!r} in message {i}" for i, m in enumerate(messages) if m["role"] not in known
+        ]:
+            raise SessionError(
+                f"unknown role {', '.join(unknown[:5])} (known: {', '.join(known)});"
+                " write the conversation as one text if the model was tuned with others"
+            )
+
     def _check(self, length: int, tokens: int | None) -> None:
         most = self._most if tokens is None else min(most_characters(tokens), self._most or sys.maxsize)
         if most is not None and length > most:
@@ -141,6 +158,24 @@ def most_characters(tokens: int) -> int:
 
 def _is_message(message: Any) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
+
+
+def _joined(number: int, message: Message) -> Message:
+    """A message whose content parts ({type: text, text: ...}, OpenAI's form) are one text.
+
+    Raises SessionError for other parts.
+    """
+    parts = message["content"]
+    if not isinstance(parts, list | tuple):
+        return message
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise SessionError(
+                f"message {number}, part {i}: only text is understood, {{type: text, text: ...}},"
+                f" not {str(kind)[:40]!r}"
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def _is_plain(message: Message) -> bool:

@@ -143,6 +143,7 @@ def single_entries(names: Sequence[str]) -> list[Entry]:
     for name in names:
         if name.startswith("ours"):
             found += [Entry(f"{name} tau {tau:g}", name, "ours", {"tau": tau}) for tau in (1.0, 0.95)]
+            found.append(Entry(f"{name} exact", name, "ours"))
         elif name.startswith("authors"):
             for sampler in ("MARSCachedSampler", "MARSBlockCachedSampler"):
                 found.append(
@@ -159,11 +160,12 @@ def single_entries(names: Sequence[str]) -> list[Entry]:
 
 
 def batch_entries(names: Sequence[str]) -> list[Entry]:
-    """Our two cache loops and one-token mode, at each batch, for these bundles of ours."""
+    """Our two cache loops, one-token mode and exact mode, at each batch, for these bundles of ours."""
     found = []
     for name in names:
         for batch in BATCHES:
             found.append(Entry(f"{name} tau 1", name, "ours", {"tau": 1.0}, batch))
+            found.append(Entry(f"{name} exact", name, "ours", batch=batch))
             found.append(Entry(f"{name} tau 0.95 cursor", name, "ours", {"tau": 0.95}, batch))
             found.append(
                 Entry(

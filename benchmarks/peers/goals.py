@@ -39,7 +39,7 @@ class Goal:
 def goals(summaries: Sequence[Summary]) -> list[Goal]:
     """All goals of every task.
 
-    They were set for the assistant task at tau 0.95; the others are reported beside it.
+    They were set for the assistant task, at tau 0.95 and for exact mode; the others are reported beside it.
     """
     found: list[Goal] = []
     for task in dict.fromkeys(s.task for s in summaries):
@@ -47,14 +47,22 @@ def goals(summaries: Sequence[Summary]) -> list[Goal]:
         found += _single(task, single)
         for batch in dict.fromkeys(s.batch for s in summaries if s.task == task and s.batch > 1):
             rows = [s for s in summaries if (s.task, s.batch) == (task, batch)]
-            for name in dict.fromkeys(s.label.split(" tau ")[0] for s in rows):
-                found += _batch(task, batch, [s for s in rows if s.label.startswith(f"{name} tau ")])
+            for name in dict.fromkeys(_bundle(s) for s in rows):
+                found += _batch(task, batch, [s for s in rows if _bundle(s) == name])
     return found
+
+
+def _bundle(summary: Summary) -> str:
+    """Which bundle of ours it was: the words before the mode."""
+    return " ".join(summary.label.split()[:2])
 
 
 def _single(task: str, rows: Sequence[Summary]) -> list[Goal]:
     def mars(*names: str) -> Choice:
         return lambda s: s.label in {f"ours {name} tau 0.95" for name in names}
+
+    def exact(name: str) -> Choice:
+        return lambda s: s.label == f"ours {name} exact"
 
     quantized, fp32 = mars("w8a8", "int4"), mars("fp32")
     wanted: list[tuple[str, Choice, Choice, float]] = [
@@ -77,6 +85,10 @@ def _single(task: str, rows: Sequence[Summary]) -> list[Goal]:
             fp32,
             lambda s: s.label.startswith("MARSCachedSampler"),
             4.0,
+        ),
+        *(
+            (f"{name} exact mode over {name} tau 0.95", exact(name), mars(name), 0.95)
+            for name in ("fp32", "w8a8")
         ),
     ]
     return [
@@ -108,7 +120,10 @@ def _batch(task: str, batch: int, rows: Sequence[Summary]) -> list[Goal]:
         lambda s: s.label.endswith("tau 1"),
         PAPER[batch],
     )
-    return [goal for goal in (block, single) if goal]
+    exact = _ratio(
+        task, batch, "exact mode over tau 0.95", rows, lambda s: s.label.endswith(" exact"), cursor, 0.9
+    )
+    return [goal for goal in (block, single, exact) if goal]
 
 
 def _ratio(

@@ -1,6 +1,6 @@
-"""mars-export itself: one bundle, any tau, cache loop and batch.
+"""mars-export itself: one bundle, exact mode or any tau, any cache loop and batch.
 
-Settings: tau, window, commit, cache_block.
+Settings: tau (absent: exact mode), window, commit, cache_block.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     def answer(request: Request) -> Reply:
         settings = request.settings
         commit = Commit(settings.get("commit", "cursor"), settings.get("cache_block", 32))
-        tau, window = settings["tau"], settings.get("window")
-        configs = [
-            GenerationConfig(tau=tau, window=window, max_new_tokens=limit, eos_ids=tuple(request.eos))
-            for limit in request.limits
-        ]
+        config = GenerationConfig(
+            tau=settings.get("tau"), window=settings.get("window", "auto"), eos_ids=tuple(request.eos)
+        )
+        configs = [config.with_values(max_new_tokens=limit) for limit in request.limits]
         begun = perf_counter()
         made = session.generate_batch(request.prompts, configs, commit=commit)
         seconds = perf_counter() - begun

@@ -25,6 +25,7 @@ class Comparison:
     tokens_per_second counts everything, prompts too; speed_up is its ratio to one-token mode at the same
     batch in the same round. ttft, itl and tpot are over all answers (itl: events) of all rounds.
     `score_interval` is where the mean of the first round's answers would be with any number of rows.
+    `proposals_held`: share of exact mode's proposals that held, None where none were fed.
     `unsteady` answers were not the same in all rounds; `cut_short` ones ended because the context was full.
     """
 
@@ -38,6 +39,7 @@ class Comparison:
     score: float
     score_interval: tuple[float, float]
     same_answers: float
+    proposals_held: float | None
     peak_memory: int | None
     answers: int
     tokens: int
@@ -60,6 +62,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
         memory = [lap.peak_memory for round_ in rounds for lap in round_]
         known = [value for value in memory if value is not None]
         forwards = sum(answer.forwards for answer in every)
+        proposed = sum(answer.proposed for answer in every)
         others = [_answers(lap) for lap in rounds]
         yield Comparison(
             setting=setting,
@@ -72,6 +75,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
             score=sum(scores) / len(scores),
             score_interval=wilson(sum(scores), len(scores)),
             same_answers=sum(a.token_ids == p.token_ids for a, p in pairs) / len(first),
+            proposals_held=sum(a.verified for a in every) / proposed if proposed else None,
             peak_memory=max(known) if len(known) == len(memory) else None,
             answers=len(first),
             tokens=sum(len(a.token_ids) for a in first),

@@ -14,6 +14,7 @@ from .report import BenchReport
 from .settings import Setting
 
 MARKERS = {"cursor": "o", "block": "s"}
+EXACT_MARKER = "*"  # no point of a line: there is nothing to turn
 Series = tuple[int, Window, str]
 """Batch, window and commit: settings that differ in nothing but tau, and are joined by a line."""
 Colors = Mapping[tuple[int, Window], str]
@@ -54,21 +55,24 @@ def _pareto(axes: Any, report: BenchReport, colors: Colors) -> None:
     axes.set_xlabel("tokens/s, whole answers")
     axes.set_ylabel(f"score (%), {report.judges}")
     plain = [one for one in report.compared if one.setting.is_baseline]
-    others = [one for one in report.compared if not one.setting.is_baseline]
+    exact = [one for one in report.compared if one.setting.is_exact]
+    others = [one for one in report.compared if not (one.setting.is_baseline or one.setting.is_exact)]
     for one in report.compared:
         _point(axes, one, _color(one.setting, colors))
     for series in dict.fromkeys(map(_series, others)):
         points = [one for one in others if _series(one) == series]
         base = next(one for one in plain if one.setting == points[0].setting.baseline)
-        path = [base, *sorted(points, key=lambda one: -one.setting.tau)]
+        path = [base, *sorted(points, key=lambda one: -(one.setting.tau or 0.0))]
         style = "-" if points[0].setting.commit.kind == "cursor" else (0, (4, 2))
         color = _color(points[0].setting, colors)
         x, y = zip(*map(_place, path), strict=True)
         axes.plot(x, y, color=color, alpha=0.5, linewidth=1.3, linestyle=style)
     name_point(axes, "one token", *_place(plain[0]), 9)
+    if exact:
+        name_point(axes, "exact", *_place(max(exact, key=lambda one: one.tokens_per_second.median)), -17)
     for i, one in enumerate(_fastest(others)):  # by turns above and below: neighbours are often close
         offset, side = ((6, -5), "top") if i % 2 else ((6, 5), "bottom")
-        _note(axes, f"tau {one.setting.tau:g}", _place(one), offset, ha="left", va=side)
+        _note(axes, one.setting.mode, _place(one), offset, ha="left", va=side)
     _legend(axes, report, colors)
     axes.margins(x=0.2)
     axes.set_xlim(left=0)
@@ -88,9 +92,11 @@ def _point(axes: Any, one: Comparison, color: str) -> None:
     axes.plot(
         [speed.median] * 2, [100 * end for end in one.score_interval], color=color, alpha=0.2, linewidth=1
     )
-    style = {"markersize": 7, "markeredgecolor": color, "markeredgewidth": 1.4, "zorder": 4}
+    size = 12 if one.setting.is_exact else 7
+    style = {"markersize": size, "markeredgecolor": color, "markeredgewidth": 1.4, "zorder": 4}
     face = PAPER if one.setting.is_baseline else color
-    axes.plot(speed.median, score, MARKERS[one.setting.commit.kind], markerfacecolor=face, **style)
+    marker = EXACT_MARKER if one.setting.is_exact else MARKERS[one.setting.commit.kind]
+    axes.plot(speed.median, score, marker, markerfacecolor=face, **style)
 
 
 def _note(
@@ -112,6 +118,8 @@ def _legend(axes: Any, report: BenchReport, colors: Colors) -> None:
     has_windows = len(report.options.windows) > 1
     if len(colors) > 1:
         axes.plot([], [], "o", color="none", markeredgecolor=QUIET, markeredgewidth=1.4, label="one token")
+        if report.options.exact:
+            axes.plot([], [], EXACT_MARKER, color=QUIET, markersize=10, linestyle="none", label="exact")
         for (batch, window), color in colors.items():
             label = f"batch {batch}" + (f", window {window}" if has_windows else "")
             axes.plot([], [], "o", color=color, label=label)
@@ -146,7 +154,7 @@ def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
     top = max([axes.get_ylim()[1], *(one.tokens_per_forward for one in yields)])
     named = _fastest(yields)
     for one, height in zip(named, _apart([one.tokens_per_forward for one in named], 0.06 * top), strict=True):
-        text = f"tau {one.setting.tau:g}: {one.tokens_per_forward:.2f}"
+        text = f"{one.setting.mode}: {one.tokens_per_forward:.2f}"
         _note(axes, text, (_slots(report, one), height), (-8, 0), ha="right", va="center")
     axes.legend(frameon=False, fontsize=8.5, loc="upper left")
     axes.set_xticks(report.curves[0].slots)

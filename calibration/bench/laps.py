@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 
-from ...runtime import Engine, Limits, Session
+from ...runtime import Batcher, Limits, Session, Stats
 from ...runtime.decode.blocks import decode_blocks
 from ...runtime.machine import forget_peak, peak
 from ..rounds import slices
@@ -24,7 +24,8 @@ class Timeline:
     """An answer and when it came, in seconds.
 
     `ttft` is the time from the request to the first event with tokens, None if there was none. `gaps` are the
-    times between two events with tokens; an event brings all tokens that one step accepted.
+    times between two events with tokens; an event brings all tokens that one step accepted. Both are the
+    reader's; `forwards`, `proposed` and `verified` are the row's own counts.
     """
 
     text: str
@@ -33,15 +34,17 @@ class Timeline:
     finish_reason: str
     ttft: float | None
     gaps: tuple[float, ...]
+    proposed: int = 0
+    verified: int = 0
 
     @classmethod
     def of(
-        cls, text: str, ids: Sequence[int], forwards: int, reason: str, began: float, events: Sequence[float]
+        cls, text: str, ids: Sequence[int], stats: Stats, reason: str, began: float, events: Sequence[float]
     ) -> Timeline:
         """From clock times: of the request, and of its `events` with tokens."""
         first = round(events[0] - began, DIGITS) if events else None
         gaps = tuple(round(after - before, DIGITS) for before, after in pairwise(events))
-        return cls(text, tuple(ids), forwards, reason, first, gaps)
+        return cls(text, tuple(ids), stats.forwards, reason, first, gaps, stats.proposed, stats.verified)
 
     @property
     def output(self) -> Output:
@@ -84,7 +87,7 @@ def _by_service(session: Session, tasks: Sequence[Task], setting: Setting) -> li
     # The service is left first: it ends what still runs, and no client is waited for after an error or
     # Ctrl-C.
     limits = Limits(max_rows=setting.batch)
-    with ThreadPoolExecutor(setting.batch) as clients, Engine(session, limits) as service:
+    with ThreadPoolExecutor(setting.batch) as clients, Batcher(session, limits) as service:
         waiting = [clients.submit(_ask, service, task, setting) for task in tasks]
         try:
             return [answer.result() for answer in waiting]
@@ -93,7 +96,7 @@ def _by_service(session: Session, tasks: Sequence[Task], setting: Setting) -> li
             raise
 
 
-def _ask(service: Engine, task: Task, setting: Setting) -> Timeline:
+def _ask(service: Batcher, task: Task, setting: Setting) -> Timeline:
     text, reason = "", "cancelled"
     token_ids: list[int] = []
     events: list[float] = []
@@ -105,7 +108,7 @@ def _ask(service: Engine, task: Task, setting: Setting) -> Timeline:
         text += event.text
         token_ids += event.token_ids
         reason = event.finish_reason or reason
-    return Timeline.of(text, token_ids, request.stats.forwards, reason, began, events)
+    return Timeline.of(text, token_ids, request.stats, reason, began, events)
 
 
 def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Iterator[Timeline]:
@@ -117,10 +120,12 @@ def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Ite
     for step in decode_blocks(session.backend, rows, manifest.block, manifest.tokens.mask, size):
         now = perf_counter()
         for event in step:
+            if event.error is not None:
+                raise event.error
             if event.token_ids:
                 events[event.row].append(now)
     for (row, text), times in zip(streams, events, strict=True):
         if text is not None:
             text.finish()
         shown, ids = text.text if text is not None else "", row.tokens[row.stats.prompt_tokens :]
-        yield Timeline.of(shown, ids, row.stats.forwards, row.finish_reason or "cancelled", began, times)
+        yield Timeline.of(shown, ids, row.stats, row.finish_reason or "cancelled", began, times)

@@ -11,7 +11,7 @@ from .compare import Comparison
 from .settings import BenchOptions, Setting
 from .steps import CostCurve
 
-SCHEMA = 2
+SCHEMA = 3
 COMPUTED = ("curves", "compared", "options", "no_picture")  # of a report, not written as they are
 
 
@@ -60,10 +60,18 @@ class BenchReport:
             return f"{self.task}: no setting was faster than one-token mode."
         plain = next(line for line in self.compared if line.setting == best.setting.baseline)
         return (
-            f"{self.task}, batch {best.setting.batch}: tau {best.setting.tau:g} is {best.speed_up.median:.2f}"
+            f"{self.task}, batch {best.setting.batch}: {best.setting.mode} is {best.speed_up.median:.2f}"
             f" times as fast as one-token mode ({_speed(best)} against {_speed(plain)} tokens/s), score"
-            f" {_score(best)} against {_score(plain)} %."
+            f" {_score(best)} against {_score(plain)} %.{self._beside(best)}"
         )
+
+    def _beside(self, best: Comparison) -> str:
+        """The fastest exact setting at the batch of a tau that is the fastest."""
+        exact = [o for o in self.compared if o.setting.is_exact and o.setting.batch == best.setting.batch]
+        if best.setting.is_exact or not exact:
+            return ""
+        one = max(exact, key=lambda line: line.speed_up.median)
+        return f" Exact mode, which gives the one-token text: {one.speed_up.median:.2f} times."
 
     @property
     def break_evens(self) -> list[tuple[int, int, float | None]]:
@@ -76,8 +84,13 @@ class BenchReport:
 
     def window_size(self, setting: Setting) -> int | None:
         """Predictions of a full step with cursor commit; None where it is not known: one-token mode and block
-        commit aside, a window that is chosen while decoding."""
-        if setting.one_token or setting.commit.kind != "cursor" or setting.window == "auto":
+        commit aside, a window that is chosen while decoding, and exact mode, whose steps also verify."""
+        if (
+            setting.one_token
+            or setting.is_exact
+            or setting.commit.kind != "cursor"
+            or setting.window == "auto"
+        ):
             return None
         return self.block if setting.window == "full" else min(int(setting.window), self.block)
 
@@ -153,7 +166,7 @@ class BenchReport:
 
 def _names(setting: Setting) -> Iterator[str]:
     yield str(setting.batch)
-    yield f"{setting.tau:g}"
+    yield setting.mode.removeprefix("tau ")
     yield "-" if setting.one_token else str(setting.window)
     yield setting.commit_name
 

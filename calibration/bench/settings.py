@@ -17,10 +17,11 @@ WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a b
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Rows at once, a tau, a window and the cache loop. Raises MarsError for values out of range."""
+    """Rows at once, a tau (None: exact mode), a window and the cache loop. Raises MarsError for values out of
+    range."""
 
     batch: int
-    tau: float = 1.0
+    tau: float | None = 1.0
     window: Window = "auto"
     commit: Commit = field(default_factory=Commit)
 
@@ -47,9 +48,18 @@ class Setting:
         return "cursor" if self.commit.kind == "cursor" else f"block {self.commit.cache_block}"
 
     @property
+    def is_exact(self) -> bool:
+        return self.tau is None
+
+    @property
+    def mode(self) -> str:
+        """How tokens are accepted: exact, or at which tau."""
+        return "exact" if self.tau is None else f"tau {self.tau:g}"
+
+    @property
     def name(self) -> str:
         """Different for different settings."""
-        return f"batch {self.batch}, tau {self.tau:g}, window {self.window}, commit {self.commit_name}"
+        return f"batch {self.batch}, {self.mode}, window {self.window}, commit {self.commit_name}"
 
     def config(self, max_new_tokens: int) -> GenerationConfig:
         return GenerationConfig(max_new_tokens=max_new_tokens, tau=self.tau, window=self.window)
@@ -60,7 +70,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What is compared: every tau, window and commit at every batch, beside one-token mode.
+    """What is compared: every tau, window and commit at every batch, beside one-token mode and, with `exact`,
+    exact mode at every window. Exact mode needs cursor commit.
 
     `rounds`: how often each setting decodes the rows. `limit`: most rows, None for 16 or four times the
     largest batch. `cursor`: final KV entries of a row where the cost of a step is measured. Raises
@@ -75,9 +86,13 @@ class BenchOptions:
     rounds: int = 3
     limit: int | None = None
     cursor: int = 256
+    exact: bool = True
 
     def __post_init__(self) -> None:
-        lists = {"tau": self.taus, "batch": self.batches, "window": self.windows, "commit": self.commits}
+        lists: dict[str, tuple[object, ...]] = {"batch": self.batches, "window": self.windows}
+        lists["commit"] = self.commits
+        if not self.exact:  # exact mode alone can be held against one token
+            lists["tau"] = self.taus
         problems = [f"give at least one {name}" for name, values in lists.items() if not values]
         # One value at a time, so that each bad one is named once.
         problems += _refusals(lambda batch: Setting(batch), self.batches)
@@ -93,10 +108,11 @@ class BenchOptions:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """Every setting once; at each batch one-token mode first."""
+        """Every setting once; at each batch one-token mode first, then exact mode."""
         settings: list[Setting] = []
         for batch in self.batches:
             settings.append(Setting(batch))
+            settings += [Setting(batch, None, window) for window in self.windows if self.exact]
             for kind, window, tau in product(self.commits, self.windows, self.taus):
                 commit = Commit(kind, self.cache_block) if kind == "block" else Commit()
                 setting = Setting(batch, tau, window, commit)

@@ -1,5 +1,5 @@
 """The calibration itself: record, predict, test real paired decodes from safe to fast, choose among those
-that passed by speed. Writes nothing but the journal."""
+that passed by speed, and hold the choice against exact mode. Writes nothing but the journal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from ..tasks.scores import edit_similarity
 from ..tasks.tasks import Task
 from . import bounds, race
 from .decoding import Outcome, decode_rows
-from .options import GRID, ONE_TOKEN, CalibrationOptions, setting
+from .exact import ExactMode, beside, num_same
+from .options import EXACT, GRID, ONE_TOKEN, CalibrationOptions, name_of, setting
 from .record import Trace, record, recorded_metrics
 from .replay import Prediction, predict
 
-CHECK_ROWS = 32  # rows decoded in plain one-token mode, to compare with the record pass
+CHECK_ROWS = 32  # rows decoded in plain one-token mode and in exact mode, to compare with the record pass
 SHORT_ANSWER = 4  # tokens: of so few, hardly any can be accepted together
 MOST_CHANGES = 50
 T = TypeVar("T")
@@ -78,7 +79,8 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """A whole calibration. `chosen` is None where nothing faster than tau 1 could be shown; `choice` says why
-    it is what it is. `changed` are its changed answers, the worst first, at most MOST_CHANGES."""
+    it is what it is. `changed` are its changed answers, the worst first, at most MOST_CHANGES. `exact` is
+    None in reports that were made before there was such a mode."""
 
     options: CalibrationOptions
     judges: str
@@ -97,6 +99,7 @@ class Calibration:
     notes: tuple[str, ...]
     choice: str | None = None
     changed: tuple[Change, ...] = ()
+    exact: ExactMode | None = None
 
     @property
     def config(self) -> GenerationConfig:
@@ -135,7 +138,8 @@ class Calibrator:
         def decode(rows: Sequence[Task]) -> Iterator[Outcome]:
             return decode_rows(self.session, rows, config, self.options.batch)
 
-        phase = "one token" if config.one_token else f"{config.metric} {config.tau:g}"
+        is_tau = not (config.exact or config.one_token)
+        phase = f"{config.metric} {config.tau:g}" if is_tau else name_of(config)
         return self._all(phase, tasks, decode, Outcome)
 
     def speeds(self, tasks: Sequence[Task], settings: dict[str, GenerationConfig]) -> race.Speeds:
@@ -176,14 +180,19 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     grid = [(metric, tau) for metric in recorded for tau in {*GRID[metric], *options.taus}]
     curve = [calibrator.predict(plan, traces, metric, tau) for metric, tau in grid]
     plain = calibrator.outcomes(plan.tasks[:CHECK_ROWS], ONE_TOKEN)
+    exact = _exact_rows(calibrator, plan, references)
+    num_exact = len(exact)
+    exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
     one_token = figures(ONE_TOKEN, plain, qualities, 1.0, options.confidence)
     notes = _reasons_not_to_test(plan, answers, options)
     trials: list[Trial] = []
     for metric in () if notes else options.metrics:
         trials += _sequence(calibrator, plan, traces, qualities, metric)
+    speeds = _speeds(calibrator, plan, trials)
+    one_token, trials = _timed(speeds, one_token, trials)
     choice, reason = None, None
     if any(trial.passed for trial in trials):
-        choice, reason, one_token, trials = _fastest(calibrator, plan, one_token, trials)
+        choice, reason = _fastest(speeds, trials)
     elif trials:
         notes.append(
             "the safest candidate did not pass: tau stays 1. More rows, or a larger bound than"
@@ -208,7 +217,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         answer_range=(min(answers), max(answers)),
         one_token=one_token,
         speed_rows=len(plain),
-        speed_rows_same=sum(o.token_ids == r.token_ids for o, r in zip(plain, references, strict=False)),
+        speed_rows_same=num_same(plain, references),
         recorded=recorded,
         curve=tuple(sorted(curve, key=lambda p: (p.metric, p.tokens_per_forward))),
         tested=tuple(trials),
@@ -216,6 +225,15 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         notes=tuple(notes),
         choice=reason,
         changed=tuple(changes[:MOST_CHANGES]),
+        exact=beside(
+            speeds,
+            exact,
+            references,
+            qualities[:num_exact] - exact_scores,
+            (one_token.quality, one_token.quality_interval),
+            choice.measured.name if choice else name_of(ONE_TOKEN),
+            options,
+        ),
     )
 
 
@@ -241,6 +259,7 @@ def figures(
     """What rows gave and cost at one setting. `scores` may be those of more rows than were decoded."""
     tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
     timed, seconds = sum(o.tokens_timed for o in outcomes), sum(o.seconds for o in outcomes)
+    assert config.tau is not None, "exact mode is an ExactMode"
     return Figures(
         config.metric,
         config.tau,
@@ -277,18 +296,16 @@ def _sequence(
             return
 
 
-def _fastest(
-    calibrator: Calibrator, plan: Plan, one_token: Figures, trials: Sequence[Trial]
-) -> tuple[Trial | None, str, Figures, list[Trial]]:
-    """(choice, why, one-token mode and all trials with their speeds in the same rounds).
-
-    The nearer a setting keeps to the one-token answers, the safer it counts.
-    """
+def _speeds(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race.Speeds:
+    """Of one-token mode, what passed and exact mode. The nearer a setting keeps to the one-token answers, the
+    safer it counts."""
     passed = sorted((t for t in trials if t.passed), key=lambda t: -t.measured.agreement)
-    settings = {"one token": ONE_TOKEN}
-    settings |= {t.measured.name: setting(t.measured.tau, t.measured.metric) for t in passed}
-    speeds = calibrator.speeds(plan.tasks, settings)
-    name, reason = race.choose(speeds)
+    configs = [ONE_TOKEN, *(setting(t.measured.tau, t.measured.metric) for t in passed), EXACT]
+    return calibrator.speeds(plan.tasks, {name_of(config): config for config in configs})
+
+
+def _timed(speeds: race.Speeds, one_token: Figures, trials: Sequence[Trial]) -> tuple[Figures, list[Trial]]:
+    """One-token mode and the trials with their speeds in the same rounds, where they took part in them."""
     ratios = race.speed_ups(speeds)
 
     def timed(point: Figures, name: str) -> Figures:
@@ -300,8 +317,21 @@ def _fastest(
         else t
         for t in trials
     ]
-    choice = next((t for t in raced if t.passed and t.measured.name == name), None)
-    return choice, reason, timed(one_token, "one token"), raced
+    return timed(one_token, name_of(ONE_TOKEN)), raced
+
+
+def _fastest(speeds: race.Speeds, trials: Sequence[Trial]) -> tuple[Trial | None, str]:
+    """The choice among one-token mode and the taus that passed, and why."""
+    name, reason = race.choose({name: values for name, values in speeds.items() if name != name_of(EXACT)})
+    return next((t for t in trials if t.passed and t.measured.name == name), None), reason
+
+
+def _exact_rows(calibrator: Calibrator, plan: Plan, references: Outcomes) -> list[Outcome]:
+    """The first rows in exact mode, and all where some of them have not the one-token text."""
+    some = calibrator.outcomes(plan.tasks[:CHECK_ROWS], EXACT)
+    if num_same(some, references) == len(some):
+        return some
+    return calibrator.outcomes(plan.tasks, EXACT)
 
 
 def _scores(
@@ -317,8 +347,7 @@ def _scores(
 
 def _agreement(outcomes: Outcomes, references: Outcomes) -> float:
     """Share of answers with the same tokens."""
-    same = sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=True))
-    return same / len(references)
+    return num_same(outcomes, references) / len(references)
 
 
 def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:

@@ -67,10 +67,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row decoded at a setting, with the runs that were accepted together, for people to look at."""
+    """One row decoded at a setting, with the runs that were accepted together, for people to look at. `tau`
+    is None in exact mode."""
 
     prompt: str
-    tau: float
+    tau: float | None
     runs: tuple[Run, ...]
 
     @property

@@ -10,6 +10,7 @@ from ..drawing import COLORS, INK, QUIET, name_point, part_names, two_panels
 from .calibrate import Calibration, Figures, Trial
 
 METRIC_COLORS = dict(zip(("probability", "margin", "entropy"), COLORS, strict=False))
+EXACT_MARKER = "*"
 MARKERS = {"probability": "o", "margin": "s", "entropy": "D"}
 
 
@@ -31,6 +32,10 @@ def _measured(axes: Any, calibration: Calibration) -> None:
     _level(axes, 100 * one.quality - drop, f"one-token quality less {drop:g} points", QUIET)
     for metric in options.metrics:
         _line_of(axes, calibration, [t for t in calibration.tested if t.measured.metric == metric])
+    if calibration.exact is not None:
+        x, y = calibration.exact.tokens_per_forward, 100 * calibration.exact.quality
+        axes.plot(x, y, EXACT_MARKER, color=INK, markersize=11, zorder=5)
+        name_point(axes, "exact", x, y, 9, weight="bold")
     axes.margins(x=0.14, y=0.16)
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(0, bottom), min(top, 104))
@@ -78,6 +83,11 @@ def _predicted(axes: Any, calibration: Calibration) -> None:
     for point in (trial.measured for trial in calibration.tested):
         style = {"markersize": 5, "color": METRIC_COLORS[point.metric], "markeredgecolor": INK, "zorder": 4}
         axes.plot(point.tokens_per_forward, 100 * point.agreement, MARKERS[point.metric], **style)
+    if (exact := calibration.exact) is not None:
+        place = exact.tokens_per_forward, 100 * exact.same / exact.num_rows
+        axes.plot(
+            *place, EXACT_MARKER, color=INK, markersize=11, zorder=5, linestyle="none", label="exact mode"
+        )
     if calibration.tested:
         axes.plot([], [], "o", markersize=5, color="none", markeredgecolor=INK, label="real decodes")
     axes.legend(frameon=False, fontsize=8.5, loc="lower left", labelcolor=INK)

@@ -26,6 +26,16 @@ def setting(tau: float, metric: str = "probability") -> GenerationConfig:
 
 
 ONE_TOKEN = setting(1.0)
+EXACT = GenerationConfig()  # as it is by default: what it feeds changes its speed, and never its text
+
+
+def name_of(config: GenerationConfig) -> str:
+    """Different for different settings."""
+    if config.exact:
+        return "exact"
+    if config.one_token:
+        return "one token"
+    return f"tau {config.tau:g}" if config.metric == "probability" else f"{config.metric} {config.tau:g}"
 
 
 @dataclass(frozen=True, slots=True)

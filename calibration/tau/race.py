@@ -69,12 +69,10 @@ def speed_ups(speeds: Speeds) -> dict[str, Rounds]:
 
 
 def choose(speeds: Speeds) -> tuple[str, str]:
-    """The safest of the fastest, and why. A lead counts if its median is TIE and it is in every round."""
+    """The safest of the fastest, and why."""
     ratios = speed_ups(speeds)
     fastest = max(speeds, key=lambda name: ratios[name].median)
-
-    leads = {name: _ratios(speeds[fastest], values) for name, values in speeds.items()}
-    choice = next(name for name, lead in leads.items() if median(lead) < TIE or min(lead) <= 1)
+    choice = next(name for name in speeds if is_as_fast(speeds, name, fastest))
     one_token = next(iter(speeds))
     rounds = f"in {len(speeds[fastest])} interleaved rounds over the same rows"
     best = f"{fastest}, {ratios[fastest]} the speed of one-token mode"
@@ -84,6 +82,17 @@ def choose(speeds: Speeds) -> tuple[str, str]:
         return choice, f"the fastest that passed was {best}, {rounds}"
     safer = "one-token mode" if choice == one_token else f"{choice} ({ratios[choice]})"
     return choice, f"the fastest that passed was {best}, {rounds}, but {safer} ties with it and is safer"
+
+
+def is_as_fast(speeds: Speeds, name: str, other: str) -> bool:
+    """Whether `other` has no lead over `name`: one counts if its median is TIE and it is in every round."""
+    lead = _ratios(speeds[other], speeds[name])
+    return median(lead) < TIE or min(lead) <= 1
+
+
+def lead_of(speeds: Speeds, name: str, other: str) -> Rounds:
+    """How many times as fast `name` is as `other`, taken within each round."""
+    return Rounds.of(_ratios(speeds[name], speeds[other]))
 
 
 def _ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:

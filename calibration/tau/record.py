@@ -74,7 +74,8 @@ def recorded_metrics(session: Session) -> tuple[str, ...]:
 
 
 def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trace]:
-    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; in their order."""
+    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields
+    traces in their order."""
     assert session.text is not None, "the caller has made sure of a tokenizer"
     manifest = session.bundle.manifest
     rows = [

@@ -15,6 +15,7 @@ from ...runtime.bundle.manifest import Profile
 from ..rounds import busy_note, percent
 from .calibrate import Calibration, Confirmation, Figures, Trial
 from .decoding import Example
+from .exact import ExactMode
 
 COLUMNS = (
     "metric", "tau", "quality, %", "drop", "below", "same", "tokens/forward", "predicted", "tokens/s",
@@ -48,7 +49,7 @@ class Report:
             if any(trial.passed for trial in self.calibration.tested):
                 return f"{self.task}: tau 1. No setting that passed was shown to be faster here."
             drop = points(options.max_drop)
-            return f"{self.task}: tau 1. No faster setting was shown to lose less than {drop}."
+            return f"{self.task}: tau 1. No faster tau was shown to lose less than {drop}."
         chosen, one_token = choice.measured, self.calibration.one_token
         ratio = chosen.tokens_per_second / one_token.tokens_per_second if one_token.tokens_per_second else 0.0
         speed = choice.speed_up.median if choice.speed_up else ratio
@@ -57,6 +58,11 @@ class Report:
             f" with {percent(options.confidence)} confidence, at {chosen.tokens_per_forward:.2f} tokens per"
             f" forward and {speed:.2f} times the speed of one-token mode."
         )
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether tau is worth its loss here, beside exact mode, in one sentence."""
+        return f"{sentence(self.calibration.exact.verdict)}." if self.calibration.exact else None
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -77,6 +83,9 @@ class Report:
             ("one-token check", f"{same} rows decoded without masks gave the recorded answer"),
             ("recorded metrics", ", ".join(result.recorded) + others),
         ]
+        if result.exact is not None:
+            rows = f"{result.exact.same} of {result.exact.num_rows} rows"
+            facts.insert(-1, ("exact-mode check", f"{rows} decoded in exact mode gave the recorded answer"))
         if result.cut_short:
             facts.append(("cut short", f"{result.cut_short} answers ended at the end of the context"))
         facts += [("note", note) for note in (*result.notes, busy_note(self.load))]
@@ -84,11 +93,29 @@ class Report:
 
     @property
     def table(self) -> list[tuple[str, ...]]:
-        """A line of COLUMNS for one-token mode and for each candidate tested."""
+        """A line of COLUMNS for one-token mode, exact mode and each candidate tested."""
         one, trials = self.calibration.one_token, self.calibration.tested
         was_raced = any(trial.speed_up for trial in trials)
         first = ("-", "1", _quality(one), "", "", "", "1.00", "", _speed(one), "", "one token")
-        return [first, *(self._line(trial, was_raced) for trial in trials)]
+        exact = [self._exact_line(self.calibration.exact)] if self.calibration.exact else []
+        return [first, *exact, *(self._line(trial, was_raced) for trial in trials)]
+
+    def _exact_line(self, exact: ExactMode) -> tuple[str, ...]:
+        """Its quality is that of one-token mode, where its texts are."""
+        return (
+            "-",
+            "exact",
+            _quality(exact),
+            f"{100 * exact.drop:.1f}",
+            f"{100 * exact.drop_bound:.1f}",
+            percent(exact.same / exact.num_rows),
+            f"{exact.tokens_per_forward:.2f}",
+            "",
+            _speed(exact),
+            str(exact.speed_up),
+            ("lossless" if exact.same == exact.num_rows else "rounded")
+            + (", enough" if exact.suffices else ""),
+        )
 
     def _line(self, trial: Trial, was_raced: bool) -> tuple[str, ...]:
         m = trial.measured
@@ -125,6 +152,12 @@ class Report:
         )
 
     @property
+    def shown_at(self) -> str:
+        """The setting of the examples."""
+        tau = self.examples[0].tau if self.examples else None
+        return "in exact mode" if tau is None else f"at tau {tau:g}"
+
+    @property
     def num_changed(self) -> int:
         """Rows whose answer at the chosen setting is not the one-token answer."""
         choice = self.calibration.chosen
@@ -151,7 +184,7 @@ def _page(template: str, report: Report, picture: str) -> str:
     title, _, result = report.headline.partition(": ")
     return pages.get_template(template).render(
         title=title,
-        result=result[:1].upper() + result[1:],
+        result=sentence(result),
         report=report,
         columns=COLUMNS,
         picture=picture,
@@ -181,18 +214,23 @@ def _short(text: str) -> str:
     return text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + " ..."
 
 
+def sentence(text: str) -> str:
+    """With a capital."""
+    return text[:1].upper() + text[1:]
+
+
 def points(value: float) -> str:
     """A difference of qualities, in percentage points."""
     text = f"{100 * value:.1f}".removesuffix(".0").replace("-", "\u2212")
     return f"{text} point" if text == "1" else f"{text} points"
 
 
-def _quality(point: Figures) -> str:
+def _quality(point: Figures | ExactMode) -> str:
     low, high = point.quality_interval
     return f"{100 * point.quality:.1f} ({100 * low:.0f}–{100 * high:.0f})"
 
 
-def _speed(point: Figures) -> str:
+def _speed(point: Figures | ExactMode) -> str:
     speed = point.tokens_per_second
     return f"{speed:.1f}" if speed < 10 else f"{speed:.0f}"
 

@@ -22,7 +22,7 @@ from ..tasks.tasks import Task, data_hash, load
 from . import bounds, figure
 from .calibrate import Calibration, Calibrator, calibrate, confirm
 from .decoding import decode_example
-from .options import CalibrationOptions, setting
+from .options import EXACT, CalibrationOptions, setting
 from .record import record, recorded_metrics
 from .replay import predict
 from .report import Report, html, markdown
@@ -74,6 +74,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     calibrator = Calibrator(session, journal, options, progress)
     try:
         result = calibrate(calibrator, plan)
+        shown = EXACT if result.exact is not None and result.exact.suffices else result.config
         report = Report(
             task=request.task_name,
             bundle=request.bundle.name,
@@ -81,7 +82,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
             calibration=result,
             profile=_profile(request, session, result, plan),
             confirmation=confirm(calibrator, unseen, result.config) if unseen else None,
-            examples=tuple(decode_example(session, task, result.config) for task in plan.tasks[:EXAMPLES]),
+            examples=tuple(decode_example(session, task, shown) for task in plan.tasks[:EXAMPLES]),
             load=busy,
         )
     finally:
@@ -175,7 +176,8 @@ def _profile(request: Request, session: Session, result: Calibration, plan: Plan
     graph = profiles.sha256_of(manifest, variant.file)
     assert graph is not None, "an opened bundle lists its graph"
     choice, options = result.chosen, result.options
-    point = choice.measured if choice else result.one_token
+    point, exact = choice.measured if choice else result.one_token, result.exact
+    assert exact is not None, "a calibration always measures it"
     evidence = {
         "task": request.task_name,
         "data_sha256": data_hash(plan.tasks),
@@ -189,6 +191,11 @@ def _profile(request: Request, session: Session, result: Calibration, plan: Plan
         "quality_one_token": result.one_token.quality,
         "tokens_per_forward": point.tokens_per_forward,
         "tokens_per_second": point.tokens_per_second,
+        "exact_drop": exact.drop,
+        "exact_drop_bound": exact.drop_bound,
+        "exact_tokens_per_forward": exact.tokens_per_forward,
+        "exact_tokens_per_second": exact.tokens_per_second,
+        "needed": not exact.suffices,
         "batch": options.batch,
         "prompt_tokens": list(result.prompt_range),
         "answer_tokens": list(result.answer_range),
@@ -197,7 +204,7 @@ def _profile(request: Request, session: Session, result: Calibration, plan: Plan
         "block": manifest.block,
         "window": "full",
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "notes": list(result.notes),
+        "notes": [exact.verdict, *result.notes],
     }
     return Profile(
         name=request.profile_name,

@@ -69,6 +69,8 @@ Request parse_request(const std::string& body, const Limits& limits) {
             request.stream = value_of<bool>(name, value, value.is_boolean());
         else if (name == "tau")
             config.tau = value_of<double>(name, value, value.is_number());
+        else if (name == "exact")
+            config.exact = value_of<bool>(name, value, value.is_boolean());
         else if (name == "window")
             config.window = window_of(value);
         else if (name == "max_new_tokens")
@@ -81,7 +83,7 @@ Request parse_request(const std::string& body, const Limits& limits) {
             for (const Json& word : list_of(name, value, limits.stop)) config.stop.push_back(text_of(name, word));
         else
             throw BadRequest("unknown field " + name.substr(0, 60) +
-                             " (known: prompt, messages, stream, tau, window, max_new_tokens, temperature, seed, stop)");
+                             " (known: prompt, messages, stream, exact, tau, window, max_new_tokens, temperature, seed, stop)");
     }
     if (config.max_new_tokens > limits.new_tokens)
         throw BadRequest("max_new_tokens is at most " + std::to_string(limits.new_tokens) + " here");

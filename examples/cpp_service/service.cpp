@@ -1,4 +1,4 @@
-// A small HTTP service on libmars: POST /generate with a tau of its own for each request, GET /health. SIGINT and SIGTERM end it
+// A small HTTP service on libmars: POST /generate exact or with a tau of its own for each request, GET /health. SIGINT and SIGTERM end it
 // gracefully: no new connections, running answers are cut short and sent. An example, not a product: no TLS, no authentication.
 #include <atomic>
 #include <csignal>
@@ -85,7 +85,11 @@ class Service {
                 {"finish_reason", to_string(done.finish_reason)},
                 {"tokens", done.stats.tokens},
                 {"forwards", done.stats.forwards},
-                {"tokens_per_forward", done.stats.tokens_per_forward()}};
+                {"tokens_per_forward", done.stats.tokens_per_forward()},
+                {"proposed", done.stats.proposed},
+                {"verified", done.stats.verified},
+                {"rejected", done.stats.rejected()},
+                {"queue_time", done.stats.queue_time}};
     }
 
     mars::Session session_;

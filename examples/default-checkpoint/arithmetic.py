@@ -1,6 +1,8 @@
-"""The arithmetic task: word problems of two or three steps, answered with the steps written out and `#### n` at the end.
+"""The arithmetic task: word problems of two or three steps, answered with the steps written out and `#### n`
+at the end.
 
-Knows stories and how a step is written; sentences.toml has the wordings, some of each kind reserved for held-out rows.
+Knows stories and how a step is written; sentences.toml has the wordings, some of each kind reserved for
+held-out rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The assistant task: free-worded requests to a home and phone assistant, answered by a JSON list of calls.
 
-Knows slot values and how a request is put together; intents.toml has the intents and their wordings. Each intent reserves
-some wordings: held-out rows use only those, training rows never do.
+Knows slot values and how a request is put together; intents.toml has the intents and their wordings. Each
+intent reserves some wordings: held-out rows use only those, training rows never do.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def draw(task: str, rng: random.Random, held_out: bool) -> Example:
 
 
 def examples(task: str, seed: str, held_out: bool) -> Iterator[Example]:
-    """An endless, seeded stream of a task. The chat stream repeats its distilled answers, held-out ones once."""
+    """An endless, seeded stream of a task. The chat stream repeats its distilled answers, held-out ones
+    once."""
     if task == "chat":
         side = "held-out" if held_out else "train"
         answers = _answered(DATA / f"distilled.{side}.jsonl")
@@ -88,7 +89,8 @@ def held_out_rows(task: str) -> dict[str, list[Example]]:
 
 
 def encode(tokenizer: Tokenizer, example: Example) -> tuple[list[int], int]:
-    """Token ids of prompt + answer + end, and the prompt's length. Both parts are tokenized alone, as at inference."""
+    """Token ids of prompt + answer + end, and the prompt's length. Both parts are tokenized alone, as at
+    inference."""
     prompt = tokenizer.encode(example.prompt(), add_special_tokens=False).ids
     return [*prompt, *tokenizer.encode(example.answer, add_special_tokens=False).ids, EOS], len(prompt)
 
@@ -96,7 +98,8 @@ def encode(tokenizer: Tokenizer, example: Example) -> tuple[list[int], int]:
 def mixture(
     tokenizer: Tokenizer, seed: str, shares: dict[str, float]
 ) -> Iterator[tuple[str, list[int], int]]:
-    """Tasks, tokens and prompt lengths in the shares of response tokens asked for; never a held-out prompt."""
+    """Tasks, tokens and prompt lengths in the shares of response tokens asked for; never a held-out
+    prompt."""
     streams = {task: examples(task, seed, held_out=False) for task in shares}
     closed = {task: {e.prompt() for rows in held_out_rows(task).values() for e in rows} for task in shares}
     spent = dict.fromkeys(shares, 1e-9)

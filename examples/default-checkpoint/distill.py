@@ -1,4 +1,5 @@
-"""Answers the chat questions with the base model itself (greedy, batched) and writes them as JSONL; resumable by question."""
+"""Answers the chat questions with the base model itself (greedy, batched) and writes them as JSONL; resumable
+by question."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sweeps tau over the three held-out test files through an exported bundle; writes JSON as it goes and prints
-a Markdown table.
+"""Sweeps tau over the three held-out test files through an exported bundle, with exact mode beside it; writes
+JSON as it goes and prints a Markdown table.
 
 A (task, tau) that is already in the output file is not decoded again, unless the bundle or the rows are
 others.
@@ -19,26 +19,27 @@ from typing import Any
 from mars_export.calibration.tasks import tasks
 from mars_export.calibration.tasks.scores import Output
 from mars_export.calibration.tau.decoding import Generator, Outcome, decode_rows
-from mars_export.calibration.tau.options import setting
+from mars_export.calibration.tau.options import EXACT, setting
 from mars_export.runtime import Session
 
 DATA = Path(__file__).parent / "data"
 NAMES = ("assistant", "arithmetic", "chat")
+EXACT_NAME = "exact"  # of the point that has no tau
 TAUS = (1.0, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 def point(
     session: Generator,
     rows: Sequence[tasks.Task],
-    tau: float,
+    tau: float | None,
     references: Sequence[str] | None,
     batch: int,
     tell: Callable[[int, int], None],
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the rows give and cost at one tau, and their outputs. `references` are the one-token outputs; at
-    tau 1 the outputs are."""
+    """What the rows give and cost at one tau (None: in exact mode), and their outputs. `references` are the
+    one-token outputs; at tau 1 the outputs are."""
     done: list[Outcome] = []
-    for outcome in decode_rows(session, rows, setting(tau), batch):
+    for outcome in decode_rows(session, rows, EXACT if tau is None else setting(tau), batch):
         done.append(outcome)
         tell(len(done), len(rows))
     outputs = [outcome.text for outcome in done]
@@ -74,7 +75,8 @@ def table(points: dict[str, dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, by_tau in points.items():
-        for tau, p in sorted(by_tau.items(), key=lambda item: -float(item[0])):
+        # One token, exact mode, then the taus from safe to fast.
+        for tau, p in sorted(by_tau.items(), key=lambda item: -float(item[0].replace(EXACT_NAME, "0.9999"))):
             accuracy = "-" if name == "chat" else f"{100 * p['accuracy']:.1f} %"
             lines.append(
                 f"| {name} | {p['num_rows']} | {tau} | {accuracy} | {100 * p['agreement']:.1f} % | "
@@ -101,7 +103,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("evaluation.json"))
     parser.add_argument("--split", choices=("test", "calibration"), default="test")
     parser.add_argument("--tasks", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--taus", nargs="+", type=float, default=list(TAUS))
+    parser.add_argument("--taus", nargs="*", type=float, default=list(TAUS))
+    parser.add_argument("--no-exact", action="store_true", help="leave exact mode out")
     parser.add_argument("--rows", type=int, default=10**6, help="only the first rows of each file")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -119,17 +122,22 @@ def main() -> None:
         if state.get(name, {}).get("mark") != mark:
             state[name] = {"mark": mark, "points": {}, "references": None}
         entry = state[name]
-        for tau in sorted({1.0, *args.taus}, reverse=True):
-            if str(tau) in entry["points"]:
+        taus: list[float | None] = [*sorted({1.0, *args.taus}, reverse=True)]
+        if not args.no_exact:
+            taus.insert(1, None)
+        for tau in taus:
+            key = EXACT_NAME if tau is None else str(tau)
+            if key in entry["points"]:
                 continue
 
-            def tell(done: int, total: int, name: str = name, tau: float = tau) -> None:
-                print(f"\r{name} tau {tau}: {done}/{total}", end="", file=sys.stderr, flush=True)
+            def tell(done: int, total: int, name: str = name, key: str = key) -> None:
+                print(f"\r{name} {key}: {done}/{total}", end="", file=sys.stderr, flush=True)
 
-            references = None if tau >= 1 else entry["references"]
-            entry["points"][str(tau)], outputs = point(session, rows, tau, references, args.batch, tell)
+            is_reference = tau is not None and tau >= 1
+            references = None if is_reference else entry["references"]
+            entry["points"][key], outputs = point(session, rows, tau, references, args.batch, tell)
             print(file=sys.stderr)
-            if tau >= 1:
+            if is_reference:
                 entry["references"] = outputs
             save(args.out, state)
     print(table({name: state[name]["points"] for name in args.tasks}))

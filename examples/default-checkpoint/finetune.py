@@ -1,4 +1,5 @@
-"""Trains the MARS adapter: two streams, LoRA, AdamW, cosine. Resumable, seeded; writes checkpoints and the adapter."""
+"""Trains the MARS adapter: two streams, LoRA, AdamW, cosine. Resumable, seeded; writes checkpoints and the
+adapter."""
 
 from __future__ import annotations
 
@@ -42,9 +43,11 @@ def batches(tokenizer: Tokenizer, args: argparse.Namespace, skip: int):
 
 
 class Candidates:
-    """The ids a softmax is taken over: every id the task data uses, the batch's own, and fresh random ones each step.
+    """The ids a softmax is taken over: every id the task data uses, the batch's own, and fresh random ones
+    each step.
 
-    A full softmax is a fifth of the training time on a CPU. The random ids keep the rest of the vocabulary from drifting up.
+    A full softmax is a fifth of the training time on a CPU. The random ids keep the rest of the vocabulary
+    from drifting up.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int, seed: int) -> None:
@@ -90,7 +93,8 @@ class Run:
     def save(self) -> None:
         path = self.args.out / "checkpoint.pt"
         state = {
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, "examples": self.examples,
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "step": self.step, "examples": self.examples,
             "tokens": self.tokens, "seconds": self.seconds, "progress": self.progress,
         }  # fmt: skip
         torch.save(state, path.with_suffix(".tmp"))
@@ -111,13 +115,15 @@ class Run:
 
 
 def share(batch: list[Sequence2], rank: int, ranks: int) -> list[Sequence2]:
-    """The sequences of one process: by length, dealt back and forth, so that the processes finish together."""
+    """The sequences of one process: by length, dealt back and forth, so that the processes finish
+    together."""
     ordered = sorted(batch, key=lambda s: -len(s.ids))
     return [s for i, s in enumerate(ordered) if i % (2 * ranks) in (rank, 2 * ranks - 1 - rank)]
 
 
 def work(rank: int, args: argparse.Namespace) -> None:
-    """One process of the run. Each takes its share of every batch; gradients are averaged; all make the same update."""
+    """One process of the run. Each takes its share of every batch; gradients are averaged; all make the same
+    update."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     distributed.init_process_group(
@@ -177,8 +183,9 @@ def work(rank: int, args: argparse.Namespace) -> None:
             run.progress = run.tokens / args.tokens
         if rank == 0:
             print(
-                f"step {run.step} tokens {run.tokens} {count / (now - tick):.0f} tok/s clean {clean:.3f} noisy {noisy:.3f} "
-                f"norm {norm.item():.2f} lr {run.rate():.3f} progress {run.progress:.3f} {time.strftime('%H:%M:%S')}",
+                f"step {run.step} tokens {run.tokens} {count / (now - tick):.0f} tok/s"
+                f" clean {clean:.3f} noisy {noisy:.3f} norm {norm.item():.2f} lr {run.rate():.3f}"
+                f" progress {run.progress:.3f} {time.strftime('%H:%M:%S')}",
                 flush=True,
             )
         ending = stop > 0 or run.progress >= 1 or run.step >= args.steps

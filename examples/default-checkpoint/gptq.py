@@ -1,12 +1,13 @@
 """The default checkpoint's int4 codes by GPTQ, in two environments: llm-compressor pins its own transformers.
 
-    python gptq.py prepare WORK                           # with mars-export[export]: WORK/merged and WORK/sequences.json
+    python gptq.py prepare WORK                           # with mars-export[export]: merged, sequences.json
     python -m venv V && V/bin/pip install llmcompressor   # takes torch too; no GPU is needed
     V/bin/python gptq.py quantize WORK                    # WORK/int4, two to three minutes on 2 cores
     mars-export onnx WORK/int4 -o small.bundle --precision int4 --group 32 --asymmetric --allow-drift
 
-The sequences are rows of the calibration splits: the prompt with its whole answer, and twice with a part of the answer and seven masks
-behind it, because a MARS model predicts from masks. For a checkpoint of yours, put its rows and its directory in their place.
+The sequences are rows of the calibration splits: the prompt with its whole answer, and twice with a part of
+the answer and seven masks behind it, because a MARS model predicts from masks. For a checkpoint of yours, put
+its rows and its directory in their place.
 """
 
 from __future__ import annotations
@@ -92,11 +93,13 @@ def quantize(work: Path, symmetric: bool) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         sys.exit(
-            f"error: {error}; run this stage in an environment of its own: python -m venv V && V/bin/pip install llmcompressor"
+            f"error: {error}; run this stage in an environment of its own:"
+            " python -m venv V && V/bin/pip install llmcompressor"
         )
 
     sequences = sorted(json.loads(prepared.read_text(encoding="utf-8")), key=len)
-    # Batches of one length, cut from the left: a padding token would be one more thing that the model never sees.
+    # Batches of one length, cut from the left: a padding token would be one more thing that the model never
+    # sees.
     batches = [sequences[i : i + BATCH] for i in range(0, len(sequences), BATCH)]
     ids = [sequence[len(sequence) - len(batch[0]) :] for batch in batches for sequence in batch]
     weights = {"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": GROUP}
@@ -114,7 +117,8 @@ def quantize(work: Path, symmetric: bool) -> None:
         save_compressed=True,
     )
     print(
-        f"{work / 'int4'}; export it with --precision int4 --group {GROUP}{'' if symmetric else ' --asymmetric'}"
+        f"{work / 'int4'}; export it with --precision int4 --group {GROUP}"
+        f"{'' if symmetric else ' --asymmetric'}"
     )
 
 

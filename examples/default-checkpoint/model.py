@@ -1,4 +1,5 @@
-"""The Llama forward with LoRA and two streams, by hand: flat tokens, one attention call per sequence. Knows no data."""
+"""The Llama forward with LoRA and two streams, by hand: flat tokens, one attention call per sequence. Knows
+no data."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Sequence2:
 
 
 def windows(prompt: int, length: int, offset: int) -> list[tuple[int, int]]:
-    """The grid of mask windows [start, stop) over the response, the first one cut to `offset` masks when offset > 0."""
+    """The grid of mask windows [start, stop) over the response, the first one cut to `offset` masks when
+    offset > 0."""
     edges = (
         [prompt, *range(prompt + offset, length - 1, WINDOW)]
         if offset

@@ -1,8 +1,10 @@
-"""Simulates MARS decoding of held-out rows along their references: exact match and tokens per forward at several tau.
+"""Simulates MARS decoding of held-out rows along their references: exact match and tokens per forward at
+several tau.
 
-One forward holds a window of masks at every response position, so every tau is read off the same probabilities. A row is
-right when every token it accepts is the reference's; this is greedy decoding's exact match, and a lower bound of a final
-number's accuracy. Rows that leave the reference count as wrong and stop there.
+One forward holds a window of masks at every response position, so every tau is read off the same
+probabilities. A row is right when every token it accepts is the reference's; this is greedy decoding's exact
+match, and a lower bound of a final number's accuracy. Rows that leave the reference count as wrong and stop
+there.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Tally:
 
 
 def follow(right: torch.Tensor, sure: torch.Tensor, tau: float) -> tuple[bool, int, int]:
-    """Follows the acceptance rule. right, sure: [start, depth], depth 0 the ordinary prediction. (all right, tokens, forwards)"""
+    """Follows the acceptance rule. right, sure: [start, depth], depth 0 the ordinary prediction. (all right,
+    tokens, forwards)"""
     at = forwards = 0
     while at < len(right):
         forwards += 1
@@ -120,7 +123,8 @@ def main() -> None:
         began = time.time()
         for tau, tally in check(model, tokenizer, task, args.rows, args.one_token).items():
             print(
-                f"{task} tau {tau}: right {tally.right}/{args.rows}, {tally.tokens / tally.forwards:.2f} tokens/forward"
+                f"{task} tau {tau}: right {tally.right}/{args.rows},"
+                f" {tally.tokens / tally.forwards:.2f} tokens/forward"
             )
         print(f"{time.time() - began:.0f} s", flush=True)
 

@@ -1,4 +1,5 @@
-"""Compares the shipped adapter, loaded by PEFT over the base, with the training forward on one held-out row."""
+"""Compares the shipped adapter, loaded by PEFT over the base, with the training forward on one held-out
+row."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def main() -> None:
     difference = (logits - expected)[:, kept]
     agree = (logits[:, kept].argmax(-1) == expected[:, kept].argmax(-1)).float().mean()
     print(
-        f"max logit difference {difference.abs().max():.4f} (fp16 adapter), argmax agreement {agree:.4f} of {len(logits)} rows"
+        f"max logit difference {difference.abs().max():.4f} (fp16 adapter),"
+        f" argmax agreement {agree:.4f} of {len(logits)} rows"
     )
 
 

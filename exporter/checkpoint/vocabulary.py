@@ -27,6 +27,7 @@ class Vocabulary:
     bos_token: str | None
     eos_token: str | None
     chat_template: str | None
+    named_mask: str | None = None  # what the tokenizer itself calls its mask
 
 
 def read_vocabulary(
@@ -70,6 +71,7 @@ def read_vocabulary(
         bos_token=_content(settings, "bos_token"),
         eos_token=_content(settings, "eos_token"),
         chat_template=_chat_template(directories, settings),
+        named_mask=_own_mask(tokenizer, settings)[0],
     )
 
 
@@ -157,13 +159,20 @@ def _find_mask(
                 " or the mask's id"
             )
         return name, token_id
-    for name in (_content(settings, "mask_token"), AUTHORS_MASK):
-        if name is not None and (token_id := tokenizer.token_to_id(name)) is not None:
-            return name, token_id
+    name, token_id = _own_mask(tokenizer, settings)
+    if name is not None and token_id is not None:
+        return name, token_id
     raise CheckpointError(
         f"{where}: the tokenizer has no mask token, so this is not a MARS checkpoint;"
         " if the model was tuned with some other token as its mask, name it with --mask-token"
     )
+
+
+def _own_mask(tokenizer: Tokenizer, settings: dict[str, Any]) -> tuple[str | None, int | None]:
+    for name in (_content(settings, "mask_token"), AUTHORS_MASK):
+        if name is not None and (token_id := tokenizer.token_to_id(name)) is not None:
+            return name, token_id
+    return None, None
 
 
 def _eos_ids(

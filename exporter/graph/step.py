@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.family import Dims
 from ..codes import Codec, Quantization
-from . import delta, quantized
+from . import delta, quantized, steady
 from .nodes import Nodes
 from .weights import ONNX_DTYPES, Placed, shares_table
 
@@ -119,6 +119,7 @@ class _Writer:
         self.spec, self.dims, self.nodes = spec, spec.dims, Nodes()
         self.half = spec.precision != "float32"
         self.is_delta = spec.kv_layout == "delta"
+        self.is_steady = spec.quantization is not None and spec.quantization.is_integer and not self.is_delta
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
@@ -169,6 +170,10 @@ class _Writer:
                 )
                 inside = nodes.add("Greater", keys, first, name=f"window_{window}_inside")
                 self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
+        if self.is_steady:
+            self.masks = {
+                window: steady.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
+            }
         seconds = nodes.add(
             "Unsqueeze",
             nodes.add("Cast", positions, name="positions_f32", to=TensorProto.FLOAT),
@@ -236,6 +241,8 @@ class _Writer:
                 axis=2,
                 mode="linear",
             )
+        if self.is_steady:
+            return steady.attention(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask)
         return nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")
 
     def heads(self, i: int, packed: str) -> tuple[str, str, str]:

@@ -29,6 +29,7 @@ KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 KV_DTYPES = ("float32", "float16", "bfloat16")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "logits")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 WRITERS_WAIT = 30.0  # seconds, for one another
 
@@ -228,8 +229,7 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     directory = Path(path).expanduser()
     file = directory / MANIFEST_FILE
     if not file.is_file():
-        what = "not a bundle: it has no manifest.json" if directory.is_dir() else "no such bundle"
-        raise BundleError(f"{path}: {what}; make one with `mars-export onnx CHECKPOINT -o {path}`")
+        raise BundleError(_no_bundle(str(path), directory))
     data, is_vouched_for = _read(directory)
     try:
         manifest = parse_manifest(data.decode("utf-8"), str(file))
@@ -241,6 +241,25 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
         )
     verify(directory, manifest.files, manifest.graphs, full=full)
     return Bundle(directory, manifest)
+
+
+def _no_bundle(path: str, directory: Path) -> str:
+    """What lies there instead, and what to do."""
+    if (directory / "config.json").is_file() or (directory / "adapter_config.json").is_file():
+        what = "a checkpoint, not a bundle; export it first"
+    elif directory.suffix == ".gguf":
+        what = "a GGUF checkpoint, not a bundle; export it first"
+    elif directory.is_file():
+        return f"{path}: a file, not a bundle; `mars-export unpack {path}` if `mars-export pack` wrote it"
+    elif directory.is_dir():
+        what = "not a bundle: it has no manifest.json"
+    elif HUB_ID.fullmatch(path) and directory.suffix != ".bundle":
+        what = "no such bundle; if this is a checkpoint on the hub, export it first"
+    else:
+        return f"{path}: no such bundle; make one with `mars-export onnx CHECKPOINT -o {path}`"
+    if what.endswith("json"):
+        return f"{path}: {what}; make one with `mars-export onnx CHECKPOINT -o BUNDLE`"
+    return f"{path}: {what}: `mars-export onnx {path} -o mars.bundle`"
 
 
 def _read(directory: Path) -> tuple[bytes, bool]:

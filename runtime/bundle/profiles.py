@@ -6,6 +6,7 @@ Knows no task and no statistics.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,34 @@ def renewal(bundle: Path, profile: Profile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A profile with its state: empty `stale` means that it may be used."""
+    """A profile with its state: empty `stale` means that it may be used, else `renewal` is the command."""
 
     profile: Profile
     stale: tuple[str, ...]
+    renewal: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self.profile) | {"stale": list(self.stale)}
+
+    @property
+    def state(self) -> str:
+        return f"stale: {'; '.join(self.stale)}" if self.stale else "good"
+
+    @property
+    def settings(self) -> list[tuple[str, str]]:
+        """The profile itself, as name and text; what is not known is left out."""
+        fields = {name: value for name, value in asdict(self.profile).items() if name != "evidence"}
+        lines = [(name, shown(value)) for name, value in fields.items() if value is not None]
+        return [*lines, ("state", self.state)]
+
+    @property
+    def evidence(self) -> list[tuple[str, str]]:
+        """What it rests on, as name and text; each note in a line of its own."""
+        lines: list[tuple[str, str]] = []
+        for name, value in self.profile.evidence.items():
+            notes = value if name == "notes" and isinstance(value, list | tuple) else [value]
+            lines += [(name if i == 0 else "", shown(note)) for i, note in enumerate(notes)]
+        return lines
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -104,7 +126,7 @@ class Described:
             p.metric,
             p.variant,
             *known,
-            f"stale: {'; '.join(self.stale)}" if self.stale else "good",
+            self.state,
         )
 
 
@@ -114,7 +136,23 @@ def described(path: str | Path, name: str | None = None) -> list[Described]:
     wanted = [p for p in bundle.manifest.profiles if name in (None, p.name)]
     if name is not None and not wanted:
         raise _unknown(bundle.path, bundle.manifest, name)
-    return [Described(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p))) for p in wanted]
+    return [
+        Described(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p)), renewal(bundle.path, p))
+        for p in wanted
+    ]
+
+
+def shown(value: Any) -> str:
+    """A value of JSON for people: numbers short, lists and objects without brackets."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(inner)}" for name, inner in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(inner) for inner in value) or "-"
+    return str(value)
 
 
 def store(path: str | Path, profile: Profile) -> None:

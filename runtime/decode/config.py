@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -23,9 +24,11 @@ class GenerationConfig:
     of new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by
     step, for speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they
     stood in the prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop:
-    strings that end the text and are not part of it. temperature 0 is greedy; above it a candidate is drawn,
-    and its own probability is what tau is compared with. top_k 0 and top_p 1 are off. seed: draws depend on
-    it and on the position only. repetition_penalty 1 is off.
+    strings that end the text and are not part of it; it and eos_ids take lists, too. temperature 0 is greedy;
+    above it a candidate is drawn, and its own probability is what tau is compared with. top_k 0, top_p 1 and
+    min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest (not yet in C++). seed:
+    draws depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
+    repetition_penalty 1 is off.
 
     Raises SessionError that lists every value out of range.
     """
@@ -34,8 +37,8 @@ class GenerationConfig:
     metric: str = "probability"
     max_new_tokens: int = 256
     window: Window = "auto"
-    eos_ids: tuple[int, ...] | None = None
-    stop: tuple[str, ...] = ()
+    eos_ids: Sequence[int] | None = None
+    stop: Sequence[str] = ()
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -43,8 +46,13 @@ class GenerationConfig:
     repetition_penalty: float = 1.0
     exact: bool | None = None
     lookup: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str | list):
+            object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        if isinstance(self.eos_ids, list):
+            object.__setattr__(self, "eos_ids", tuple(self.eos_ids))
         if self.exact is None:
             object.__setattr__(self, "exact", self.tau is None)
         if self.exact is False and self.tau is None:
@@ -60,16 +68,18 @@ class GenerationConfig:
             ),
             "lookup": (_at_least(self.lookup, 0), "an integer of 0 or more"),
             "eos_ids": (
-                self.eos_ids is None or all(_at_least(i, 0) for i in self.eos_ids),
+                self.eos_ids is None
+                or (isinstance(self.eos_ids, tuple) and all(_at_least(i, 0) for i in self.eos_ids)),
                 "None or a tuple of token ids",
             ),
             "stop": (
                 isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
-                "a tuple of non-empty strings",
+                "a list of non-empty strings",
             ),
             "temperature": (_finite(self.temperature) and self.temperature >= 0, "a number of 0 or more"),
             "top_k": (_at_least(self.top_k, 0), "an integer of 0 or more"),
             "top_p": (_finite(self.top_p) and 0 < self.top_p <= 1, "a number above 0, at most 1"),
+            "min_p": (_finite(self.min_p) and 0 <= self.min_p <= 1, "a number of 0 to 1"),
             "seed": (_at_least(self.seed, 0) and self.seed < 2**64, "an integer of 0 to 2**64 - 1"),
             "repetition_penalty": (
                 _finite(self.repetition_penalty) and self.repetition_penalty > 0,

@@ -13,11 +13,12 @@ from functools import reduce
 from operator import add
 from typing import Literal, Protocol
 
-Source = Literal["masks", "revised", "lookup", "draft"]
+Source = Literal["masks", "lookup", "draft"]
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # of confidences that are counted together
-OWN_WORD = 8.0  # verified proposals that a confidence's own word counts for
-KEEP = 0.9  # what an older step's masks count after a newer step's
+OWN_WORD = 16.0  # verified proposals that a confidence's own word counts for
+FADE = 0.99  # what all counts keep at each step that verified: what is not fed any more gets another chance
+KEEP = 0.75  # what an older step's masks count after a newer step's
 FIRST = 0.5  # believed of masks before any were seen, as one mask
 LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; the counts correct it
 
@@ -54,11 +55,15 @@ class Hopes:
 
     def saw(self, proposals: Proposals, num_fed: int, num_held: int) -> None:
         """The first `num_held` of `num_fed` proposals held; behind the next one nothing was shown."""
+        if num_fed == 0:
+            return
+        counts = {key: (tried * FADE, held * FADE) for key, (tried, held) in self._counts.items()}
         for i in range(min(num_held + 1, num_fed)):
             confidence = proposals.confidences[i]
             key = (proposals.source, bisect_right(EDGES, confidence if confidence > 0 else 0.0))
-            tried, held = self._counts.get(key, (0.0, 0.0))
-            self._counts[key] = (tried + 1.0, held + (1.0 if i < num_held else 0.0))
+            tried, held = counts.get(key, (0.0, 0.0))
+            counts[key] = (tried + 1.0, held + (1.0 if i < num_held else 0.0))
+        self._counts = counts  # put there whole: other threads' rows read it
 
 
 class Foresight:

@@ -189,14 +189,12 @@ class Row:
         self.stats.verified += num_held
         if self.finish_reason is None:  # else more may have held than were needed
             self.hopes.saw(self.proposals, num_fed, num_held)
-        all_held = num_held == num_fed
-        if all_held:
-            self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
-        # Behind a proposal that failed, predictions have seen a wrong token; some of them are right all the
-        # same.
-        self.proposals = Proposals(
-            tuple(token_ids[count:]), tuple(probabilities[count:]), "masks" if all_held else "revised"
-        )
+        if num_held < num_fed or self.finish_reason is not None:
+            # Predictions behind a wrong token are void: fresh masks are better guesses (docs/log.md).
+            self.proposals = NONE
+            return
+        self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))
+        self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
 
     def look_around(self, most: int) -> None:
         """Take another source's proposals where they promise more; it is asked where those at hand promise

@@ -1,4 +1,6 @@
-"""Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p and seeded draws."""
+"""Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p, min-p and seeded
+draws.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +75,8 @@ def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
     cumulative = np.cumsum(weights / weights.sum())
     # Nucleus: the smallest set whose probability reaches top_p; always at least one token.
     kept = min(int(np.searchsorted(cumulative, config.top_p)) + 1, len(order))
+    if config.min_p:
+        kept = min(kept, int(np.count_nonzero(weights >= config.min_p)))  # the likeliest weighs 1
     return int(
         order[
             min(

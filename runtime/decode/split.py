@@ -39,6 +39,10 @@ class Chances:
     def most_masks(self) -> int:
         return len(self.worth) - 1
 
+    def all_hold(self, masks: int) -> float:
+        """How likely all proposals of so many masks hold."""
+        return self.worth[masks] - self.worth[masks - 1] if masks else 1.0
+
 
 class Splitter:
     """Chooses the feeds of rows that verify, step by step; all rows share a width, because a step is a
@@ -83,15 +87,18 @@ class Splitter:
 
     @staticmethod
     def _speed(cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
-        """Tokens a second if all goes on as it is: every step feeds its masks and the proposals of the last
-        ones.
+        """Tokens a second if all goes on as it is: a step feeds its masks and the proposals of the last one,
+        and where those fail, the step after it has none.
         """
         best = 0.0
         for masks in range(max(row.most_masks for row in rows) + 1):
-            held = [row.worth[min(masks, row.most_masks)] for row in rows]
-            slots = 1.0 + masks + max(held)
-            tokens = reduce(add, held) + len(rows) + others
-            best = max(best, tokens / cost.of(num * slots))
+            tokens, held = 0.0 + others, 0.0
+            for row in rows:
+                m = min(masks, row.most_masks)
+                failing = 1.0 - row.all_hold(m)
+                tokens += (1.0 + row.worth[m] + failing) / (1.0 + failing)
+                held = max(held, row.worth[m])
+            best = max(best, tokens / cost.of(num * (1.0 + masks + held)))
         return best
 
     def _widths(self, least: int, widest: int) -> list[int]:
@@ -104,11 +111,14 @@ class Splitter:
 def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> list[tuple[float, Feed]]:
     """For each width of the step, the best value of this row and the feed that has it."""
     one = cost.of(num)
-    # What masks are worth later, and the width that their proposals will cost then.
-    later = [held - speed * (cost.of(num * (1.0 + held)) - one) / num for held in row.worth]
-    masks_of = [0]
-    for m in range(1, len(later)):
-        masks_of.append(m if later[m] > later[masks_of[-1]] else masks_of[-1])
+    # What m masks are worth in the next step: the tokens that will hold, less what feeding them costs; and where one
+    # fails, the step after it has no proposals and lacks as much.
+    later, masks_of = [0.0], [0]
+    for m in range(1, len(row.worth)):
+        held = row.worth[m]
+        value = (held - speed * (cost.of(num * (1.0 + m)) - one) / num) / (2.0 - row.all_hold(m))
+        masks_of.append(m if value > later[masks_of[-1]] else masks_of[-1])
+        later.append(value)
     chances, tokens = [1.0], [1.0]
     for hope in row.hopes:
         chances.append(chances[-1] * hope)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support.paths import ROOT
+from support.tiny import Named
 
 from mars_export.calibration.tasks.tasks import Task
 from mars_export.exporter.checkpoint.tensors import SafetensorsFile
-from peers import catalog, goals, measure, tensors_file
+from peers import catalog, goals, measure, ours, tensors_file
 from peers.catalog import Entry
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
@@ -178,6 +179,8 @@ def test_goals_compare_the_fastest_of_both_sides_and_leave_out_what_is_absent() 
     assert found["fp32 MARS over transformers"].ratio == 0.0  # a rate of zero is no rate
     assert "fp32 MARS over the authors' cached sampler" not in found
     assert goals.goals([]) == []
+    [goal] = [g for g in goals.goals([*single, summary("ours fp32 exact", 18)]) if "exact" in g.what]
+    assert (goal.theirs, goal.ratio, goal.met) == ("ours fp32 tau 0.95", 0.75, False)
 
 
 def test_batch_goals_are_of_one_bundle_each() -> None:
@@ -189,6 +192,11 @@ def test_batch_goals_are_of_one_bundle_each() -> None:
         summary("ours w8a8 tau 1", 100, 8),
     ]
     found = goals.goals(rows)
+    exact = goals.goals([*rows, summary("ours fp32 exact", 19, 8), summary("ours w8a8 exact", 90, 8)])
+    assert exact[:2] == found, "the others are as they were"
+    assert [(g.ratio, g.wanted, g.ours, g.theirs) for g in exact[2:]] == [
+        (0.95, 0.9, "ours fp32 exact", "ours fp32 tau 0.95 cursor")
+    ]
     assert [(g.ratio, g.wanted, g.theirs) for g in found] == [
         (1.25, 1.15, "ours fp32 tau 0.95 block 16"),
         (2.0, 1.60, "ours fp32 tau 1"),
@@ -203,6 +211,26 @@ def test_every_entry_names_a_program() -> None:
     assert {e.batch for e in catalog.batch_entries(["ours fp32"])} == set(catalog.BATCHES)
     assert [e.kind for e in entries].count("authors") == 2
     assert replace(entries[0]).settings == {"tau": 1.0}
+    assert [e.label for e in entries if e.program == "ours w8a8"] == [
+        "ours w8a8 tau 1", "ours w8a8 tau 0.95", "ours w8a8 exact"
+    ]  # fmt: skip
+    assert {e.batch for e in catalog.batch_entries(["ours fp32"]) if e.label == "ours fp32 exact"} == set(
+        catalog.BATCHES
+    )
+
+
+def test_ours_answers_at_every_entry(bundles: Named) -> None:
+    answer, versions = ours.load({"model": str(bundles("qwen2")), "threads": 1})
+    assert "onnxruntime" in versions
+    entries = [*catalog.single_entries(["ours fp32"]), *catalog.batch_entries(["ours fp32"])]
+    replies = {
+        (e.batch, e.label): answer(Request([[5, 6, 7], [8, 9]], [6, 9], [0], 1, dict(e.settings)))
+        for e in entries
+    }
+    one = replies[1, "ours fp32 tau 1"].token_ids
+    exact = [reply.token_ids for (_, label), reply in replies.items() if label.endswith(" exact")]
+    assert exact == [one] * (1 + len(catalog.BATCHES)), "exact mode gives the one-token text"
+    assert all(reply.forwards for reply in replies.values())
 
 
 def test_a_tensors_file_reads_back(tmp_path: Path) -> None:

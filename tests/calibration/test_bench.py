@@ -29,7 +29,8 @@ WORDS = ("hello", "the cat", "one", "in the end", "an apple", "er")
 OPTIONS = BenchOptions(taus=(0.5,), batches=(1, 2), commits=("cursor", "block"), rounds=2, cursor=32)
 COMPARED = {
     "setting", "tokens_per_second", "speed_up", "tokens_per_forward", "ttft", "itl", "tpot", "score",
-    "score_interval", "same_answers", "peak_memory", "answers", "tokens", "unsteady", "cut_short",
+    "score_interval", "same_answers", "proposals_held", "peak_memory",
+    "answers", "tokens", "unsteady", "cut_short",
 }  # fmt: skip
 
 
@@ -106,7 +107,9 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
     assert [
         (c["setting"]["batch"], c["setting"]["tau"], c["setting"]["commit"]) for c in found["compared"]
     ] == [
-        (batch, *rest) for batch in (1, 2) for rest in ((1.0, "cursor"), (0.5, "cursor"), (0.5, "block 32"))
+        (batch, *rest)
+        for batch in (1, 2)
+        for rest in ((1.0, "cursor"), (None, "cursor"), (0.5, "cursor"), (0.5, "block 32"))
     ]
     for line in found["compared"]:
         assert set(line) == COMPARED
@@ -116,10 +119,14 @@ def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_p
         assert line["answers"] == len(WORDS)
         assert line["speed_up"]["low"] <= line["speed_up"]["median"] <= line["speed_up"]["high"]
         assert line["ttft"]["count"] == 2 * len(WORDS), "of all rounds"
-    assert found["compared"][0]["same_answers"] == found["compared"][3]["same_answers"] == 1.0
+    assert [c["same_answers"] for c in found["compared"] if c["setting"]["tau"] in (1.0, None)] == [1.0] * 4
+    for line in found["compared"]:
+        is_exact = line["setting"]["tau"] is None
+        assert (line["proposals_held"] is not None) == is_exact
+        assert not is_exact or 0 <= line["proposals_held"] <= 1
     assert found["compared"][0]["tokens_per_forward"] == 1.0
     assert all(math.isfinite(n) and n >= 0 for n in numbers(found))
-    assert all(n["speed_up"]["median"] == 1.0 for n in (found["compared"][0], found["compared"][3]))
+    assert all(n["speed_up"]["median"] == 1.0 for n in (found["compared"][0], found["compared"][4]))
 
 
 def test_docs_describe_every_field(request_for: Callable[..., BenchRequest]) -> None:
@@ -246,6 +253,8 @@ def test_few_rows_have_a_wide_interval(request_for: Callable[..., BenchRequest])
     low, high = report.compared[0].score_interval
     assert (low, high) == (pytest.approx(0.6097, abs=1e-3), 1.0)
     assert "100 (61-100)" in report.speed_table[1]
+    assert [line[0] for line in report.speed_table[2:]] == ["1", "1"]
+    assert [line[1] for line in report.speed_table] == ["tau", "1", "exact", "0.5"]
     assert "100 (61-100) against 100 (61-100) %" in report.headline or "no setting" in report.headline
 
 
@@ -283,7 +292,8 @@ def test_rows_without_answers_are_judged_by_agreement(
         request_for(options=replace(OPTIONS, taus=(0.0,), batches=(2,), commits=("cursor",), rounds=1))
     )
     assert report.judges == "agreement"
-    plain, fast = report.compared
+    plain, exact, fast = report.compared
+    assert exact.score == exact.same_answers == 1.0
     assert plain.score == 1.0
     assert fast.score == fast.same_answers < 1.0
 
@@ -359,7 +369,7 @@ def test_an_estimate_writes_nothing(request_for: Callable[..., BenchRequest], tm
         (["--batch", "two"], MarsError, "--batch must be whole numbers"),
         (["--tau", "nan"], CalibrationError, "tau must be a number of 0 or more, not nan"),
         (["--tau", "fast"], MarsError, "--tau must be numbers"),
-        (["--tau", ","], CalibrationError, "give at least one tau"),
+        (["--tau", ",", "--no-exact"], CalibrationError, "give at least one tau"),
         (["--window", "wide"], CalibrationError, "window must be"),
         (["--commit", "often"], CalibrationError, "commit must be one of"),
         (

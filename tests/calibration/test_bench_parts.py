@@ -24,7 +24,7 @@ from mars_export.calibration.bench.steps import SWEEPS, CostCurve, StepTimer, cu
 from mars_export.calibration.journal import Journal, restore
 from mars_export.calibration.rounds import Percentiles, Rounds, interleaved
 from mars_export.calibration.tasks.tasks import Message, Task
-from mars_export.runtime import CalibrationError, Commit, MarsError, SessionError
+from mars_export.runtime import CalibrationError, Commit, MarsError, SessionError, Stats
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.budget import KvBudget
 from mars_export.runtime.decode.row import Row
@@ -104,7 +104,11 @@ def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
 
 def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     options = BenchOptions(
-        taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), windows=("auto", 2), commits=("cursor", "block")
+        taus=(0.9, 1.0, 0.9),
+        batches=(1, 4, 1),
+        windows=("auto", 2),
+        commits=("cursor", "block"),
+        exact=False,
     )
     settings = options.settings
     assert settings[0] == Setting(1)
@@ -112,6 +116,14 @@ def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     assert len(set(settings)) == len(settings) == 2 * (1 + 2 + 2 + 1)
     assert next(s for s in settings if s.batch == 4) == Setting(4)
     assert len({s.name for s in settings}) == len(settings)
+    both = replace(options, exact=True).settings
+    exact = [s for s in both if s.is_exact]
+    assert exact == [Setting(batch, None, window) for batch in (1, 4) for window in ("auto", 2)]
+    assert [s for s in both if not s.is_exact] == list(settings)
+    assert both[:2] == (Setting(1), Setting(1, None)), "exact beside one token, in every round"
+    assert Setting(1, None).baseline == Setting(1) and not Setting(1, None).is_baseline
+    assert Setting(1, None).config(3).exact
+    assert BenchOptions(taus=()).settings == (Setting(1), Setting(1, None)), "no tau has to be compared"
     slow = Setting(4, 1.0, "auto", Commit("block"))
     assert slow in settings and not slow.is_baseline and slow.baseline == Setting(4)
 
@@ -128,7 +140,7 @@ def test_a_slice_fills_the_largest_batch_several_times() -> None:
         ({"batches": (0,)}, "batch must be 1 or more, not 0"),
         ({"taus": (math.nan,)}, "tau must be a number of 0 or more, not nan"),
         ({"taus": (-0.5,)}, "tau must be a number of 0 or more"),
-        ({"taus": ()}, "give at least one tau"),
+        ({"taus": (), "exact": False}, "give at least one tau"),
         ({"windows": ("wide",)}, "window must be .* not 'wide'"),
         ({"windows": (0,)}, "window must be"),
         ({"commits": ("often",)}, "commit must be one of cursor, block"),
@@ -165,11 +177,13 @@ def test_percentiles_between_neighbours() -> None:
 
 
 def test_what_a_reader_waits_for() -> None:
-    made = Timeline.of("a b c d", (1, 2, 3, 4), 2, "length", 10.0, [10.5, 10.8])
+    stats = Stats(forwards=2, proposed=5, verified=3)
+    made = Timeline.of("a b c d", (1, 2, 3, 4), stats, "length", 10.0, [10.5, 10.8])
+    assert (made.forwards, made.proposed, made.verified) == (2, 5, 3)
     assert (made.ttft, made.gaps) == (0.5, (0.3,))
     assert made.tpot == pytest.approx(0.1), "the time after the first event over all tokens but the first"
-    assert Timeline.of("", (7,), 1, "eos", 1.0, [1.25]).tpot is None
-    assert Timeline.of("", (), 0, "capacity", 1.0, []).ttft is None
+    assert Timeline.of("", (7,), Stats(forwards=1), "eos", 1.0, [1.25]).tpot is None
+    assert Timeline.of("", (), Stats(), "capacity", 1.0, []).ttft is None
     assert restore(Timeline, json.loads(json.dumps(asdict(made)))) == made
 
 
@@ -256,6 +270,7 @@ def test_a_batch_that_memory_does_not_hold() -> None:
         Setting(3),
         Setting(3, 0.5),
         Setting(3, 0.5, 2),
+        Setting(3, None, "full"),
         Setting(2, 0.5, "auto", Commit("block", 3)),
     ],
 )
@@ -279,13 +294,14 @@ def test_rows_are_served_with_the_time_of_each_event(setting: Setting) -> None:
     assert restore(Lap, json.loads(json.dumps(asdict(lap)))) == lap
 
 
-def test_a_failing_device_fails_the_lap_and_leaves_no_thread_waiting() -> None:
+@pytest.mark.parametrize("setting", [Setting(2), Setting(2, 0.5, "auto", Commit("block", 3))])
+def test_a_failing_device_fails_the_lap_and_leaves_no_thread_waiting(setting: Setting) -> None:
     class Broken(FakeBackend):
         def step(self, *_: Any) -> StepOutput:
             raise SessionError("the device is on fire")
 
     with pytest.raises(SessionError, match="on fire"):
-        serve(fake_session(Broken(predict)), [task("a" * n) for n in range(1, 30)], Setting(2))
+        serve(fake_session(Broken(predict)), [task("a" * n) for n in range(1, 30)], setting)
 
 
 # --- laps ---
@@ -348,7 +364,7 @@ def journal(path: Path, *, resume: bool = False) -> Journal:
 def test_every_slice_goes_through_all_settings_each_time_from_another_one(
     scripted: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    options = BenchOptions(taus=(0.9, 0.5), rounds=2, limit=40)
+    options = BenchOptions(taus=(0.9, 0.5), rounds=2, limit=40, exact=False)
     tasks = [task("a" * n) for n in range(40)]
     made = Measurement(fake_session(Blind(predict)), journal(tmp_path), options).laps(tasks)
     names = [s.name for s in options.settings]
@@ -368,7 +384,7 @@ def test_every_slice_goes_through_all_settings_each_time_from_another_one(
 def test_an_interrupted_run_measures_only_what_is_missing(
     scripted: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    options = BenchOptions(rounds=3, limit=16)
+    options = BenchOptions(rounds=3, limit=16, exact=False)
     tasks = [task("a" * n) for n in range(16)]
     session = fake_session(Blind(predict))
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.missing import need
 from support.paths import ROOT
@@ -23,7 +24,8 @@ from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau import bounds, race
 from mars_export.calibration.tau.calibrate import Change, changes_of
 from mars_export.calibration.tau.decoding import Outcome
-from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.calibration.tau.exact import beside
+from mars_export.calibration.tau.options import CalibrationOptions, setting
 from mars_export.calibration.tau.report import Report, markdown
 from mars_export.calibration.tau.run import Request, estimate, run
 from mars_export.cli import app
@@ -83,8 +85,11 @@ def request_for(bundle: Path, tmp_path: Path) -> Callable[..., Request]:
 
 
 def test_from_task_to_profile_to_answer(
-    request_for: Callable[..., Request], bundle: Path, tmp_path: Path
+    request_for: Callable[..., Request], bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = race.race
+    # Run as it is, but what a busy machine says of so short answers decides nothing here.
+    monkeypatch.setattr(race, "race", lambda *a: by_order(*a) if real(*a) else {})
     (tmp_path / "others.jsonl").write_text(rows().replace('"content": "', '"content": "so '))
     made = run(request_for(confirm=tmp_path / "others.jsonl"))
     calibration = made.calibration
@@ -129,6 +134,7 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
     def speeds(*arguments: Any) -> dict[str, list[float]]:
         fields.append(list(arguments[3]))
         table = {"one token": 10.0, "tau 0.999": 12.0, "tau 0.9": 44.0, "tau 0.5": 45.0, "tau 0": 20.0}
+        table["exact"] = 30.0
         return {name: [table[name]] * 3 for name in arguments[3]}
 
     monkeypatch.setattr(race, "race", speeds)
@@ -137,7 +143,8 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
     assert [t.passed for t in calibration.tested] == [True] * 4
     assert fields[0][0] == "one token"
     agreement = {t.measured.name: t.measured.agreement for t in calibration.tested}
-    assert [agreement[name] for name in fields[0][1:]] == sorted(agreement.values(), reverse=True)
+    assert fields[0][-1] == "exact", "in the same rounds"
+    assert [agreement[name] for name in fields[0][1:-1]] == sorted(agreement.values(), reverse=True)
     assert calibration.chosen is not None
     tie = next(name for name in fields[0] if name in ("tau 0.9", "tau 0.5"))
     assert calibration.chosen.measured.name == tie, "not the last one, and the safer of two that tie"
@@ -150,6 +157,116 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
     assert [line[-1] for line in made.table].count("chosen") == 1
     assert any(line[-2] == "4.50x" for line in made.table)
     assert f"{4.4 if tie == 'tau 0.9' else 4.5:.2f} times the speed of one-token mode" in made.headline
+    ratio = {"tau 0.9": 44 / 30, "tau 0.5": 45 / 30}[tie]
+    assert (
+        made.verdict
+        == f"{tie.capitalize()} is {ratio:.2f}x as fast as exact mode, which gives the one-token text."
+    )
+    assert calibration.exact is not None and not calibration.exact.suffices
+    assert made.profile.evidence["needed"] is True
+
+
+@pytest.mark.parametrize(
+    ("exact", "said"),
+    [
+        (44.5, "as fast, within the margin of a tie, as"),
+        (90.0, "faster than"),
+    ],
+)
+def test_where_exact_mode_is_as_fast_no_profile_is_needed(
+    request_for: Callable[..., Request],
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exact: float,
+    said: str,
+) -> None:
+    speeds = {
+        "one token": 10.0,
+        "tau 0.999": 12.0,
+        "tau 0.9": 20.0,
+        "tau 0.5": 45.0,
+        "tau 0": 20.0,
+        "exact": exact,
+    }
+    monkeypatch.setattr(race, "race", lambda *a: {name: [speeds[name]] * 3 for name in a[3]})
+    made = run(request_for())
+    found = made.calibration.exact
+    assert found is not None and found.suffices
+    assert f"Exact mode is {said} tau 0.5 ({exact / 10:.2f}x the speed of one-token mode)" in str(
+        made.verdict
+    )
+    assert str(made.verdict).endswith("gives the one-token text: no profile is needed.")
+    assert made.calibration.chosen is not None, "for those who want it all the same"
+    assert made.calibration.chosen.measured.name == "tau 0.5"
+    line = next(line for line in made.table if line[1] == "exact")
+    assert line[2] == made.table[0][2], "the quality of one-token mode, by construction"
+    assert line[5] == "100 %" and line[-1] == "lossless, enough"
+    assert {example.tau for example in made.examples} == {None}
+    profile = open_bundle(bundle).manifest.profiles[0]
+    assert profile.tau == 0.5, "stored, and says that it is not needed"
+    assert profile.evidence["needed"] is False
+    assert found.verdict in profile.evidence["notes"]
+
+
+@pytest.mark.parametrize(
+    ("num_changed", "drops", "suffices", "said"),
+    [
+        (0, 0.0, True, "gives the one-token text: no profile is needed"),
+        (4, 0.0, True, "in 496 of 500 rows (this precision rounds), at a mean drop of 0.0 points (below "),
+        (
+            100,
+            1.0,
+            False,
+            "in 400 of 500 rows (this precision rounds), at a mean drop of 20.0 points (below ",
+        ),
+    ],
+)
+def test_where_rounding_parts_the_texts_exact_mode_must_keep_the_bound(
+    num_changed: int, drops: float, suffices: bool, said: str
+) -> None:
+    def outcome(*ids: int) -> Outcome:
+        return Outcome("", ids, 1, 1, 1.0, "eos")
+
+    references = [outcome(1, 2)] * 500
+    outcomes = [outcome(1, 3 if i % 500 < num_changed else 2) for i in range(500)]
+    lost = np.array([drops if i < num_changed else 0.0 for i in range(500)])
+    lost = np.random.default_rng(1).permutation(lost)
+    speeds = {"one token": [10.0] * 3, "tau 0.9": [30.0] * 3, "exact": [40.0] * 3}
+    options = CalibrationOptions(max_drop=0.02)
+    found = beside(speeds, outcomes, references, lost, (0.9, (0.85, 0.95)), "tau 0.9", options)
+    assert (found.same, found.num_rows, found.suffices) == (500 - num_changed, 500, suffices)
+    assert found.quality == pytest.approx(0.9 - lost.mean())
+    assert found.drop <= found.drop_bound and (found.drop_bound == 0) == (num_changed == 0)
+    assert said in found.verdict
+    assert found.verdict.endswith("no profile is needed" if suffices else "the bound is not shown")
+
+
+def test_exact_rows_that_differ_have_all_rows_decoded(
+    request_for: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a graph rounded: its exact answers are those of another tau."""
+    monkeypatch.setattr("mars_export.calibration.tau.calibrate.CHECK_ROWS", 8)
+    monkeypatch.setattr("mars_export.calibration.tau.calibrate.EXACT", setting(0.0))
+    monkeypatch.setattr("mars_export.calibration.tau.exact.EXACT", setting(0.0))
+    made = run(request_for(store=False, options=replace(OPTIONS, taus=(0.9,))))
+    exact = made.calibration.exact
+    assert exact is not None and exact.num_rows == len(WORDS) > exact.same
+    assert exact.drop == 0.0 < exact.drop_bound, "any answer is right"
+    assert next(line for line in made.table if line[1] == "exact")[-1].startswith("rounded")
+
+
+def test_exact_mode_is_measured_where_no_tau_passes(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    made = run(request_for(options=replace(OPTIONS, max_drop=0.02), store=False))
+    exact = made.calibration.exact
+    assert made.calibration.chosen is None and exact is not None
+    assert exact.same == exact.num_rows == len(WORDS)
+    assert exact.tokens_per_forward > 1
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert f"exact-mode check: {len(WORDS)} of {len(WORDS)} rows" in page
+    assert str(made.verdict).replace("_", "") in page
+    assert "one-token text" in str(made.verdict)
 
 
 def test_nothing_faster_leaves_tau_at_one(
@@ -157,6 +274,8 @@ def test_nothing_faster_leaves_tau_at_one(
 ) -> None:
     monkeypatch.setattr(race, "race", lambda *a: {name: [10.0 - i] * 3 for i, name in enumerate(a[3])})
     made = run(request_for())
+    assert "One token is 2.00x as fast as exact mode" in str(made.verdict)
+    assert made.table[1][-1] == "lossless"
     assert all(t.passed for t in made.calibration.tested)
     assert made.calibration.chosen is None
     assert "no setting that passed was faster than one-token mode" in str(made.calibration.choice)
@@ -440,6 +559,14 @@ def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_pat
     assert json.loads(shell("profiles", "list", bundle, "--json").stdout)[0]["name"] == "words"
     assert "good" in shell("profiles", "list", bundle).stdout
     assert json.loads(shell("profiles", "show", bundle, "words", "--json").stdout)["stale"] == []
+    shown = shell("profiles", "show", bundle, "words").stdout
+    assert "{" not in shown and "[" not in shown, "people read it"
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in shown.splitlines() if line.strip()}
+    assert (lines["name"], lines["window"], lines["state"]) == ("words", "full", "good")
+    assert (lines["task"], lines["num_rows"], lines["max_drop"]) == ("words.jsonl", "16", "0.4")
+    assert re.fullmatch(r"\d+, \d+", lines["prompt_tokens"])
+    assert lines["needed"] in ("yes", "no")
+    assert "exact mode" in lines["notes"]
     tau = open_bundle(bundle).manifest.profiles[0].tau
     answer = shell("generate", bundle, "-p", "hello", "--profile", "words", "--max-new-tokens", "4", "--json")
     assert json.loads(answer.stdout)["tau"] == tau

@@ -56,7 +56,7 @@ def tasks(score: str, answer: str | None, count: int = 5) -> list[Task]:
 
 
 def point(
-    evaluate: ModuleType, session: Any, rows: list[Task], tau: float, **others: Any
+    evaluate: ModuleType, session: Any, rows: list[Task], tau: float | None, **others: Any
 ) -> tuple[Any, list[str]]:
     given = {"references": None, "batch": 1, "tell": lambda done, total: None} | others
     return evaluate.point(session, rows, tau, **given)
@@ -99,6 +99,9 @@ def test_on_a_real_session(evaluate: ModuleType, sessions: Callable[[str], Sessi
     rows = tasks("agreement", None, 3)
     one, outputs = point(evaluate, sessions("qwen2"), rows, 1.0, batch=3)
     fast, _ = point(evaluate, sessions("qwen2"), rows, 0.3, references=outputs, batch=3)
+    exact, same = point(evaluate, sessions("qwen2"), rows, None, references=outputs, batch=3)
+    assert (exact["agreement"], exact["accuracy"], same) == (1.0, 1.0, outputs)
+    assert exact["tokens"] == one["tokens"] and 0 < exact["forwards"] <= one["forwards"]
     assert one["tokens_per_forward"] == 1.0
     assert fast["tokens_per_forward"] > 1.0
 
@@ -121,7 +124,11 @@ def test_the_program_prints_a_table_and_does_nothing_twice(
         table.splitlines()[0]
         == "| task | rows | tau | accuracy | same as tau 1 | tokens/forward | tokens/s |"
     )
-    assert [line.split(" | ")[2] for line in table.splitlines()[2:]] == ["1.0", "0.5"]
+    assert [line.split(" | ")[2] for line in table.splitlines()[2:]] == ["1.0", "exact", "0.5"]
+    assert "100.0 %" in table.splitlines()[3], "the one-token text"
+    points = json.loads((tmp_path / "out.json").read_text())["assistant"]["points"]
+    assert points["exact"]["tau"] is None
+    assert points["exact"].keys() == points["1.0"].keys()
     monkeypatch.setattr(evaluate, "decode_rows", None)
     evaluate.main()
     assert capsys.readouterr().out == table

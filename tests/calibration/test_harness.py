@@ -70,6 +70,16 @@ def test_what_is_not_known_or_does_not_fit_is_refused(answers: Answers, bundles:
         answers.render([{"role": "user", "content": "x"}], add_generation_prompt=False)
     with pytest.raises(CalibrationError, match="not both"):
         Answers.open(str(bundles("qwen2")), 0.5, profile="sums")
+    with pytest.raises(CalibrationError, match="metric says what tau bounds; give tau= too"):
+        Answers.open(str(bundles("qwen2")), metric="margin")
+
+
+def test_without_a_tau_it_is_exact_mode_and_so_the_one_token_text(bundles: Named) -> None:
+    exact = Answers.open(str(bundles("qwen2")), max_gen_toks=12, threads=1, batch=2)
+    one = Answers.open(str(bundles("qwen2")), 1.0, max_gen_toks=12, threads=1, batch=2)
+    assert exact.config.exact and not one.config.exact
+    asked = [("hello", {"until": []}), ("the cat", {"until": []})]
+    assert exact.answer(asked) == one.answer(asked)
 
 
 def test_the_chat_template_brings_its_own_special_tokens(bundles: Named) -> None:
@@ -87,7 +97,7 @@ def test_the_chat_template_brings_its_own_special_tokens(bundles: Named) -> None
         ({"threads": "two"}, "threads must be a positive number, not 'two'"),
         ({"threads": 0, "max_gen_toks": -1}, "not 0; max_gen_toks must be a positive number, not -1"),
         ({"tau": "fast"}, "tau must be a number of 0 or more, not 'fast'"),
-        ({"metric": "luck"}, "metric must be one of"),
+        ({"metric": "luck", "tau": 0.5}, "metric must be one of"),
         ({"run_on": "moon"}, "moon"),
         ({"profile": "sums"}, "no profile `sums`"),
         ({"bundle": "nowhere"}, "nowhere: no such bundle"),

@@ -13,7 +13,7 @@ from mars_export.calibration.journal import Journal
 from mars_export.calibration.rounds import busy_note
 from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.calibration.tau import race
-from mars_export.calibration.tau.options import ONE_TOKEN, setting
+from mars_export.calibration.tau.options import EXACT, ONE_TOKEN, name_of, setting
 from mars_export.runtime import Completion, GenerationConfig, Stats
 
 SETTINGS = {"one token": ONE_TOKEN, "tau 0.9": setting(0.9), "tau 0.5": setting(0.5)}
@@ -21,12 +21,12 @@ TASKS = [Task((Message("user", "a" * i),), "agreement", None, 12) for i in range
 
 
 class Clockwork:
-    """A session whose every token takes 1 at tau 1, 1/2 at 0.9 and 1/4 at 0.5, and a clock that knows; `slow`
-    makes all of it as much slower."""
+    """A session whose every token takes 1 at tau 1, 1/2 at 0.9, 1/4 at 0.5 and 1/3 in exact mode, and a clock
+    that knows; `slow` makes all of it as much slower."""
 
     def __init__(self) -> None:
         self.now, self.slow = 0.0, 1.0
-        self.calls: list[tuple[float, int, int]] = []  # tau, rows, longest answer
+        self.calls: list[tuple[float | None, int, int]] = []  # tau, rows, longest answer
 
     def perf_counter(self) -> float:
         return self.now
@@ -37,7 +37,7 @@ class Clockwork:
         assert len(prompts) == len(config) >= batch
         self.calls.append((config[0].tau, len(prompts), config[0].max_new_tokens))
         for c in config:
-            self.now += c.max_new_tokens * self.slow / {1.0: 1, 0.9: 2, 0.5: 4}[c.tau]
+            self.now += c.max_new_tokens * self.slow / {1.0: 1, 0.9: 2, 0.5: 4, None: 3}[c.tau]
             yield Completion("", (1,) * c.max_new_tokens, (), "length", Stats())
 
 
@@ -114,6 +114,25 @@ def test_the_safest_of_the_fastest(speeds: Sequence[Sequence[float]], choice: st
     assert found[0] == choice
     assert reason in found[1]
     assert "3 interleaved rounds over the same rows" in found[1]
+
+
+def test_a_lead_counts_in_every_round_and_beyond_a_tie() -> None:
+    speeds = {
+        "one token": [10.0] * 3,
+        "a": [20.0, 20.0, 20.0],
+        "b": [20.5, 20.5, 20.5],
+        "c": [40.0, 19.0, 40.0],
+    }
+    assert race.is_as_fast(speeds, "a", "b") and race.is_as_fast(speeds, "b", "a"), "a tie"
+    assert race.is_as_fast(speeds, "a", "c"), "not in every round"
+    assert not race.is_as_fast(speeds, "one token", "a")
+    assert str(race.lead_of(speeds, "a", "one token")) == "2.00x"
+
+
+def test_exact_mode_takes_part(session: Clockwork, tmp_path: Path) -> None:
+    speeds = run(session, journal(tmp_path), settings={"one token": ONE_TOKEN, "exact": EXACT})
+    assert speeds == {"one token": pytest.approx([1.0] * 3), "exact": pytest.approx([3.0] * 3)}
+    assert (name_of(EXACT), name_of(ONE_TOKEN)) == ("exact", "one token")
 
 
 def test_a_busy_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

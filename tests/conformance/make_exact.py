@@ -74,7 +74,7 @@ def simulated(case: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
         made += len(run)
         verified += len(run) - 1
         pending = 1
-        proposals = [*own, *guessed][len(run) :]
+        proposals = guessed if len(run) == len(own) else []
         if reason is None and made == row["max_new_tokens"]:
             reason = "length"
     return {
@@ -147,12 +147,17 @@ class Choice:
     def speed(self, rows: list[dict[str, Any]], num: int) -> float:
         best = 0.0
         for masks in range(max(len(r["worth"]) for r in rows)):
-            held = [r["worth"][min(masks, len(r["worth"]) - 1)] for r in rows]
-            total = held[0]
-            for more in held[1:]:
-                total = total + more
-            best = max(best, (total + num) / self.cost(num * (1.0 + masks + max(held))))
+            total, held = 0.0 + self.case["others"], 0.0
+            for r in rows:
+                m = min(masks, len(r["worth"]) - 1)
+                failing = 1.0 - self.all_hold(r, m)
+                total = total + (1.0 + r["worth"][m] + failing) / (1.0 + failing)
+                held = max(held, r["worth"][m])
+            best = max(best, total / self.cost(num * (1.0 + masks + held)))
         return best
+
+    def all_hold(self, row: dict[str, Any], masks: int) -> float:
+        return row["worth"][masks] - row["worth"][masks - 1] if masks else 1.0
 
     def split(self, row: dict[str, Any], width: int, speed: float, num: int) -> tuple[float, list[int]]:
         """Best value and feed of one row in a step of `width` slots: every number of proposals and masks is
@@ -171,19 +176,22 @@ class Choice:
                 tokens = tokens + chance
             masks = 0
             for m in range(min(space - p, len(worth) - 1) + 1):
-                if self.later(worth[m], speed, num) > self.later(worth[masks], speed, num):
+                if self.later(row, m, speed, num) > self.later(row, masks, speed, num):
                     masks = m
             left = len(hopes) - p
             rest = left - speed * self.cost(num * (1.0 + left)) / num if left else 0.0
-            future = (1.0 - ending) * self.later(worth[masks], speed, num) + ending * rest
+            future = (1.0 - ending) * self.later(row, masks, speed, num) + ending * rest
             value = tokens + chance * future
             if best is None or value > best[0]:
                 best = (value, [known, p, masks])
         assert best is not None
         return best
 
-    def later(self, held: float, speed: float, num: int) -> float:
-        return held - speed * (self.cost(num * (1.0 + held)) - self.cost(num)) / num
+    def later(self, row: dict[str, Any], masks: int, speed: float, num: int) -> float:
+        if masks == 0:
+            return 0.0
+        extra = speed * (self.cost(num * (1.0 + masks)) - self.cost(num)) / num
+        return (row["worth"][masks] - extra) / (2.0 - self.all_hold(row, masks))
 
     def wider(self, row: dict[str, Any], feed: list[int]) -> list[int]:
         if row["ending"] is not None:

@@ -210,6 +210,30 @@ def test_w8a8_rows_do_not_disturb_each_other(name: str, quantized: Any) -> None:
         np.testing.assert_allclose(together[i], logits([prompt])[0], rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2-mha", "qwen3-mixed"])
+def test_w8a8_does_not_depend_on_the_width_of_a_step(name: str, quantized: Any) -> None:
+    """Bit for bit, one slot at a time or all at once: so exact mode and one-token mode are one text here,
+    too.
+    """
+    backend = Session.open(quantized(name, "w8a8"), threads=1).backend
+
+    def logits(width: int) -> np.ndarray:
+        cache = backend.new_cache(1)
+        cache.reserve(len(PROMPT))
+        found = []
+        for start in range(0, len(PROMPT), width):
+            ids = PROMPT[start : start + width]
+            index = np.arange(len(ids))[None]
+            output = backend.step(cache, 0, np.array([ids]), np.array([start]), index, True).logits
+            assert output is not None
+            found.append(output[0])
+        return np.concatenate(found)
+
+    whole = logits(len(PROMPT))
+    for width in (1, 2, 3):
+        np.testing.assert_array_equal(logits(width), whole)
+
+
 def test_tied_tables_of_one_form_are_stored_once_and_sizes_are_near_the_bits(
     quantized: Any, checkpoints: Named
 ) -> None:

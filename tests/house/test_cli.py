@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.shell import run, run_process
 from support.tiny import Named
+
+from mars_export.runtime import Batcher, GenerationConfig, Session, SessionError
+from mars_export.runtime.bundle import profiles
+from mars_export.runtime.bundle.manifest import Profile, open_bundle
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +157,7 @@ def test_doctor(plain: Path, tmp_path: Path) -> None:
         (["--tau", "0.5", "--metric", "luck"], "metric must be one of"),
         (["--top-p", "0"], "top_p must be"),
         (["--commit", "often"], "commit must be one of"),
+        (["--n", "3"], "greedy answers are all the same; give --temp"),
         (["--device", "abacus"], "unknown device"),
         (["--device", "cuda"], "mars-export[gpu]"),
         (["--file", "PROMPT"], "not both"),
@@ -216,3 +223,148 @@ def test_help_needs_no_heavy_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ("--tau" in done.stdout, done.stderr) == (True, "")
+
+
+def test_short_forms_that_hands_know(plain: Path) -> None:
+    arguments = ("generate", plain, "-p", "hello", "--json")
+    long = ("--max-new-tokens", "5", "--temperature", "0.7", "--threads", "1", "--seed", "3")
+    short = ("-n", "5", "--temp", "0.7", "-t", "1", "--seed", "3")
+    answers = [json.loads(run(*arguments, *options).stdout)["token_ids"] for options in (long, short)]
+    assert answers[0] == answers[1]
+    assert len(json.loads(run(*arguments, "--max-tokens", "3").stdout)["token_ids"]) <= 3
+
+
+def test_several_answers(plain: Path) -> None:
+    drawn = ("generate", plain, "-p", "hello", "-n", "8", "--temp", "1.5", "--seed", "5", "--json")
+    done = run(*drawn, "--n", "3")
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [a["seed"] for a in answers] == [5, 6, 7]
+    assert len({tuple(a["token_ids"]) for a in answers}) == 3
+    alone = json.loads(run(*drawn[:-2], "6", "--json").stdout)
+    assert answers[1]["token_ids"] == alone["token_ids"]
+    shown = run(*drawn[:-1], "--n", "2")
+    assert (shown.returncode, shown.stderr.count("seed ")) == (0, 2)
+
+
+def test_min_p_of_one_is_greedy(plain: Path) -> None:
+    arguments = ("generate", plain, "-p", "hello", "-n", "8", "--json")
+    greedy, drawn = run(*arguments), run(*arguments, "--temp", "1.5", "--min-p", "1")
+    assert json.loads(greedy.stdout)["token_ids"] == json.loads(drawn.stdout)["token_ids"]
+    assert "min_p must be" in run(*arguments, "--min-p", "2").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "window"),
+    [
+        (["--tau", "0.3", "--seed", "1"], "full"),
+        (["--tau", "0.3", "--temp", "1"], "full"),
+        (["--tau", "0.3", "--temp", "1", "--window", "auto"], "auto"),
+        (["--tau", "0.3"], "auto"),
+        (["--temp", "1"], "auto"),
+    ],
+)
+def test_a_drawn_text_does_not_follow_measured_costs(
+    plain: Path, options: list[str], window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def stream(self: Session, prompt: object, config: GenerationConfig, **more: object) -> object:
+        asked.append(config.window)
+        return real(self, prompt, config, **more)  # type: ignore[arg-type]
+
+    real = Session.stream
+    monkeypatch.setattr(Session, "stream", stream)
+    assert run("generate", plain, "-p", "x", "-n", "4", *options).returncode == 0
+    assert asked == [window]
+
+
+def test_more_threads_than_cores_are_not_started(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mars_export.runtime.machine.cores", lambda: 2)
+    opened = []
+    monkeypatch.setattr(
+        "mars_export.runtime.session._backend",
+        lambda *given: opened.append(given[3]) or (_ for _ in ()).throw(SessionError("enough")),
+    )
+    for threads, used, said in (("999", 2, True), ("3", 2, True), ("2", 2, False), ("1", 1, False)):
+        done = run("generate", plain, "-p", "x", "-t", threads)
+        assert opened.pop() == used
+        assert ("this machine has 2 cores; 2 threads are used" in done.stderr) is said
+
+
+def test_a_bundle_is_not_exported_again(plain: Path, tmp_path: Path) -> None:
+    done = run("onnx", plain, "-o", tmp_path / "new")
+    assert (done.returncode, (tmp_path / "new").exists()) == (1, False)
+    assert "a bundle already" in done.stderr
+    assert "mars-export trt" in done.stderr
+
+
+def test_what_is_no_bundle_is_named(checkpoints: Named, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for what, message in (
+        (
+            "Xalphinions/MARS-Qwen2.5-0.5B-blk8",
+            "export it first: `mars-export onnx Xalphinions/MARS-Qwen2.5-0.5B-blk8",
+        ),
+        (checkpoints("qwen2"), "a checkpoint, not a bundle; export it first"),
+        (tmp_path / "model.gguf", "a GGUF checkpoint, not a bundle; export it first"),
+        (tmp_path, "it has no manifest.json; make one with `mars-export onnx CHECKPOINT -o BUNDLE`"),
+        (tmp_path / "nothing.bundle", "no such bundle; make one with"),
+    ):
+        done = run("generate", what, "-p", "x")
+        assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+
+
+def test_the_mask_that_was_given_wins_and_that_is_said(checkpoints: Named, tmp_path: Path) -> None:
+    arguments = ("onnx", checkpoints("qwen2"), "--block", "4", "--no-oracle")
+    done = run(*arguments, "-o", tmp_path / "a", "--mask-token", "<|endoftext|>")
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 0, done.stderr
+    assert "--mask-token <|endoftext|> (id 265) is taken, not the tokenizer's own <|mask|>" in said
+    assert open_bundle(tmp_path / "a").manifest.tokens.mask == 265
+    same = run(*arguments, "-o", tmp_path / "b", "--mask-token", "<|mask|>")
+    assert (same.returncode, "is taken" in same.stderr) == (0, False)
+
+
+def test_profiles_are_tables(bundles: Named, tmp_path: Path) -> None:
+    path = shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
+    digest = next(e.sha256 for e in open_bundle(path).manifest.files if e.path == "model.onnx")
+    evidence = {"task": "sums", "num_rows": 60, "interval": [0.25, 0.5], "tested": [{"tau": 0.9, "ok": True}]}
+    profiles.store(path, Profile("sums", 0.9, "probability", "model", digest, evidence))
+    shown = run("profiles", "show", path, "sums")
+    assert shown.returncode == 0
+    assert not set("{}[]'") & set(shown.stdout), "a Python value was printed"
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    for words in (
+        ["tau", "0.9"],
+        ["num_rows", "60"],
+        ["interval", "0.25,", "0.5"],
+        ["tested", "tau", "0.9,", "ok", "yes"],
+    ):
+        assert words in lines
+    assert json.loads(run("profiles", "show", path, "sums", "--json").stdout)["evidence"] == evidence
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"bytes", {"role": "user"}, object()])
+def test_a_prompt_of_another_kind_is_an_error_of_ours(plain: Path, wrong: object) -> None:
+    session = Session.open(plain, threads=1)
+    with pytest.raises(SessionError, match="a prompt is a text, messages or token ids, not"):
+        session.generate(wrong)  # type: ignore[arg-type]
+    with Batcher(session) as batcher, pytest.raises(SessionError, match="a prompt is a text"):
+        batcher.submit(wrong)  # type: ignore[arg-type]
+    with (
+        Batcher(session) as batcher,
+        pytest.raises(SessionError, match="a config is a GenerationConfig, not str"),
+    ):
+        batcher.submit("x", "y")  # type: ignore[arg-type]
+
+
+def test_threads_of_another_kind(plain: Path) -> None:
+    for wrong in ("2", 0, 1.5):
+        with pytest.raises(SessionError, match="threads must be None or an integer of 1 or more"):
+            Session.open(plain, threads=wrong)  # type: ignore[arg-type]
+
+
+def test_an_array_of_ids_is_a_prompt(plain: Path) -> None:
+    session = Session.open(plain, threads=1)
+    assert session.encode(np.array([1, 2, 3])) == [1, 2, 3]  # type: ignore[arg-type]

@@ -293,7 +293,16 @@ def test_a_full_queue_refuses_or_waits(session: Session) -> None:
         assert batcher.counts.overloaded == 2
 
 
-def test_tau_may_change_while_a_request_runs(batcher: Batcher) -> None:
+def test_tau_may_change_while_a_request_runs(
+    session: Session, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = session.backend.step
+
+    def slow(*arguments: Any) -> StepOutput:
+        time.sleep(0.005)  # so that the reader is never far behind
+        return step(*arguments)
+
+    monkeypatch.setattr(session.backend, "step", slow)
     request = batcher.submit([5, 6, 7], GenerationConfig(tau=1.0, max_new_tokens=60, eos_ids=()))
     runs = []
     for event in request:

@@ -110,6 +110,40 @@ def test_messages_become_the_template_s_text() -> None:
     assert TEXT.encode(messages)[0] == tiny.IM_START
 
 
+def test_content_parts_are_one_text() -> None:
+    parts = [{"type": "text", "text": "turn on "}, {"type": "text", "text": "the light"}]
+    plain = [{"role": "user", "content": "turn on the light"}]
+    assert TEXT.render([{"role": "user", "content": parts}]) == TEXT.render(plain)
+    assert TEXT.render([{"role": "user", "content": tuple(parts)}]) == TEXT.render(plain)
+    assert parts[0] == {"type": "text", "text": "turn on "}, "what was given is not changed"
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
+        ("words", "str"),
+        ({"type": "text"}, "text"),
+        ({"type": "text", "text": 5}, "text"),
+        ({"text": "words"}, "None"),
+    ],
+)
+def test_other_content_parts_are_refused_by_place(part: object, kind: str) -> None:
+    messages = [
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, part]},
+    ]
+    with pytest.raises(SessionError, match=f"message 1, part 1: only text is understood, .* not '{kind}'"):
+        TEXT.render(messages)
+
+
+def test_an_unknown_role_is_said() -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "alien", "content": "y"}]
+    with pytest.raises(SessionError, match=r"unknown role 'alien' in message 1 \(known: .*system.*user"):
+        TEXT.render(messages)
+    assert "tool" in TEXT.render([{"role": "tool", "content": "5"}])
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [

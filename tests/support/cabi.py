@@ -15,6 +15,7 @@ from support.paths import ROOT
 METRICS = {"probability": 0, "margin": 1, "entropy": 2}
 COMMITS = {"cursor": 0, "block": 1}
 WINDOWS = {"auto": 0, "full": -1}
+TAUS = {None: -1.0}  # MARS_EXACT
 REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled"}
 
 
@@ -37,6 +38,7 @@ class SessionOptions(c.Structure):
         ("threads", c.c_int32),
         ("verify", c.c_int32),
         ("variant", c.c_char_p),
+        ("draft", c.c_char_p),
     )
 
 
@@ -58,6 +60,7 @@ class Config(c.Structure):
         ("top_p", c.c_double),
         ("seed", c.c_uint64),
         ("repetition_penalty", c.c_double),
+        ("lookup", c.c_int64),
     )
 
 
@@ -100,6 +103,8 @@ class CStats(c.Structure):
         *((name, c.c_double) for name in TIMES),
         ("accepted", c.POINTER(c.c_int64)),
         ("num_accepted", c.c_size_t),
+        *((name, c.c_int64) for name in ("proposed", "verified", "rejected")),
+        ("queue_time", c.c_double),
     )
 
 
@@ -117,6 +122,9 @@ class Answer:
     forwards: int
     prefill_forwards: int
     accepted: tuple[int, ...]
+    proposed: int
+    verified: int
+    rejected: int
 
 
 class MarsStatusError(Exception):
@@ -165,7 +173,7 @@ class Library:
             elif name == "eos_ids":
                 made.eos_ids, made.num_eos_ids = (c.c_int64 * max(1, len(value)))(*value), len(value)
             else:
-                words = {"metric": METRICS, "commit": COMMITS, "window": WINDOWS}.get(name, {})
+                words = {"metric": METRICS, "commit": COMMITS, "window": WINDOWS, "tau": TAUS}.get(name, {})
                 setattr(made, name, words.get(value, value))
         return made
 
@@ -279,6 +287,9 @@ class CSession:
             stats.forwards,
             stats.prefill_forwards,
             accepted,
+            stats.proposed,
+            stats.verified,
+            stats.rejected,
         )
 
 
@@ -304,8 +315,15 @@ class CStream:
         text = c.string_at(event.text, event.text_size) if event.text_size else b""
         return text.decode(), list(event.token_ids[: event.num_tokens]), REASONS[event.finish_reason]
 
-    def set_tau(self, tau: float) -> None:
-        self.library.call("stream_set_tau", self.handle, c.c_double(tau))
+    @property
+    def tau(self) -> float | None:
+        """None in exact mode."""
+        tau = float(self.library.c.mars_stream_tau(self.handle))
+        return None if tau == TAUS[None] else tau
+
+    def set_tau(self, tau: float | None) -> None:
+        """None is exact mode."""
+        self.library.call("stream_set_tau", self.handle, c.c_double(TAUS[None] if tau is None else tau))
 
     def cancel(self) -> None:
         self.library.c.mars_stream_cancel(self.handle)

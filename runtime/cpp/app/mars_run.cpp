@@ -48,7 +48,7 @@ mars::Prompt prompt_of(const Options& options) {
     return messages;
 }
 
-void print_json(const mars::Completion& done, double tau) {
+void print_json(const mars::Completion& done, const mars::GenerationConfig& config) {
     const mars::Stats& stats = done.stats;
     nlohmann::ordered_json accepted = nlohmann::ordered_json::object(), confidences = nlohmann::ordered_json::array();
     for (const auto& [tokens, steps] : stats.accepted) accepted[std::to_string(tokens)] = steps;
@@ -57,17 +57,22 @@ void print_json(const mars::Completion& done, double tau) {
                                        {"token_ids", done.token_ids},
                                        {"confidences", confidences},
                                        {"finish_reason", to_string(done.finish_reason)},
-                                       {"tau", tau},
+                                       {"exact", config.is_exact()},
+                                       {"tau", config.is_exact() ? nlohmann::ordered_json() : nlohmann::ordered_json(config.bound())},
                                        {"stats",
                                         {{"prompt_tokens", stats.prompt_tokens},
                                          {"tokens", stats.tokens},
                                          {"forwards", stats.forwards},
                                          {"prefill_forwards", stats.prefill_forwards},
+                                         {"queue_time", stats.queue_time},
                                          {"prefill_time", stats.prefill_time},
                                          {"decode_time", stats.decode_time},
                                          {"time_to_first_token", stats.time_to_first_token},
                                          {"tokens_after_first", stats.tokens_after_first},
+                                         {"proposed", stats.proposed},
+                                         {"verified", stats.verified},
                                          {"accepted", accepted},
+                                         {"rejected", stats.rejected()},
                                          {"tokens_per_forward", stats.tokens_per_forward()},
                                          {"tokens_per_second", stats.tokens_per_second()}}}};
     std::cout << value.dump() << std::endl;
@@ -100,7 +105,7 @@ int answer(const Options& options) {
     }
     const mars::Completion done = stream.completion();
     if (options.json) {
-        print_json(done, options.config.tau);
+        print_json(done, options.config);
     } else {
         std::cout << std::endl;
         print_summary(done);

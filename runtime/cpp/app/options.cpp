@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <sstream>
 
 const char* const usage = R"(usage: mars-run BUNDLE [OPTIONS]
 
@@ -16,10 +17,13 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --raw                   continue the text as it stands, without the chat template
       --token-ids             the prompt is token ids separated by blanks
       --system TEXT           a system message before the prompt
-      --tau NUMBER            confidence bound: 1 is one token per forward, lower is faster [0.95]
+      --exact                 several tokens a step, and the text of one token a step: the default
+      --tau NUMBER            a confidence bound instead: 1 is one token per forward, lower is faster and riskier
       --metric NAME           what tau bounds: probability, margin or entropy [probability]
       --max-new-tokens N      most tokens to generate [256]
-      --window auto|full|N    most predictions made in one step; full is the bundle's block, auto chooses step by step [auto]
+      --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
+      --lookup N              with exact, propose what followed the last N tokens where they stood before; 0 is off [0]
+      --draft BUNDLE          with exact, verify the proposals of a smaller model with the same tokenizer
       --temperature NUMBER    0 is greedy [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
@@ -83,13 +87,20 @@ mars::Commit::Kind commit_of(const std::string& value) {
 Options parse_options(int argc, char** argv) {
     Options options;
     auto& config = options.config;
+    bool exact = false, metric = false;
     using Value = const std::string&;
     const std::map<std::string, std::function<void(Value, Value)>> values{
         {"--prompt", [&](Value, Value v) { options.prompt = v; }},
         {"--file", [&](Value, Value v) { options.file = v; }},
         {"--system", [&](Value, Value v) { options.system = v; }},
         {"--tau", [&](Value n, Value v) { config.tau = number(n, v); }},
-        {"--metric", [&](Value, Value v) { config.metric = metric_of(v); }},
+        {"--lookup", [&](Value n, Value v) { config.lookup = integer(n, v, 0); }},
+        {"--draft", [&](Value, Value v) { options.session.draft = v; }},
+        {"--metric",
+         [&](Value, Value v) {
+             config.metric = metric_of(v);
+             metric = true;
+         }},
         {"--max-new-tokens", [&](Value n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
         {"--window", [&](Value, Value v) { config.window = window_of(v); }},
         {"--temperature", [&](Value n, Value v) { config.temperature = number(n, v); }},
@@ -104,9 +115,10 @@ Options parse_options(int argc, char** argv) {
         {"--threads",
          [&](Value n, Value v) { options.session.threads = static_cast<int>(std::min<std::int64_t>(integer(n, v, 1), 4096)); }},
     };
-    const std::map<std::string, bool*> switches{{"--raw", &options.raw},         {"--json", &options.json},
-                                                {"--runs", &options.runs},       {"--help", &options.help},
-                                                {"--version", &options.version}, {"--token-ids", &options.token_ids}};
+    const std::map<std::string, bool*> switches{
+        {"--raw", &options.raw},   {"--json", &options.json},       {"--runs", &options.runs},           {"--exact", &exact},
+        {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids},
+    };
     const std::map<std::string, std::string> shorts{{"-p", "--prompt"}, {"-f", "--file"}, {"-h", "--help"}};
     for (int i = 1; i < argc; ++i) {
         std::string name = argv[i];
@@ -129,6 +141,13 @@ Options parse_options(int argc, char** argv) {
             throw UsageError("one BUNDLE is wanted, but there is also `" + name + "`");
         }
     }
+    if (exact && config.tau) {
+        std::ostringstream text;
+        text << "--exact gives the one-token text whatever is likely, --tau " << *config.tau << " accepts what is likely; give one of them";
+        throw mars::Error(text.str());
+    }
+    if (metric && !config.tau)
+        throw mars::Error("--metric " + std::string(to_string(config.metric)) + " says what tau is compared with; give --tau, too");
     if (options.bundle.empty() && !options.help && !options.version) throw UsageError("which BUNDLE?");
     return options;
 }

@@ -1,9 +1,17 @@
-// The acceptance rule: ten lines that decide.
+// The acceptance rules: twenty lines that decide.
 #include <algorithm>
 
 #include <mars/accept.hpp>
 
 namespace mars {
+
+namespace {
+
+bool is_one_of(std::int64_t token, const std::vector<std::int64_t>& tokens) {
+    return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
+
+} // namespace
 
 std::string_view to_string(Metric metric) {
     switch (metric) {
@@ -23,11 +31,20 @@ bool passes(double confidence, double tau, Metric metric) { return metric == Met
 
 std::int64_t accept(const std::vector<std::int64_t>& token_ids, const std::vector<double>& confidences, double tau, Metric metric,
                     const std::vector<std::int64_t>& eos_ids, std::int64_t limit) {
-    const auto ends = [&](std::int64_t token) { return std::find(eos_ids.begin(), eos_ids.end(), token) != eos_ids.end(); };
     const auto made = static_cast<std::int64_t>(token_ids.size());
     const std::int64_t most = std::min({limit, made, is_one_token(tau, metric) ? std::int64_t{1} : made});
     std::int64_t count = 0;
-    while (count < most && (count == 0 || (passes(confidences[count], tau, metric) && !ends(token_ids[count - 1])))) ++count;
+    while (count < most && (count == 0 || (passes(confidences[count], tau, metric) && !is_one_of(token_ids[count - 1], eos_ids)))) ++count;
+    return count;
+}
+
+std::int64_t verify(const std::vector<std::int64_t>& token_ids, const std::vector<std::int64_t>& proposals,
+                    const std::vector<std::int64_t>& eos_ids, std::int64_t limit) {
+    const auto made = static_cast<std::int64_t>(token_ids.size()), proposed = static_cast<std::int64_t>(proposals.size());
+    const std::int64_t most = std::min({limit, made, proposed + 1});
+    std::int64_t count = 0;
+    while (count < most && (count == 0 || (token_ids[count - 1] == proposals[count - 1] && !is_one_of(token_ids[count - 1], eos_ids))))
+        ++count;
     return count;
 }
 

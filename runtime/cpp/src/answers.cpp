@@ -26,8 +26,8 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
             answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
             stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
         }
-        answer.row =
-            std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos, stop);
+        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos, stop,
+                                           session_->hopes, session_->new_draft(configs[i]));
         answer.row->stats.began = began;
         rows.push_back(answer.row.get());
         answers_.push_back(std::move(answer));
@@ -98,12 +98,14 @@ std::optional<Event> Stream::next() {
     return events->empty() ? Event{} : std::move(events->front());
 }
 
-double Stream::tau() const { return answers_->row(0).tau(); }
+std::optional<double> Stream::tau() const { return answers_->row(0).tau(); }
 
 void Stream::set_tau(double tau) {
     if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
     answers_->row(0).set_tau(tau);
 }
+
+void Stream::set_exact(bool exact) { answers_->row(0).set_exact(exact); }
 
 void Stream::cancel() { answers_->cancel(0); }
 

@@ -31,9 +31,14 @@ struct Session::Opened {
     std::optional<Text> text;
     std::string text_problem; // why there is none although the bundle has a tokenizer
     std::unique_ptr<CostOnce> cost = std::make_unique<CostOnce>();
+    std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
+    std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
 
     /// Measured at the first call, which takes about a second.
     std::shared_ptr<const Cost> measured() const { return cost->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
+
+    /// A row of the draft, for a request that verifies; none where there is no draft.
+    std::unique_ptr<Proposer> new_draft(const GenerationConfig& config) const;
 
     const Text& needs_text() const;
     std::vector<std::int64_t> encode(const Prompt& prompt) const;

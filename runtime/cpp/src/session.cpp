@@ -1,6 +1,7 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
 
+#include <mars/draft.hpp>
 #include <mars/ort.hpp>
 #include <mars/session.hpp>
 
@@ -21,6 +22,14 @@ std::optional<Text> text_of(const Bundle& bundle) {
     return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")));
 }
 
+/// What token ids mean: a hash of the tokenizer, else the number of tokens.
+std::string vocabulary_of(const Manifest& manifest) {
+    if (manifest.text)
+        for (const FileEntry& entry : manifest.files)
+            if (entry.path == manifest.text->tokenizer) return entry.sha256;
+    return std::to_string(manifest.model.vocab_size);
+}
+
 } // namespace
 
 Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text)
@@ -39,6 +48,12 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
         opened.text = text_of(opened.bundle);
     } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
         opened.text_problem = error.what();
+    }
+    if (options.draft) {
+        opened.draft = open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt}).opened_;
+        if (vocabulary_of(opened.bundle.manifest) != vocabulary_of(opened.draft->bundle.manifest))
+            throw SessionError(options.draft->string() + ": the draft has another tokenizer than " + path.string() +
+                               "; export both from checkpoints of one family");
     }
     return Session(std::make_shared<Opened>(std::move(opened)));
 }
@@ -69,6 +84,12 @@ bool Session::has_text() const { return opened_->text.has_value(); }
 const Bundle& Session::bundle() const { return opened_->bundle; }
 
 std::int64_t Session::max_capacity() const { return opened_->backend->max_capacity(); }
+
+std::unique_ptr<Proposer> Session::Opened::new_draft(const GenerationConfig& config) const {
+    if (!draft || !config.is_exact()) return nullptr;
+    const Manifest& manifest = draft->bundle.manifest;
+    return std::make_unique<Draft>(*draft->backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos);
+}
 
 const Text& Session::Opened::needs_text() const {
     if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");

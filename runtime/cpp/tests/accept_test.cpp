@@ -1,4 +1,4 @@
-// The acceptance rule against tests/conformance/accept.json.
+// The acceptance rules: that of tau against tests/conformance/accept.json; exact_test.cpp has the loop of the other.
 #include "conformance.hpp"
 
 TEST_CASE("every case of accept.json") {
@@ -9,6 +9,19 @@ TEST_CASE("every case of accept.json") {
         CHECK(mars::accept(each["token_ids"], confidences, each["tau"], metric_of(each["metric"]), each["eos_ids"], each["limit"]) ==
               each["accepted"].get<std::int64_t>());
     }
+}
+
+TEST_CASE("what a verification lets stand") {
+    const std::vector<std::int64_t> own{4, 5, 6, 7};
+    CHECK(mars::verify(own, {}, {}, 9) == 1);
+    CHECK(mars::verify(own, {4, 5, 6}, {}, 9) == 4);
+    CHECK(mars::verify(own, {4, 5}, {}, 9) == 3);
+    CHECK(mars::verify(own, {4, 9, 6}, {}, 9) == 2);
+    CHECK(mars::verify(own, {9, 5, 6}, {}, 9) == 1);
+    CHECK(mars::verify(own, {4, 5, 6}, {5}, 9) == 2);
+    CHECK(mars::verify(own, {4, 5, 6}, {}, 3) == 3);
+    CHECK(mars::verify(own, {4, 5, 6}, {}, 0) == 0);
+    CHECK(mars::verify({}, {}, {}, 9) == 0);
 }
 
 TEST_CASE("one-token mode is a rule of its own") {

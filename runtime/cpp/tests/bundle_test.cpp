@@ -1,5 +1,8 @@
 // The bundle reader: what a manifest may be, what it may not, and files against it.
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <mars/bundle.hpp>
@@ -7,6 +10,7 @@
 
 #include "bundle/files.hpp"
 #include "bundle/sha256.hpp"
+#include "bundle/stamps.hpp"
 #include "conformance.hpp"
 #include "manifest.hpp"
 
@@ -42,8 +46,18 @@ bool says(const std::string& message, const std::string& part) { return message.
 /// A directory that is gone at the end of the test.
 struct Directory {
     fs::path path = fs::temp_directory_path() / ("mars-test-" + std::to_string(getpid()));
-    Directory() { fs::create_directories(path); }
-    ~Directory() { fs::remove_all(path); }
+    fs::path cache = path.string() + "-cache"; // of this user, for the test
+    Directory() {
+        fs::create_directories(path);
+        setenv("MARS_EXPORT_CACHE", cache.c_str(), 1);
+    }
+    ~Directory() {
+        fs::remove_all(path);
+        fs::remove_all(cache);
+        unsetenv("MARS_EXPORT_CACHE");
+    }
+    Directory(const Directory&) = delete;
+    Directory& operator=(const Directory&) = delete;
     void write(const std::string& name, const std::string& data) const { std::ofstream(path / name, std::ios::binary) << data; }
 
     std::string read(const std::string& name) const {
@@ -97,6 +111,28 @@ TEST_CASE("a whole manifest") {
     CHECK(manifest.variants.at(0).drift->max_logit_error == 1e-5);
     CHECK(manifest.profiles.at(0).metric == mars::Metric::margin);
     CHECK(manifest.profiles.at(0).evidence == R"({"n":1})");
+}
+
+TEST_CASE("how weights are stored, under the old name too, and what the drift was proven against") {
+    Json manifest = valid();
+    Json& variant = manifest["variants"][0];
+    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).quantization);
+    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).drift->yardstick);
+    variant["drift"]["yardstick"] = "transformers 5.23.0";
+    variant["quantization"] = {{"group_size", 32}, {"symmetric", true}, {"head", "int8"}, {"embedding", "float"}};
+    const auto read = [&] { return mars::parse_manifest(manifest.dump()).variants.at(0); };
+    CHECK(read().drift->yardstick == "transformers 5.23.0");
+    CHECK(read().quantization->group_size == 32);
+    CHECK(read().quantization->symmetric);
+    CHECK(read().quantization->head == "int8");
+    variant["quantization"]["group_size"] = nullptr;
+    CHECK_FALSE(read().quantization->group_size);
+    variant["quantization"].erase("group_size");
+    variant["quantization"]["block_size"] = 128;
+    CHECK(read().quantization->group_size == 128);
+    variant["quantization"] = {{"group_size", 0}, {"head", "int8"}};
+    const std::string message = refusal(manifest.dump());
+    for (const char* name : {"group_size", "symmetric", "embedding"}) CHECK(says(message, std::string("quantization.") + name + ": "));
 }
 
 TEST_CASE("what is wrong in a manifest is named") {
@@ -216,15 +252,46 @@ TEST_CASE("a bundle directory") {
         CHECK(says(bundle.refusal(), "manifest.json does not match manifest.sha256"));
     }
     SUBCASE("stamps that are hostile or of another file are not believed") {
+        const fs::path file = *mars::stamp_file(bundle.path);
+        CHECK(file.parent_path().parent_path() == bundle.cache);
+        CHECK_FALSE(fs::exists(bundle.path / ".verified.json"));
         for (const char* stamps : {"[]", "{", "{\"weights.bin\": 1}", "{\"weights.bin\": [\"\", 1, 2, 3]}"}) {
-            bundle.write(".verified.json", stamps);
+            std::ofstream(file) << stamps;
             CHECK(bundle.refusal() == "");
+            CHECK(Json::parse(std::ifstream(file)).contains("weights.bin")); // written anew
         }
         const std::string deep(1000000, '[');
         for (const std::string& stamps : {deep, deep + std::string(1000000, ']'), "{\"x\": " + deep + std::string(1000000, ']') + "}"}) {
-            bundle.write(".verified.json", stamps);
+            std::ofstream(file) << stamps;
             CHECK(bundle.refusal() == "");
         }
+    }
+    SUBCASE("a good stamp spares the hashing, of the very file that was hashed only") {
+        const fs::path file = *mars::stamp_file(bundle.path), weights = bundle.path / "weights.bin";
+        const fs::file_time_type time = fs::last_write_time(weights);
+        const Json before = Json::parse(std::ifstream(file));
+        bundle.write("weights.bin", "content of weights.bim");
+        fs::last_write_time(weights, time); // the time of its last change of all kinds cannot be set back
+        CHECK(says(bundle.refusal(), "weights.bin: its content does not match"));
+        CHECK(Json::parse(std::ifstream(file)) == before);
+        Json forged = before;
+        struct stat state{};
+        REQUIRE(stat(weights.c_str(), &state) == 0);
+        forged["weights.bin"][3] = std::int64_t{state.st_ctim.tv_sec} * 1000000000 + state.st_ctim.tv_nsec;
+        std::ofstream(file) << forged; // the user's own word, which is believed unless all is to be looked into
+        CHECK(bundle.refusal() == "");
+        CHECK(says(bundle.refusal(true), "weights.bin: its content does not match"));
+    }
+    SUBCASE("no place for stamps: all is hashed, nothing is written") {
+        setenv("MARS_EXPORT_CACHE", "/dev/null/cache", 1);
+        CHECK(bundle.refusal() == "");
+        fs::remove_all(bundle.cache);
+        unsetenv("MARS_EXPORT_CACHE");
+        setenv("XDG_CACHE_HOME", bundle.cache.c_str(), 1);
+        CHECK(mars::cache_dir() == bundle.cache / "mars-export");
+        CHECK(bundle.refusal() == "");
+        CHECK(fs::exists(bundle.cache / "mars-export" / "verified-cpp"));
+        unsetenv("XDG_CACHE_HOME");
     }
     SUBCASE("an unknown variant") {
         const mars::Bundle opened = mars::open_bundle(bundle.path);

@@ -168,7 +168,7 @@ TEST_CASE("prompts and settings that are none") {
     prompt.text = "words";
     mars_config config;
     mars_config_init(&config, sizeof config);
-    CHECK(config.tau == 0.95);
+    CHECK(config.tau == MARS_EXACT);
     CHECK(config.max_new_tokens == 256);
     config.metric = 7;
     CHECK(refused(&config) == "3 config: metric is no mars_metric");
@@ -212,6 +212,6 @@ TEST_CASE("structs of other sizes") {
         double guard;
     } older{0, 0, 42};
     mars_config_init(reinterpret_cast<mars_config*>(&older), offsetof(Older, guard));
-    CHECK(older.tau == 0.95);
+    CHECK(older.tau == MARS_EXACT);
     CHECK(older.guard == 42);
 }

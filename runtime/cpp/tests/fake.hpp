@@ -56,16 +56,20 @@ class Cache : public mars::Cache {
 
 class Backend : public mars::Backend {
   public:
-    explicit Backend(Predict predict = hashed, std::int64_t max_capacity = 1000000, std::optional<std::int64_t> max_slots = std::nullopt)
-        : predict_(std::move(predict)), max_capacity_(max_capacity), max_slots_(max_slots) {}
+    explicit Backend(Predict predict = hashed, std::int64_t max_capacity = 1000000, std::optional<std::int64_t> max_slots = std::nullopt,
+                     std::optional<std::int64_t> max_outputs = std::nullopt)
+        : predict_(std::move(predict)), max_capacity_(max_capacity), max_slots_(max_slots), max_outputs_(max_outputs) {}
 
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return max_slots_; }
+    std::optional<std::int64_t> max_outputs() const override { return max_outputs_; }
     std::int64_t max_capacity() const override { return max_capacity_; }
     std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override { return std::make_unique<Cache>(num_rows); }
 
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool, mars::StepOutput& output) override {
         auto& entries = dynamic_cast<Cache&>(cache).entries;
+        steps.push_back(input);
+        if (max_outputs_ && input.outputs > *max_outputs_) throw std::logic_error("more predictions than the device gives");
         output.outputs = input.outputs;
         output.token_ids.clear();
         output.confidence.clear();
@@ -88,11 +92,13 @@ class Backend : public mars::Backend {
         }
     }
 
+    std::vector<mars::StepInput> steps; // all that were run
+
   private:
     std::vector<std::string> outputs_{"token_ids", "confidence"};
     Predict predict_;
     std::int64_t max_capacity_;
-    std::optional<std::int64_t> max_slots_;
+    std::optional<std::int64_t> max_slots_, max_outputs_;
 };
 
 } // namespace fake

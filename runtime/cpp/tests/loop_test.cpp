@@ -68,6 +68,7 @@ TEST_CASE("a cancelled row ends before its next step, the others go on") {
         fake::Backend backend;
         mars::GenerationConfig config;
         config.max_new_tokens = 20;
+        config.tau = 0.95;
         mars::Row one(0, {1, 2, 3}, config, {}), two(1, {4}, config, {}), three(2, fake::Tokens(700, 5), config, {});
         const auto loop = blocks ? mars::decode_blocks(backend, {&one, &two, &three}, 4, fake::mask, 8)
                                  : mars::decode(backend, {&one, &two, &three}, 4, fake::mask);
@@ -89,6 +90,10 @@ TEST_CASE("a cache block that no step can hold is refused") {
     mars::Row row(0, {1}, {}, {});
     CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 17),
                          "a cache block of 17 tokens does not fit a step of 16 slots; give a smaller one", mars::SessionError);
+    CHECK_THROWS_WITH_AS(mars::decode_blocks(backend, {&row}, 4, fake::mask, 16),
+                         "exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and verifies none; "
+                         "leave commit as it is, or give a tau",
+                         mars::SessionError);
 }
 
 TEST_CASE("capacities grow by a quarter, in steps") {

@@ -64,3 +64,20 @@ TEST_CASE("every value out of range is named") {
     }
     CHECK_NOTHROW(mars::GenerationConfig{}.check());
 }
+
+TEST_CASE("exact is the default, a tau ends it, and both are refused") {
+    mars::GenerationConfig config;
+    CHECK(config.is_exact());
+    CHECK_FALSE(config.one_token());
+    config.exact = false;
+    CHECK(config.bound() == 0.95);
+    config = {};
+    config.tau = 1;
+    CHECK_FALSE(config.is_exact());
+    CHECK(config.one_token());
+    config.exact = true;
+    CHECK_THROWS_WITH_AS(config.check(),
+                         "exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau 1 accepts what is "
+                         "likely; give one of them",
+                         mars::SessionError);
+}

@@ -90,11 +90,22 @@ TEST_CASE("a stream's tau holds from the next step on, and the stream outlives i
     stream->set_tau(1);
     CHECK(stream->next()->token_ids.size() == 1);
     CHECK_THROWS_AS(stream->set_tau(-0.1), mars::SessionError);
+    stream->set_exact(true);
+    CHECK(stream->exact());
+    CHECK_FALSE(stream->tau());
+    CHECK(stream->next()->token_ids.size() == 1); // nothing was proposed yet; masks are
+    CHECK(stream->next()->token_ids.size() == 6);
+    stream->set_exact(false);
+    CHECK(stream->tau() == 0.95);
+    stream->set_exact(false);
+    stream->set_tau(0.5);
+    stream->set_exact(false);
+    CHECK(stream->tau() == 0.5);
     stream->cancel();
     CHECK_FALSE(stream->next());
     CHECK_FALSE(stream->next());
     CHECK(stream->completion().finish_reason == mars::FinishReason::cancelled);
-    CHECK(stream->completion().token_ids.size() == 6);
+    CHECK(stream->completion().token_ids.size() == 13);
 }
 
 TEST_CASE("a full context ends an answer and keeps what is there") {
@@ -127,7 +138,7 @@ TEST_CASE("requests that cannot be served say why") {
     refused(fake::Tokens{1}, margin, "the metric margin needs a bundle exported with --metrics");
     refused(fake::Tokens{1}, stopped, "stop strings need a bundle with a tokenizer");
     refused(fake::Tokens{1}, config_of(-1, 0), "max_new_tokens must be");
-    CHECK_THROWS_AS(opened.generate(fake::Tokens{1}, {}, nullptr, {mars::Commit::Kind::block, 0}), mars::SessionError);
+    CHECK_THROWS_AS(opened.generate(fake::Tokens{1}, config_of(1, 1), nullptr, {mars::Commit::Kind::block, 0}), mars::SessionError);
 }
 
 TEST_CASE("a failed step ends the stream with an error, then for good") {

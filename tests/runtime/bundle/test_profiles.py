@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from support.tiny import Named
+from typer.testing import CliRunner
 
+from mars_export.cli import app
 from mars_export.runtime import BundleError, Session, SessionError
 from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.manifest import CHECKSUM_FILE, Bundle, Profile, open_bundle, write_manifest
@@ -50,6 +52,31 @@ def test_a_stored_profile_is_used(path: Path) -> None:
         == before
     )
     assert len((path / CHECKSUM_FILE).read_text().splitlines()) == 1
+
+
+def test_a_profile_in_words_for_people(path: Path) -> None:
+    evidence = {"max_drop": 0.05, "needed": False, "none": None, "nested": {"a": [1, 2.50001], "b": {}}}
+    profiles.store(path, profile(path, evidence=evidence | {"notes": ["one", "two"], "empty": []}))
+    [found] = profiles.described(path)
+    assert found.evidence == [
+        ("max_drop", "0.05"),
+        ("needed", "no"),
+        ("none", "-"),
+        ("nested", "a 1, 2.5, b -"),
+        ("notes", "one"),
+        ("", "two"),
+        ("empty", "-"),
+    ]
+    assert dict(found.settings)["window"] == "4"
+    assert "accuracy_level" not in dict(found.settings), "what is not known is left out"
+    assert dict(found.settings)["state"] == "good"
+    profiles.store(path, profile(path, precision="int8", weights_sha256=None))
+    [stale] = profiles.described(path, "sums")
+    assert "weights_sha256" not in dict(stale.settings)
+    assert stale.state.startswith("stale: it was calibrated in int8")
+    assert stale.renewal.endswith("--task sums --max-drop 0.05 --name sums")
+    shown = CliRunner().invoke(app, ["profiles", "show", str(path), "sums"])
+    assert "renew it with: mars-export calibrate" in shown.output
 
 
 def test_storing_again_replaces_it_and_keeps_the_others(path: Path) -> None:

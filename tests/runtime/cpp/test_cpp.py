@@ -27,6 +27,7 @@ from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles
 TAUS = (1.0, 0.7, 0.4, 0.0)
+MODES = ({}, {"tau": 1.0}, {"tau": 0.4})
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8, "seed": 3},
@@ -131,9 +132,9 @@ def test_rows_of_one_batch(commit: str, twin: CSession, sessions: Sessions) -> N
 def test_texts_and_stop_strings(stop: tuple[str, ...], twin: CSession, sessions: Sessions) -> None:
     python = sessions("llama")
     chat = [{"role": "user", "content": "the é 🙂"}]
-    for prompt, tau in product(("hello the anon", chat), (1.0, 0.3)):
+    for prompt, tau in product(("hello the anon", chat), (None, 1.0, 0.3)):
         assert twin.encode(prompt) == python.encode(prompt)
-        stream = python.stream(prompt, GenerationConfig(tau=tau, max_new_tokens=40, stop=stop))
+        stream = python.stream(prompt, GenerationConfig(tau=tau, max_new_tokens=40, stop=stop, window="full"))
         wanted = [(e.text, list(e.token_ids), e.finish_reason) for e in stream]
         twin_stream = twin.stream(prompt, tau=tau, max_new_tokens=40, stop=stop)
         assert list(iter(twin_stream.next, None)) == wanted
@@ -153,6 +154,7 @@ def test_a_stream_takes_a_new_tau_and_is_cancelled(twin: CSession, sessions: Ses
         tau = (1.0, 0.2, 0.0)[len(runs) % 3]
         stream.tau = tau
         twin_stream.set_tau(tau)
+        assert twin_stream.tau == tau
         if len(runs) == 6:
             stream.cancel()
             twin_stream.cancel()
@@ -161,6 +163,88 @@ def test_a_stream_takes_a_new_tau_and_is_cancelled(twin: CSession, sessions: Ses
     with pytest.raises(MarsStatusError, match="tau must be a number of 0 or more"):
         twin_stream.set_tau(float("nan"))
     twin_stream.close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("window", ["full", "auto", 1, 3])
+def test_exact_text_is_that_of_one_token_and_of_python(
+    window: int | str, sampling: dict[str, Any], twin: CSession, sessions: Sessions
+) -> None:
+    for prompt, eos, metric in product(
+        (PROMPT, list(range(1, 40))), ((), (7, 100, 101, 102)), ("probability", "entropy")
+    ):
+        asked = {"max_new_tokens": 40, "eos_ids": eos, "metric": metric, **sampling}
+        one = twin.generate(prompt, tau=0.0 if metric == "entropy" else 1.0, **asked)
+        made = twin.generate(prompt, window=window, **asked)
+        assert (made.token_ids, made.finish_reason) == (one.token_ids, one.finish_reason)
+        assert made.proposed == made.verified + made.rejected and made.forwards <= one.forwards
+        if window == "auto":  # follows measured times here, and none in Python's tests
+            continue
+        config = GenerationConfig(window=window, **asked)  # type: ignore[arg-type]
+        wanted = sessions("llama").generate(prompt, config)
+        stats = wanted.stats
+        assert made.token_ids == wanted.token_ids
+        assert made.confidences == pytest.approx(wanted.confidences, abs=1e-5)
+        assert (made.forwards, made.proposed, made.verified) == (
+            stats.forwards,
+            stats.proposed,
+            stats.verified,
+        )
+        assert {k: n for k, n in enumerate(made.accepted) if n} == stats.accepted
+
+
+def test_exact_rows_beside_rows_at_a_tau(twin: CSession, sessions: Sessions) -> None:
+    prompts = [PROMPT, [i % 250 for i in range(290)], [7], [8] * 30, [8] * 500]
+    settings: list[dict[str, Any]] = [
+        {"max_new_tokens": n, "eos_ids": (), "window": "full", **mode}
+        for n, mode in zip(
+            (30, 9, 50, 20, 40), (*MODES, {"temperature": 1, "seed": 5}, {"lookup": 2}), strict=True
+        )
+    ]
+    wanted = sessions("llama").generate_batch(prompts, [GenerationConfig(**s) for s in settings])
+    made = twin.generate_batch(prompts, settings)
+    assert [m.token_ids for m in made] == [w.token_ids for w in wanted]
+    assert [m.finish_reason for m in made] == [w.finish_reason for w in wanted]
+    assert sum(m.proposed for m in made) > 0 and made[1].proposed == made[2].proposed == 0
+
+
+def test_a_stream_goes_into_exact_mode_and_out_of_it(twin: CSession, sessions: Sessions) -> None:
+    stream = sessions("llama").stream(PROMPT, GenerationConfig(max_new_tokens=40, eos_ids=(), window="full"))
+    twin_stream = twin.stream(PROMPT, max_new_tokens=40, eos_ids=())
+    assert twin_stream.tau is None
+    for count, event in enumerate(stream):
+        made = twin_stream.next()
+        assert made is not None and tuple(made[1]) == event.token_ids
+        tau = (None, None, 0.2, 0.0)[count % 4]
+        if tau is None:
+            stream.exact = True
+        else:
+            stream.tau = tau
+        twin_stream.set_tau(tau)
+        assert twin_stream.tau == stream.tau == tau
+    assert twin_stream.next() is None
+    made_stats = twin_stream.completion()
+    assert (made_stats.proposed, made_stats.verified) == (stream.stats.proposed, stream.stats.verified)
+    assert made_stats.proposed > 0
+    twin_stream.close()
+
+
+def test_a_draft_proposes_and_must_have_the_same_tokenizer(
+    library: Library, bundles: Named, twin: CSession, tmp_path: Path
+) -> None:
+    wanted = twin.generate(PROMPT, tau=1.0, max_new_tokens=40, eos_ids=())
+    with CSession(library, bundles("llama"), threads=1, draft=str(bundles("llama"))) as drafted:
+        made = drafted.generate(PROMPT, window=1, max_new_tokens=40, eos_ids=())
+        one = drafted.generate(PROMPT, tau=1.0, max_new_tokens=40, eos_ids=())
+    assert made.token_ids == one.token_ids == wanted.token_ids
+    assert made.forwards < wanted.forwards and made.proposed > 0 and one.proposed == 0
+    other = tmp_path / "bundle"
+    shutil.copytree(bundles("llama"), other, ignore=shutil.ignore_patterns(".*"))
+    manifest, path = open_bundle(other).manifest, other / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    write_manifest(other, replace(manifest, files=tuple(describe(other / e.path) for e in manifest.files)))
+    with pytest.raises(MarsStatusError, match="the draft has another tokenizer than .*of one family"):
+        CSession(library, bundles("llama"), draft=str(other))
 
 
 def test_a_callback_stops_an_answer(twin: CSession) -> None:
@@ -180,9 +264,11 @@ def test_requests_that_cannot_be_served(twin: CSession) -> None:
         ([], {}, "the prompt is empty"),
         ([tiny.VOCAB_SIZE], {}, f"outside the vocabulary of {tiny.VOCAB_SIZE}: {tiny.VOCAB_SIZE}"),
         ([1] * 513, {}, "the prompt has 513 tokens, this bundle's context holds 512"),
-        ([1], {"tau": -1.0, "top_k": -1}, "tau must be .*; top_k must be"),
+        ([1], {"tau": -2.0, "top_k": -1}, "tau must be .*; top_k must be"),
+        ([1], {"commit": "block"}, "exact mode needs cursor commit: .*leave commit as it is, or give a tau"),
+        ([1], {"lookup": -1}, "lookup must be an integer of 0 or more"),
         ([1], {"window": -2}, "window must be auto, full or an integer of 1 or more"),
-        ([1], {"commit": "block", "cache_block": 0}, "cache_block must be 1 or more"),
+        ([1], {"tau": 1, "commit": "block", "cache_block": 0}, "cache_block must be 1 or more"),
         ([{"role": "judge", "content": "x"}], {}, "judge"),
     ):
         with pytest.raises(MarsStatusError, match=message) as error:
@@ -309,16 +395,24 @@ def test_a_tokenizer_it_does_not_know_leaves_token_ids(
                 ask()
 
 
-def test_the_stamps_of_one_runtime_serve_the_other(library: Library, bundles: Named, tmp_path: Path) -> None:
+def test_stamps_lie_with_the_user_and_never_in_the_bundle(
+    library: Library, bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
     directory = tmp_path / "bundle"
     shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    names = {path.name for path in directory.iterdir()}
     with CSession(library, directory, threads=1):
         pass
-    stamps = json.loads((directory / ".verified.json").read_text())
-    before = (directory / ".verified.json").stat().st_mtime_ns
-    open_bundle(directory)
-    assert (directory / ".verified.json").stat().st_mtime_ns == before
-    assert json.loads((directory / ".verified.json").read_text()) == stamps
+    (file,) = (tmp_path / "cache" / "verified-cpp").iterdir()
+    manifest = open_bundle(directory).manifest
+    assert json.loads(file.read_text()).keys() == {entry.path for entry in manifest.files}
+    (own,) = (tmp_path / "cache" / "verified").iterdir()
+    assert own.name == file.name
+    assert json.loads(own.read_text()) == json.loads(
+        file.read_text()
+    )  # the same words, each believing its own
+    assert {path.name for path in directory.iterdir()} == names
 
 
 def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -329,9 +423,8 @@ def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]
 def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("the éclair")
     options = ("--tau", 0.4, "--window", "full", "--max-new-tokens", 20, "--threads", 1, "--json")
-    wanted = sessions("llama").generate(
-        [{"role": "user", "content": "the éclair"}], GenerationConfig(tau=0.4, max_new_tokens=20)
-    )
+    chat = [{"role": "user", "content": "the éclair"}]
+    wanted = sessions("llama").generate(chat, GenerationConfig(tau=0.4, max_new_tokens=20, window="full"))
     for prompt, stdin in (
         (("-p", "the éclair"), ""),
         (("--file", tmp_path / "prompt.txt"), ""),
@@ -342,10 +435,18 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         assert done.returncode == 0, done.stderr
         made = json.loads(done.stdout)
         assert made["token_ids"] == list(wanted.token_ids) and made["text"] == wanted.text
-        assert made["finish_reason"] == wanted.finish_reason and made["tau"] == 0.4
+        assert made["finish_reason"] == wanted.finish_reason
+        assert (made["exact"], made["tau"]) == (False, 0.4)
         assert made["confidences"] == [round(c, 6) for c in wanted.confidences]
-        assert made["stats"].keys() == wanted.stats.to_dict().keys()
+        assert list(made["stats"]) == list(wanted.stats.to_dict())
         assert made["stats"]["accepted"] == wanted.stats.to_dict()["accepted"]
+    exact = sessions("llama").generate(chat, GenerationConfig(max_new_tokens=20, window="full", lookup=2))
+    for words in ((), ("--exact",), ("--draft", bundles("llama")), ("--lookup", 2)):
+        done = run(bundles("llama"), "-p", "the éclair", *words, "--max-new-tokens", 20, "--json")
+        made = json.loads(done.stdout)
+        assert made["token_ids"] == list(exact.token_ids)
+        assert (made["exact"], made["tau"]) == (True, None)
+        assert made["stats"]["proposed"] == made["stats"]["verified"] + made["stats"]["rejected"] > 0
     shown = run(
         bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--window=full", "--max-new-tokens=20"
     )
@@ -363,6 +464,13 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         (("a", "--tau", "much"), 2, "--tau needs a number, not `much`"),
         (("a", "--max-new-tokens", "0"), 2, "--max-new-tokens must be 1 or more"),
         (("a", "--seed", "-1"), 2, "--seed needs a number"),
+        (
+            ("a", "--tau", "0.9", "--exact"),
+            1,
+            "--exact gives the one-token text whatever is likely, --tau 0.9 accepts",
+        ),
+        (("a", "--metric", "margin"), 1, "--metric margin says what tau is compared with; give --tau, too"),
+        (("a", "--lookup", "-1"), 2, "--lookup must be 0 or more"),
         (("a", "--metric", "luck"), 2, "--metric must be one of"),
         (("a", "--window", "0"), 2, "--window must be auto, full or a number of 1 or more, not `0`"),
         (("a", "--window", "-1"), 2, "--window must be auto, full"),

@@ -86,18 +86,20 @@ def test_the_readme_shows_the_program_that_is_built(
     )
     assert snippet == (ROOT / "examples/cpp_embed/embed.cpp").read_text(encoding="utf-8")
     program = build() / "examples/cpp_embed/embed"
-    config = GenerationConfig(tau=0.95, max_new_tokens=32)
+    config = GenerationConfig(max_new_tokens=32)
     for request in (f"light {i}" for i in range(300)):
         wanted = sessions("llama").generate([{"role": "user", "content": request}], config)
-        if wanted.stats.accepted.keys() == {1}:  # the answer is the same in every window
+        if len(wanted.text) > 3:
             break
     else:
-        raise AssertionError("no request is answered one token at a time")
+        raise AssertionError("no request is answered")
     done = subprocess.run(
         [program, bundles("llama"), request], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == wanted.text + "\n1 tokens/forward\n"
+    text, figure = done.stdout.rsplit("\n", 2)[:2]
+    assert text == wanted.text  # in every window
+    assert re.fullmatch(r"[\d.]+ tokens/forward", figure)
     assert (
         subprocess.run(
             [program, "/no/such/bundle", "x"], capture_output=True, check=False, timeout=60
@@ -109,20 +111,21 @@ def test_the_readme_shows_the_program_that_is_built(
 def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str], Session]) -> None:
     wanted = {
         t: sessions("llama").generate(ASK["messages"], GenerationConfig(tau=t, max_new_tokens=24))
-        for t in (0.3, 1.0)
-    }  # type: ignore[arg-type]
+        for t in (0.3, 1.0, None)
+    }
 
-    def ask(tau: float) -> None:
-        status, text = post(port, {**ASK, "tau": tau})
+    def ask(tau: float | None) -> None:
+        knob = {"exact": True} if tau is None else {"tau": tau}
+        status, text = post(port, {**ASK, **knob})
         answer = json.loads(text)
         assert status == 200
         assert (answer["text"], answer["forwards"]) == (wanted[tau].text, wanted[tau].stats.forwards)
-        status, text = post(port, {**ASK, "tau": tau, "stream": True})
+        status, text = post(port, {**ASK, **knob, "stream": True})
         *events, last = [json.loads(line) for line in text.splitlines()]
         assert "".join(event["text"] for event in events) == last["text"] == wanted[tau].text
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(ask, [0.3, 1.0] * 6))
+        list(pool.map(ask, [0.3, 1.0, None] * 4))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +141,8 @@ def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str],
         ({"prompt": "a", "temprature": 1}, 400, "unknown field temprature"),
         ({"prompt": "a", "tau": "high"}, 400, "tau has a wrong type"),
         ({"prompt": "a", "tau": -1}, 400, "tau must be a number of 0 or more"),
+        ({"prompt": "a", "tau": 0.5, "exact": True}, 400, "exact and tau exclude each other"),
+        ({"prompt": "a", "exact": 1}, 400, "exact has a wrong type"),
         ({"prompt": "a", "max_new_tokens": 10**6}, 400, "max_new_tokens is at most"),
         ({"prompt": "a" * 5000}, 400, "this bundle's context holds"),
         ({"messages": [{"role": "user"}]}, 400, "list of {role, content}"),

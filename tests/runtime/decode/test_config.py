@@ -22,7 +22,14 @@ WRONG: list[tuple[str, Any]] = [
     ("eos_ids", (-1,)),
     ("eos_ids", (1.0,)),
     ("stop", ("",)),
-    ("stop", "text"),
+    ("stop", ""),
+    ("stop", [1]),
+    ("stop", 5),
+    ("stop", {"text"}),
+    ("eos_ids", 5),
+    ("min_p", -0.1),
+    ("min_p", 1.5),
+    ("min_p", "0.1"),
     ("temperature", -1),
     ("temperature", math.nan),
     ("top_k", -1),
@@ -38,6 +45,14 @@ WRONG: list[tuple[str, Any]] = [
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(SessionError, match=f"{name} must be"):
         GenerationConfig(**{name: value})
+
+
+def test_lists_become_tuples_and_one_stop_string_is_one() -> None:
+    config = GenerationConfig(stop=["a", "b"], eos_ids=[1, 2])
+    assert (config.stop, config.eos_ids) == (("a", "b"), (1, 2))
+    assert config == GenerationConfig(stop=("a", "b"), eos_ids=(1, 2))
+    assert hash(config)
+    assert GenerationConfig(stop="###").stop == ("###",)
 
 
 def test_all_wrong_values_are_named_at_once() -> None:

@@ -14,6 +14,7 @@ from support import tiny
 from support.fixtures import Sessions
 from support.oracle import Oracle
 from transformers import (
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -133,11 +134,20 @@ def test_the_repetition_penalty_sees_earlier_tokens_of_the_same_run(sessions: Se
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "temperature"),
-    [(0, 1.0, 1.0), (5, 1.0, 0.7), (0, 0.8, 1.3), (10, 0.6, 1.0), (3, 0.99, 2.0)],
+    ("top_k", "top_p", "temperature", "min_p"),
+    [
+        (0, 1.0, 1.0, 0.0),
+        (5, 1.0, 0.7, 0.0),
+        (0, 0.8, 1.3, 0.0),
+        (10, 0.6, 1.0, 0.0),
+        (3, 0.99, 2.0, 0.0),
+        (0, 1.0, 1.5, 0.2),
+        (6, 1.0, 2.0, 0.05),
+        (0, 1.0, 1.0, 1.0),
+    ],
 )
 def test_draws_follow_the_distribution_of_transformers_warpers(
-    top_k: int, top_p: float, temperature: float
+    top_k: int, top_p: float, temperature: float, min_p: float
 ) -> None:
     values = logits(4, 30)
     scores = TemperatureLogitsWarper(temperature)(None, torch.from_numpy(values)[None].clone())
@@ -145,9 +155,16 @@ def test_draws_follow_the_distribution_of_transformers_warpers(
         scores = TopKLogitsWarper(top_k)(None, scores)
     if top_p < 1:
         scores = TopPLogitsWarper(top_p)(None, scores)
+    if min_p:
+        scores = MinPLogitsWarper(min_p)(None, scores)
     expected = torch.softmax(scores.double(), -1)[0].numpy()
     draws = [
-        choose(values, config(temperature=temperature, top_k=top_k, top_p=top_p, seed=1), (), position)[0]
+        choose(
+            values,
+            config(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1),
+            (),
+            position,
+        )[0]
         for position in range(4000)
     ]
     found = np.bincount(draws, minlength=30) / len(draws)

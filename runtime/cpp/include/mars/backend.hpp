@@ -55,6 +55,9 @@ class MARS_API Backend {
     /// Most slots of one step, nothing for no limit.
     virtual std::optional<std::int64_t> max_slots() const = 0;
 
+    /// Most predictions of each row in one step, nothing for no limit.
+    virtual std::optional<std::int64_t> max_outputs() const { return std::nullopt; }
+
     /// Most entries a row can ever hold.
     virtual std::int64_t max_capacity() const = 0;
 

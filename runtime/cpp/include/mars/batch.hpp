@@ -7,18 +7,12 @@
 
 #include <mars/backend.hpp>
 #include <mars/export.hpp>
+#include <mars/feed.hpp>
 #include <mars/row.hpp>
 
 namespace mars {
 
 constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill forward
-
-/// What a row feeds into one step: `known` tokens from its cursor on, then `masks` masks.
-struct Feed {
-    std::int64_t known = 0, masks = 0;
-    std::int64_t slots() const { return known + masks; }
-    std::int64_t outputs() const { return masks + (known > 0 ? 1 : 0); }
-};
 
 /// Whether a step's known tokens get their place in the cache: the cursor moves behind them, or stays before them.
 enum class Keep { nothing, known };
@@ -33,8 +27,8 @@ class MARS_API Batch {
 
     /// One step of the active rows first, first + 1, ... with these feeds: what each predicts for its next unknown positions.
     ///
-    /// A row's first prediction belongs to its last known token, the others to its masks; a row with no known tokens has those of its
-    /// masks. Rows too near the end of their memory for the widest feed are run by themselves.
+    /// A row's first prediction belongs to its last known token, the others to its proposals and its masks; a row with no known tokens
+    /// has those of its masks. Rows too near the end of their memory for the widest feed are run by themselves.
     std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep);
 
     /// Free finished rows: the last active row moves into each gap, so that active rows stay neighbours.
@@ -42,6 +36,12 @@ class MARS_API Batch {
 
     /// Make KV entries final for one chunk of the row's pending tokens; false when only the last chunk is left.
     bool prefill(Row& row);
+
+    /// Slots that a step has behind the row's known tokens; below 0 where they do not even fit.
+    std::int64_t room(const Row& row) const;
+
+    /// Whether the row's pending tokens still have room in the context.
+    bool fits(const Row& row) const { return row.num_tokens() <= backend.max_capacity(); }
 
     std::int64_t index_of(const Row& row) const;
 

@@ -5,7 +5,8 @@
 
 namespace mars {
 
-/// Decode `rows` with block commit. `backend` and `rows` outlive the result. Throws SessionError if a block does not fit a step.
+/// Decode `rows` with block commit. `backend` and `rows` outlive the result. Throws SessionError if a block does not fit a step,
+/// and for exact rows.
 ///
 /// The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block as it stands, accepted tokens and
 /// then masks, against the frozen cache; masks never reach past the block's end. When every row's block is full, one

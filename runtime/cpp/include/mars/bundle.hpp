@@ -36,9 +36,19 @@ struct TextInfo {
 };
 
 /// What the export self-check found between a variant and its checkpoint, over `positions` predictions.
+///
+/// `yardstick`: what the checkpoint's own logits were proven against, such as "transformers 5.23.0"; none for the exporter's reading alone.
 struct Drift {
     std::int64_t positions = 0, argmax_matches = 0;
     double max_logit_error = 0.0, max_confidence_error = 0.0;
+    std::optional<std::string> yardstick;
+};
+
+/// How the weights of a variant are stored. `group_size` inputs share a scale; empty: one scale for each output channel.
+struct QuantizationInfo {
+    std::optional<std::int64_t> group_size;
+    bool symmetric = false;
+    std::string head, embedding;
 };
 
 /// One executable form of the model. `batch`, `slots` and `capacity` are empty where the graph keeps them symbolic.
@@ -49,6 +59,7 @@ struct Variant {
     std::vector<std::string> outputs;
     std::optional<std::int64_t> batch, slots, capacity;
     std::optional<Drift> drift;
+    std::optional<QuantizationInfo> quantization;
     std::optional<EngineInfo> engine;
     std::optional<std::int64_t> accuracy_level; ///< of ONNX Runtime's products with int4 and int8 weights: 0 exact, 4 fast
 

@@ -13,18 +13,25 @@
 namespace mars {
 
 /// A window: the most predictions made in one step, 1 or more; or one of these.
-constexpr std::int64_t auto_window = 0;  ///< as many as is fastest, at most the bundle's block, chosen step by step
+constexpr std::int64_t auto_window = 0;  ///< as many as is fastest, chosen step by step
 constexpr std::int64_t full_window = -1; ///< the bundle's block
 
 /// "auto", "full" or a number of 1 or more; nothing for other texts.
 MARS_API std::optional<std::int64_t> window_of(std::string_view text);
 
+constexpr double default_tau = 0.95; ///< of the paper's tables, where tau is wanted and not given
+
 /// Settings of one request.
+///
+/// Exact mode is the default: several tokens a step, and the very text of one-token decoding. A tau instead is the speed/quality knob;
+/// giving a tau turns exact off, giving both is an error.
 struct MARS_API GenerationConfig {
-    double tau = 0.95;                   ///< confidence bound, the speed/quality knob; >= 1 (entropy: <= 0) is one-token mode
+    std::optional<double> tau;           ///< confidence bound; >= 1 (entropy: <= 0) is one-token mode
+    std::optional<bool> exact;           ///< by default: where no tau is given
     Metric metric = Metric::probability; ///< what tau bounds: probability, margin (top-2) or entropy (nats)
     std::int64_t max_new_tokens = 256;
-    std::int64_t window = auto_window;                ///< most predictions made in one step
+    std::int64_t window = auto_window;                ///< most predictions of new positions made in one step
+    std::int64_t lookup = 0;                          ///< propose what followed the last so many tokens before (exact only); 0 is off
     std::optional<std::vector<std::int64_t>> eos_ids; ///< the model's own by default
     std::vector<std::string> stop;                    ///< strings that end the text and are not part of it
     double temperature = 0.0;                         ///< 0 is greedy; above it a candidate's own probability is compared with tau
@@ -41,7 +48,12 @@ struct MARS_API GenerationConfig {
     /// Whether tokens are chosen from logits on the host, rather than by the graph's own argmax.
     bool needs_logits() const { return !is_greedy() || repetition_penalty != 1; }
 
-    bool one_token() const { return is_one_token(tau, metric); }
+    bool is_exact() const { return exact.value_or(!tau); }
+
+    /// The tau that counts where the request is not exact.
+    double bound() const { return tau.value_or(default_tau); }
+
+    bool one_token() const { return !is_exact() && is_one_token(bound(), metric); }
 };
 
 } // namespace mars

@@ -60,6 +60,7 @@ typedef struct mars_session_options {
     int32_t threads;     /* compute threads; 0: the backend's choice */
     int32_t verify;      /* not 0: hash all files even if they were found good before */
     const char* variant; /* NULL: the first that runs here */
+    const char* draft;   /* a smaller model's bundle with the same tokenizer, whose proposals exact mode verifies; NULL: none */
 } mars_session_options;
 
 typedef struct mars_session_info {
@@ -82,18 +83,19 @@ MARS_API mars_status mars_session_describe(const mars_session* session, mars_ses
 typedef enum mars_metric { MARS_PROBABILITY = 0, MARS_MARGIN = 1, MARS_ENTROPY = 2 } mars_metric;
 typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_commit;
 
-#define MARS_WINDOW_AUTO 0    /* as many as is fastest, at most the bundle's block, chosen step by step */
+#define MARS_WINDOW_AUTO 0    /* as many as is fastest, chosen step by step */
 #define MARS_WINDOW_FULL (-1) /* the bundle's block */
+#define MARS_EXACT (-1.0)     /* in place of a tau: several tokens a step, and the very text of one token a step */
 
 /* Settings of one request. */
 typedef struct mars_config {
     size_t struct_size;
-    double tau;             /* confidence bound, the speed/quality knob; >= 1 (entropy: <= 0) is one token a step. 0.95 */
+    double tau;             /* MARS_EXACT (default), or a confidence bound: the speed/quality knob; >= 1 (entropy: <= 0) is one token a step */
     int32_t metric;         /* a mars_metric: what tau bounds */
     int32_t commit;         /* a mars_commit: which cache loop decodes */
     int64_t cache_block;    /* tokens of a block with MARS_COMMIT_BLOCK; 32 */
     int64_t max_new_tokens; /* 256 */
-    int64_t window;         /* most predictions made in one step: a number, MARS_WINDOW_AUTO (default) or MARS_WINDOW_FULL */
+    int64_t window;         /* most predictions of new positions in one step: a number, MARS_WINDOW_AUTO (default) or MARS_WINDOW_FULL */
     const int64_t* eos_ids; /* NULL: the model's own. Not NULL with num_eos_ids 0: none */
     size_t num_eos_ids;
     const char* const* stop; /* strings that end the text and are not part of it */
@@ -103,6 +105,7 @@ typedef struct mars_config {
     double top_p;              /* 1 is off */
     uint64_t seed;             /* draws depend on it and on the position only */
     double repetition_penalty; /* 1 is off */
+    int64_t lookup;            /* exact only: propose what followed the last so many tokens where they stood before; 0 is off */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
@@ -151,14 +154,16 @@ typedef struct mars_event {
 
 MARS_API void mars_event_init(mars_event* event, size_t struct_size);
 
-/* Counts and times of one answer, in seconds from the start of the call. */
+/* Counts and times of one answer, in seconds from the start of the call. prefill_time ends with the first token. */
 typedef struct mars_stats {
     size_t struct_size;
     int64_t prompt_tokens, tokens, forwards, prefill_forwards, tokens_after_first;
     double prefill_time, decode_time, time_to_first_token;
     double tokens_per_forward, tokens_per_second;
-    const int64_t* accepted; /* accepted[k]: steps that accepted k tokens */
+    const int64_t* accepted; /* accepted[k]: steps that gave k tokens */
     size_t num_accepted;
+    int64_t proposed, verified, rejected; /* tokens fed to be verified, those that held, and the others */
+    double queue_time;                    /* until the first forward */
 } mars_stats;
 
 MARS_API void mars_stats_init(mars_stats* stats, size_t struct_size);
@@ -191,7 +196,7 @@ MARS_API mars_status mars_stream_open(const mars_session* session, const mars_pr
                                       mars_stream** stream, mars_error** error);
 /* Make the next event. *done is 1, and the event empty, after the last one. An error ends the stream. */
 MARS_API mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* done, mars_error** error);
-/* Any thread: the confidence bound (not a number for NULL); the next step uses a new one. */
+/* Any thread: the confidence bound, or MARS_EXACT (not a number for NULL); the next step uses a new one. */
 MARS_API double mars_stream_tau(const mars_stream* stream);
 MARS_API mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error);
 /* Any thread: end the answer before its next step. */

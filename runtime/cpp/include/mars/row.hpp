@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,8 @@
 #include <mars/config.hpp>
 #include <mars/export.hpp>
 #include <mars/pass_rates.hpp>
+#include <mars/proposals.hpp>
+#include <mars/split.hpp>
 #include <mars/stats.hpp>
 
 namespace mars {
@@ -29,9 +32,11 @@ struct Accepted {
 };
 
 /// Consecutive predictions for one row, the first for its next unknown position; `logits` is empty or [size, vocab_size].
+///
+/// `confidences` are of the metric that the row asked for, `probabilities` always probabilities.
 struct MARS_API Predictions {
     std::vector<std::int64_t> token_ids;
-    std::vector<double> confidences;
+    std::vector<double> confidences, probabilities;
     std::vector<float> logits;
     std::int64_t vocab_size = 0;
 
@@ -45,11 +50,14 @@ struct MARS_API Predictions {
 /// A sequence being decoded.
 ///
 /// `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that what lies beyond is
-/// pending. `stop` sees each accepted token and says whether it completes a stop condition.
+/// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
+/// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
+/// source of proposals than the row's masks.
 class MARS_API Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-        std::function<bool(std::int64_t)> stop = nullptr);
+        std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr,
+        std::unique_ptr<Proposer> proposer = nullptr);
 
     const std::int64_t index;
     std::vector<std::int64_t> tokens;
@@ -57,6 +65,7 @@ class MARS_API Row {
     std::optional<FinishReason> finish_reason;
     Stats stats;
     PassRates pass_rates;
+    Proposals proposals;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
@@ -65,32 +74,57 @@ class MARS_API Row {
     /// Tokens that may still be generated.
     std::int64_t remaining() const { return config_.max_new_tokens - stats.tokens; }
 
-    /// How many predictions the next step should make: one in one-token mode, never more than can be used.
-    std::int64_t look_ahead(std::int64_t block) const;
+    /// Proposals that may be fed: none that ends the sequence, for the output before it says as much.
+    std::int64_t num_proposals() const;
+
+    /// Whether proposal `i` is there and ends the sequence.
+    bool ends_at(std::int64_t i) const;
+
+    /// Masks that the next step may feed if it feeds no proposals: none that can not be used.
+    std::int64_t most_masks(std::int64_t block) const;
 
     /// Accept from the left what the rule and the limits allow, and note how the row ends if it does.
-    Accepted take(const Predictions& predictions);
+    ///
+    /// The first `num_proposals` proposals were fed and are verified or dropped.
+    Accepted accept(const Predictions& predictions, std::int64_t num_proposals = 0);
+
+    /// Take another source's proposals where they promise more; it is asked where those at hand promise little.
+    void look_around(std::int64_t most);
+
+    /// What the next step may expect of the row, of which `room` slots are left behind its known tokens.
+    Chances chances(std::int64_t block, std::int64_t room) const;
 
     /// End the row without tokens.
     Accepted finish(FinishReason reason);
 
-    /// Any thread: the tau from the next step on. The caller has checked it.
-    void set_tau(double tau) { wanted_tau_.store(tau); }
-    double tau() const { return wanted_tau_.load(); }
+    /// Any thread: the tau from the next step on, which ends exact mode. The caller has checked it.
+    void set_tau(double tau) { wanted_.store(tau); }
+
+    /// Any thread: exact mode from the next step on, or out of it, then with the usual tau.
+    void set_exact(bool exact);
+
+    /// No value in exact mode.
+    std::optional<double> tau() const;
 
     /// Any thread: end the row before its next step.
     void cancel() { cancelled_.store(true); }
 
-    /// Take over what other threads asked for. The loop calls this between two steps, so that one step sees one tau.
+    /// Take over what other threads asked for. The loop calls this between two steps, so that one step sees one setting.
     void refresh();
 
   private:
     Predictions candidates(const Predictions& predictions) const;
+    void settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+                std::int64_t num_fed);
+    double promise(const Proposals& those) const;
 
     GenerationConfig config_;
     std::vector<std::int64_t> eos_ids_;
     std::function<bool(std::int64_t)> stop_;
-    std::atomic<double> wanted_tau_;
+    std::shared_ptr<Hopes> hopes_;
+    Foresight foresight_;
+    std::unique_ptr<Proposer> proposer_;
+    std::atomic<double> wanted_; // tau, or exact_mode
     std::atomic<bool> cancelled_{false};
 };
 

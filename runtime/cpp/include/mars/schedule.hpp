@@ -42,9 +42,9 @@ class MARS_API Schedule {
 
 /// Decode `rows` with cursor commit. `backend` and `rows` outlive the result. Its next() may throw SessionError.
 ///
-/// A step feeds [tokens accepted last step | masks] from each row's own cursor: the known tokens' KV become final in the
-/// same forward that makes the next predictions (paper: "cursor-based cache management"). The last prefill chunk carries
-/// masks too, so the first step already yields a run. A row's tau may change, and a row may be cancelled, between two steps.
+/// A step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become final in the same forward that
+/// verifies the proposals and makes the next predictions (paper: "cursor-based cache management"). The last prefill chunk carries
+/// masks too, so the first step already yields a run. A row's tau and exact may change, and a row may be cancelled, between two steps.
 /// `cost` is asked for rows whose window is automatic; without it they get full windows.
 MARS_API std::unique_ptr<Schedule> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
                                           CostSource cost = nullptr);

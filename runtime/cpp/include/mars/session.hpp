@@ -64,6 +64,8 @@ class MARS_API Session {
         std::optional<int> threads;         ///< compute threads; the backend's choice by default
         std::optional<std::string> variant; ///< the first that runs here by default
         bool verify = false;                ///< hash all files even if they were found good before
+        /// A smaller model's bundle with the same tokenizer, whose proposals exact mode verifies.
+        std::optional<std::filesystem::path> draft = std::nullopt;
     };
 
     /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.
@@ -106,7 +108,7 @@ class MARS_API Session {
     std::shared_ptr<const Opened> opened_;
 };
 
-/// Events of one answer, made as they are asked for. Keeps its session's bundle open. One thread at a time, but for tau and cancel().
+/// Events of one answer, made as they are asked for. Keeps its session's bundle open. One thread at a time, but for tau, exact and cancel().
 class MARS_API Stream {
   public:
     ~Stream();
@@ -116,9 +118,14 @@ class MARS_API Stream {
     /// The next event; no value after the last one. Throws SessionError, after which the stream has ended.
     std::optional<Event> next();
 
-    /// Any thread: the confidence bound. The next step uses a new one. Throws SessionError for one out of range.
-    double tau() const;
+    /// Any thread: the confidence bound, no value in exact mode. A new one counts from the next step on and ends exact mode. Throws
+    /// SessionError for one out of range.
+    std::optional<double> tau() const;
     void set_tau(double tau);
+
+    /// Any thread: exact mode, at any time: what follows is the one-token continuation of what is there. Leaving it takes default_tau.
+    bool exact() const { return !tau(); }
+    void set_exact(bool exact);
 
     /// Any thread: end the answer before its next step. Leaving a stream early costs nothing.
     void cancel();

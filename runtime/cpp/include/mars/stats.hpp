@@ -12,42 +12,52 @@ namespace mars {
 /// Counts and times of one row.
 ///
 /// forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the prefill
-/// chunks before that are prefill_forwards. accepted[k]: steps that accepted k tokens. Times in seconds, measured from the
-/// start of the call, which `began` before its text became tokens; decode_time is the row's time after its first token.
+/// chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens that were fed to be verified;
+/// verified: those that held. Times in seconds from `began`, before the prompt became tokens: queue_time until the row's first forward,
+/// prefill_time from there to its first token, time_to_first_token both together, decode_time after it.
 struct MARS_API Stats {
     std::int64_t prompt_tokens = 0;
     std::int64_t tokens = 0;
     std::int64_t forwards = 0;
     std::int64_t prefill_forwards = 0;
+    double queue_time = 0.0;
     double prefill_time = 0.0;
     double decode_time = 0.0;
     double time_to_first_token = 0.0;
     std::int64_t tokens_after_first = 0;
+    std::int64_t proposed = 0;
+    std::int64_t verified = 0;
     std::map<std::int64_t, std::int64_t> accepted;
-    std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now(), prefill_began = began;
+    std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
+
+    /// Proposals that did not hold, or stood behind one that did not.
+    std::int64_t rejected() const { return proposed - verified; }
 
     double tokens_per_forward() const { return forwards > 0 ? static_cast<double>(tokens) / static_cast<double>(forwards) : 0.0; }
 
     /// Decode speed: tokens after the first step, over the time after it.
     double tokens_per_second() const { return decode_time > 0 ? static_cast<double>(tokens_after_first) / decode_time : 0.0; }
 
-    /// Note one step that accepted `num_accepted` tokens.
-    void count(std::int64_t num_accepted) {
-        ++accepted[num_accepted];
-        if (tokens > 0) tokens_after_first += num_accepted;
-        tokens += num_accepted;
-        const double elapsed = since(began);
-        if (time_to_first_token == 0) time_to_first_token = elapsed;
-        decode_time = elapsed - time_to_first_token;
+    /// The row is about to take part in a forward; only the first counts.
+    void starts() {
+        if (forwards == 0 && prefill_forwards == 0) queue_time = elapsed();
     }
 
-    void begin_prefill() { prefill_began = std::chrono::steady_clock::now(); }
-    void end_prefill() { prefill_time = since(prefill_began); }
+    /// Note one step that gave `num_accepted` tokens.
+    void count(std::int64_t num_accepted) {
+        if (accepted.empty()) {
+            time_to_first_token = elapsed();
+            prefill_time = time_to_first_token - queue_time;
+        } else {
+            tokens_after_first += num_accepted;
+            decode_time = elapsed() - time_to_first_token;
+        }
+        ++accepted[num_accepted];
+        tokens += num_accepted;
+    }
 
   private:
-    static double since(std::chrono::steady_clock::time_point moment) {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - moment).count();
-    }
+    double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(); }
 };
 
 } // namespace mars

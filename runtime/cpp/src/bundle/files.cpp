@@ -1,20 +1,18 @@
-// Files against the manifest. The stamp file is the Python runtime's, so that either reader spares the other the hashing.
+// Files against the manifest.
 #include "bundle/files.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
+#include <fcntl.h>
 #include <fstream>
 #include <sstream>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include <mars/errors.hpp>
 
-#include "bundle/fields.hpp"
 #include "bundle/sha256.hpp"
+#include "bundle/stamps.hpp"
 
 namespace mars {
 
@@ -24,18 +22,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* stamp_file = ".verified.json";
+constexpr std::size_t chunk = std::size_t{1} << 20U;
 
-std::optional<std::string> hash(const fs::path& path) {
-    std::ifstream file(path, std::ios::binary);
+std::optional<std::string> hash(PlainFile& file) {
     Sha256 digest;
-    std::vector<char> chunk(std::size_t{1} << 20U);
-    while (file) {
-        file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()));
-        digest.add({chunk.data(), static_cast<std::size_t>(file.gcount())});
+    while (const std::optional<std::string> data = file.read(chunk)) {
+        if (data->empty()) return digest.hex();
+        digest.add(*data);
     }
-    if (!file.eof()) return std::nullopt;
-    return digest.hex();
+    return std::nullopt;
 }
 
 bool leads_out(const fs::path& path, const fs::path& directory) {
@@ -46,21 +41,23 @@ bool leads_out(const fs::path& path, const fs::path& directory) {
 }
 
 Json stamp(const struct stat& state, const FileEntry& entry) {
-    const std::int64_t modified = std::int64_t{state.st_mtim.tv_sec} * 1000000000 + state.st_mtim.tv_nsec;
-    return {entry.sha256, state.st_size, modified, state.st_ino};
+    const auto nanoseconds = [](const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000 + time.tv_nsec; };
+    return {entry.sha256, state.st_size, nanoseconds(state.st_mtim), nanoseconds(state.st_ctim), state.st_ino, state.st_dev};
 }
 
 /// What is wrong with a file, "" if nothing; a good file's stamp goes into `seen`.
 std::string problem(const fs::path& directory, const FileEntry& entry, const Json& stamps, Json& seen) {
     const fs::path path = directory / entry.path;
-    struct stat state{};
+    std::error_code error;
     if (leads_out(path, directory)) return "a link that leads out of the bundle";
-    if (stat(path.c_str(), &state) != 0 || !S_ISREG(state.st_mode)) return "missing";
-    if (state.st_size != entry.size) return std::to_string(state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
-    const Json now = stamp(state, entry);
+    if (!fs::is_regular_file(path, error)) return "missing";
+    PlainFile file(path);
+    if (!file.is_open()) return "not readable";
+    if (file.state.st_size != entry.size) return std::to_string(file.state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
+    const Json now = stamp(file.state, entry);
     const auto before = stamps.find(entry.path);
     if (before == stamps.end() || *before != now) {
-        const std::optional<std::string> found = hash(path);
+        const std::optional<std::string> found = hash(file);
         if (!found) return "not readable";
         if (*found != entry.sha256) return "its content does not match the manifest's sha256";
     }
@@ -68,27 +65,30 @@ std::string problem(const fs::path& directory, const FileEntry& entry, const Jso
     return "";
 }
 
-Json read_stamps(const fs::path& directory) {
-    const std::optional<std::string> text = read_file(directory / stamp_file);
-    try {
-        Json value = text && text->size() < 16000000 ? parse_json(*text) : Json();
-        if (value.is_object()) return value;
-    } catch (const std::exception&) { // hostile or damaged: every file is hashed
-    }
-    return Json::object();
-}
-
-void write_stamps(const fs::path& directory, const Json& stamps) {
-    // A read-only bundle is checked in full each time.
-    const fs::path scratch = directory / (std::string(stamp_file) + "." + std::to_string(getpid()));
-    std::error_code ignored;
-    if (std::ofstream(scratch, std::ios::binary) << stamps.dump())
-        fs::rename(scratch, directory / stamp_file, ignored);
-    else
-        fs::remove(scratch, ignored);
-}
-
 } // namespace
+
+PlainFile::PlainFile(const fs::path& path, int flags) : file_(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags)) {
+    if (file_ < 0 || (fstat(file_, &state) == 0 && S_ISREG(state.st_mode))) return;
+    close(file_);
+    file_ = -1;
+}
+
+PlainFile::~PlainFile() {
+    if (file_ >= 0) close(file_);
+}
+
+std::optional<std::string> PlainFile::read(std::size_t limit) {
+    std::string content;
+    while (file_ >= 0) {
+        const std::size_t size = content.size();
+        content.resize(std::min(limit, size + chunk));
+        const ssize_t got = ::read(file_, &content[size], content.size() - size);
+        if (got < 0) return std::nullopt;
+        content.resize(size + static_cast<std::size_t>(got));
+        if (got == 0 || content.size() == limit) return content;
+    }
+    return std::nullopt;
+}
 
 bool is_safe_name(std::string_view name) {
     const auto plain = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
@@ -106,7 +106,8 @@ std::optional<std::string> read_file(const fs::path& path) {
 }
 
 void verify(const fs::path& directory, const std::vector<FileEntry>& entries, bool full) {
-    const Json stamps = full ? Json::object() : read_stamps(directory);
+    const std::optional<fs::path> place = stamp_file(directory);
+    const Json stamps = full || !place ? Json::object() : read_stamps(*place);
     Json seen = Json::object();
     std::string problems;
     for (const FileEntry& entry : entries) {
@@ -115,7 +116,7 @@ void verify(const fs::path& directory, const std::vector<FileEntry>& entries, bo
     }
     if (!problems.empty())
         throw BundleError(directory.string() + ": damaged or incomplete:" + problems + "\n  copy or export the bundle again");
-    if (seen != stamps) write_stamps(directory, seen);
+    if (place && seen != stamps) write_stamps(*place, seen);
 }
 
 } // namespace mars

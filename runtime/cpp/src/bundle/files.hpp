@@ -1,15 +1,35 @@
-// The files of a bundle: safe names, sizes, hashes, and a stamp that spares hashing gigabytes at every start.
+// The files of a bundle: safe names, sizes, hashes. A bundle may be somebody else's: no name in it is trusted.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <sys/stat.h>
 #include <vector>
 
 #include <mars/bundle.hpp>
 
 namespace mars {
+
+/// A regular file, open for reading, and its state as of then. Pipes and devices are not waited for.
+class PlainFile {
+  public:
+    explicit PlainFile(const std::filesystem::path& path, int flags = 0);
+    PlainFile(const PlainFile&) = delete;
+    PlainFile& operator=(const PlainFile&) = delete;
+    ~PlainFile();
+
+    bool is_open() const { return file_ >= 0; }
+
+    /// At most `limit` bytes from where the last call ended; no value if the file cannot be read.
+    std::optional<std::string> read(std::size_t limit);
+
+    struct stat state{};
+
+  private:
+    int file_;
+};
 
 /// Whether `name` is a plain file name: no directories, no drive, no leading dot.
 bool is_safe_name(std::string_view name);
@@ -19,7 +39,7 @@ std::optional<std::string> read_file(const std::filesystem::path& path);
 
 /// Check presence, links, sizes and hashes of all files; throws one BundleError that lists everything wrong.
 ///
-/// A file whose size, modification time and inode equal those of its last successful check is not hashed again, unless `full`.
+/// A file that was found good and whose stamp (size, times and inode) is that of then is not looked into again, unless `full`.
 void verify(const std::filesystem::path& directory, const std::vector<FileEntry>& entries, bool full);
 
 } // namespace mars

@@ -52,7 +52,13 @@ TextInfo read_text(Fields fields) {
 
 Drift read_drift(Fields fields) {
     return {fields.integer("positions"), fields.integer("argmax_matches"), fields.number("max_logit_error"),
-            fields.number("max_confidence_error")};
+            fields.number("max_confidence_error"), fields.optional_text("yardstick")};
+}
+
+QuantizationInfo read_quantization(Fields fields) {
+    // `block_size` is the field's name in format 1.1 and before.
+    return {fields.optional_integer(fields.has("group_size") ? "group_size" : "block_size", 1), fields.flag("symmetric"),
+            fields.text("head"), fields.text("embedding")};
 }
 
 Variant read_variant(Fields& fields) {
@@ -74,6 +80,7 @@ Variant read_variant(Fields& fields) {
     variant.slots = fields.optional_integer("slots", 1);
     variant.capacity = fields.optional_integer("capacity", 1);
     if (fields.has("drift")) variant.drift = read_drift(fields.object("drift"));
+    if (fields.has("quantization")) variant.quantization = read_quantization(fields.object("quantization"));
     if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
     variant.accuracy_level = fields.optional_integer("accuracy_level");
     return variant;

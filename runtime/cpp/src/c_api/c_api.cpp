@@ -73,7 +73,8 @@ mars_status guarded(mars_error** error, const Body& body) noexcept {
     }
 }
 
-const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr};
+const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr, nullptr};
+
 mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
     if (!reason) return MARS_NOT_FINISHED;
     switch (*reason) {
@@ -146,6 +147,7 @@ mars_status mars_session_open(const char* path, const mars_session_options* opti
         if (given.device != nullptr) wanted.device = given.device;
         if (given.threads != 0) wanted.threads = given.threads;
         if (given.variant != nullptr) wanted.variant = given.variant;
+        if (given.draft != nullptr) wanted.draft = given.draft;
         wanted.verify = given.verify != 0;
         *session = new mars_session{mars::Session::open(&needed(path, "path"), wanted)};
     });
@@ -227,7 +229,11 @@ mars_status mars_completion_stats(const mars_completion* completion, mars_stats*
                                 own.tokens_per_forward(),
                                 own.tokens_per_second(),
                                 accepted.data(),
-                                accepted.size()};
+                                accepted.size(),
+                                own.proposed,
+                                own.verified,
+                                own.rejected(),
+                                own.queue_time};
         fill(stats, values, "stats");
     });
 }
@@ -276,10 +282,16 @@ mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* do
     });
 }
 
-double mars_stream_tau(const mars_stream* stream) { return stream == nullptr ? std::nan("") : stream->stream.tau(); }
+double mars_stream_tau(const mars_stream* stream) { return stream == nullptr ? std::nan("") : stream->stream.tau().value_or(MARS_EXACT); }
 
 mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error) {
-    return guarded(error, [&] { needed(stream, "stream").stream.set_tau(tau); });
+    return guarded(error, [&] {
+        mars::Stream& own = needed(stream, "stream").stream;
+        if (tau == MARS_EXACT)
+            own.set_exact(true);
+        else
+            own.set_tau(tau);
+    });
 }
 
 void mars_stream_cancel(mars_stream* stream) {

@@ -19,7 +19,7 @@ mars_config default_config() {
     const GenerationConfig config;
     const Commit commit;
     return {sizeof(mars_config),
-            config.tau,
+            MARS_EXACT,
             MARS_PROBABILITY,
             MARS_COMMIT_CURSOR,
             commit.cache_block,
@@ -33,7 +33,8 @@ mars_config default_config() {
             config.top_k,
             config.top_p,
             config.seed,
-            config.repetition_penalty};
+            config.repetition_penalty,
+            config.lookup};
 }
 
 Request request_of(const mars_config* given) {
@@ -43,7 +44,8 @@ Request request_of(const mars_config* given) {
     if (config.num_eos_ids > 0 && config.eos_ids == nullptr) throw ArgumentError("config: num_eos_ids without eos_ids");
     if (config.num_stop > 0 && config.stop == nullptr) throw ArgumentError("config: num_stop without stop");
     Request request;
-    request.config.tau = config.tau;
+    if (config.tau != MARS_EXACT) request.config.tau = config.tau;
+    request.config.lookup = config.lookup;
     request.config.metric = static_cast<Metric>(config.metric);
     request.config.max_new_tokens = config.max_new_tokens;
     request.config.window = config.window;

@@ -45,9 +45,11 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count) {
     bool want_logits = false;
     std::int64_t longest = 0;
     for (std::int64_t i = 0; i < input_.rows; ++i) {
-        const Row& row = *active[static_cast<std::size_t>(first + i)];
+        Row& row = *active[static_cast<std::size_t>(first + i)];
         const Feed& feed = feeds[i];
-        std::copy_n(row.tokens.begin() + row.cursor, feed.known, input_.input_ids.begin() + i * input_.slots);
+        row.stats.starts();
+        const auto ids = std::copy_n(row.tokens.begin() + row.cursor, feed.known, input_.input_ids.begin() + i * input_.slots);
+        std::copy_n(row.proposals.token_ids.begin(), feed.proposals, ids);
         const std::int64_t start = std::max(feed.known - 1, std::int64_t{0});
         for (std::int64_t j = start; j < feed.slots(); ++j)
             input_.output_index[static_cast<std::size_t>(i * input_.outputs + j - start)] = j;
@@ -75,11 +77,19 @@ void Batch::drop_finished() {
 bool Batch::prefill(Row& row) {
     const std::int64_t chunk = std::min(prefill_chunk, backend.max_slots().value_or(prefill_chunk));
     if (row.num_pending() <= chunk || row.finish_reason) return false;
-    const Feed feed{chunk, 0};
+    const Feed feed{chunk, 0, 0};
     forward(index_of(row), &feed, 1);
     row.cursor += chunk;
     ++row.stats.prefill_forwards;
     return true;
+}
+
+std::int64_t Batch::room(const Row& row) const {
+    const std::int64_t known = row.num_pending();
+    std::int64_t room = backend.max_capacity() - row.cursor - known;
+    if (const auto slots = backend.max_slots()) room = std::min(room, *slots - known);
+    if (const auto outputs = backend.max_outputs()) room = std::min(room, *outputs - 1);
+    return room;
 }
 
 std::int64_t Batch::index_of(const Row& row) const { return std::find(active.begin(), active.end(), &row) - active.begin(); }

@@ -38,7 +38,7 @@ class BlockCommit : public Schedule {
     /// Make the pending tokens of neighbouring `rows` final and keep the prediction that follows each.
     void write(const std::vector<Row*>& rows) {
         std::vector<Feed> feeds;
-        for (const Row* row : rows) feeds.push_back({row->num_pending(), 0});
+        for (const Row* row : rows) feeds.push_back({row->num_pending(), 0, 0});
         std::vector<Predictions> made = batch_.step(batch_.index_of(*rows.front()), feeds, Keep::known);
         for (std::size_t i = 0; i < rows.size(); ++i) {
             ++rows[i]->stats.forwards;
@@ -59,7 +59,7 @@ class BlockCommit : public Schedule {
     /// One inner step for the rows whose block is not full; the others wait.
     std::vector<Accepted> fill() {
         // A waiting row between two working ones feeds a scratch mask: the cursor does not move, nothing is kept.
-        std::vector<Feed> feeds(batch_.active.size(), Feed{0, 1});
+        std::vector<Feed> feeds(batch_.active.size(), Feed{0, 0, 1});
         std::vector<std::size_t> working, fed;
         for (std::size_t i = 0; i < feeds.size(); ++i) {
             Row& row = *batch_.active[i];
@@ -79,16 +79,16 @@ class BlockCommit : public Schedule {
             Row& row = *batch_.active[i];
             const Feed own = feed(row);
             if (own.slots() == 0) // the commit's prediction is the only one
-                accepted.push_back(row.take(first_.at(row.index)));
+                accepted.push_back(row.accept(first_.at(row.index)));
             else // preceded by that one where no known token was fed
-                accepted.push_back(row.take(own.known > 0 ? made[i - first] : first_.at(row.index).then(made[i - first])));
+                accepted.push_back(row.accept(own.known > 0 ? made[i - first] : first_.at(row.index).then(made[i - first])));
         }
         return accepted;
     }
 
     Feed feed(const Row& row) const {
         const std::int64_t known = row.num_pending();
-        return {known, std::min(row.look_ahead(block_), std::max(std::int64_t{1}, length(row) - known)) - 1};
+        return {known, 0, std::min(row.most_masks(block_), std::max(std::int64_t{1}, length(row) - known) - 1)};
     }
 
     std::int64_t cache_block_;
@@ -102,6 +102,9 @@ std::unique_ptr<Schedule> decode_blocks(Backend& backend, std::vector<Row*> rows
     if (const auto most = backend.max_slots(); most && cache_block > *most)
         throw SessionError("a cache block of " + std::to_string(cache_block) + " tokens does not fit a step of " + std::to_string(*most) +
                            " slots; give a smaller one");
+    if (std::any_of(rows.begin(), rows.end(), [](const Row* row) { return row->config().is_exact(); }))
+        throw SessionError("exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and verifies none;"
+                           " leave commit as it is, or give a tau");
     return std::make_unique<BlockCommit>(backend, std::move(rows), block, mask_id, cache_block);
 }
 

@@ -25,15 +25,20 @@ void GenerationConfig::check() const {
     const auto from_zero = [](double value) { return std::isfinite(value) && value >= 0; };
     const bool good_eos = !eos_ids || std::all_of(eos_ids->begin(), eos_ids->end(), [](std::int64_t id) { return id >= 0; });
     const bool good_stop = std::none_of(stop.begin(), stop.end(), [](const std::string& s) { return s.empty(); });
-    check("tau", from_zero(tau), "a number of 0 or more", tau);
+    check("tau", !tau || from_zero(*tau), "a number of 0 or more", bound());
     check("max_new_tokens", max_new_tokens >= 1, "an integer of 1 or more", max_new_tokens);
     check("window", window >= full_window, "auto, full or an integer of 1 or more", window);
+    check("lookup", lookup >= 0, "an integer of 0 or more", lookup);
     check("eos_ids", good_eos, "token ids", "negative numbers");
     check("stop", good_stop, "non-empty strings", "an empty one");
     check("temperature", from_zero(temperature), "a number of 0 or more", temperature);
     check("top_k", top_k >= 0, "an integer of 0 or more", top_k);
     check("top_p", std::isfinite(top_p) && top_p > 0 && top_p <= 1, "a number above 0, at most 1", top_p);
     check("repetition_penalty", std::isfinite(repetition_penalty) && repetition_penalty > 0, "a number above 0", repetition_penalty);
+    if (exact.value_or(false) && tau)
+        wrong << (wrong.tellp() > 0 ? "; " : "")
+              << "exact and tau exclude each other: exact gives the one-token text whatever is proposed, tau " << *tau
+              << " accepts what is likely; give one of them";
     if (wrong.tellp() > 0) throw SessionError(wrong.str());
 }
 

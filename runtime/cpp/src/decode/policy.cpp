@@ -1,4 +1,4 @@
-// The choice of a step's masks. In the order of runtime/decode/policy.py, so that doubles round alike.
+// The choice of a step's feeds. In the order of runtime/decode/policy.py, so that doubles round alike.
 #include <algorithm>
 
 #include <mars/policy.hpp>
@@ -14,7 +14,41 @@ std::int64_t fed(const Chooser& row, std::int64_t masks) { return row.is_free ? 
 
 } // namespace
 
-Policy::Policy(CostSource cost, bool few_sizes) : cost_(std::move(cost)), few_sizes_(few_sizes) {}
+Policy::Policy(CostSource cost, bool few_sizes) : cost_(std::move(cost)), few_sizes_(few_sizes), splitter_(few_sizes) {}
+
+std::vector<Feed> Policy::feeds(const std::vector<Row*>& rows, const std::vector<std::int64_t>& rooms, std::int64_t block) {
+    std::vector<Feed> feeds = widest_feeds(rows, rooms, block);
+    std::vector<std::size_t> by_tau, free;
+    std::vector<Chooser> choosers;
+    std::vector<Chances> chances;
+    std::int64_t others = 0, floor = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const Row& row = *rows[i];
+        if (row.config().is_exact()) continue;
+        by_tau.push_back(i);
+        choosers.push_back({&row.pass_rates, feeds[i].known, feeds[i].masks, row.config().window == auto_window});
+    }
+    const std::vector<std::int64_t> chosen = masks(choosers);
+    for (std::size_t i = 0; i < by_tau.size(); ++i) feeds[by_tau[i]].masks = chosen[i];
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i]->config().is_exact() && rows[i]->config().window == auto_window) {
+            free.push_back(i);
+            chances.push_back(rows[i]->chances(block, rooms[i]));
+        } else {
+            ++others;
+            floor = std::max(floor, feeds[i].slots());
+        }
+    }
+    if (free.empty()) return feeds;
+    const std::vector<Feed> split = splitter_.choose(*cost_(), chances, others, floor);
+    for (std::size_t i = 0; i < free.size(); ++i) {
+        Feed& feed = feeds[free[i]];
+        feed = split[i];
+        // Masks whose proposals could not be used any more are not fed.
+        feed.masks = std::min(feed.masks, std::max(std::int64_t{0}, rows[free[i]]->remaining() - feed.proposals - 2));
+    }
+    return feeds;
+}
 
 std::vector<std::int64_t> Policy::masks(const std::vector<Chooser>& rows) {
     std::int64_t widest = 0;
@@ -68,6 +102,18 @@ std::vector<std::int64_t> Policy::masks(const std::vector<Chooser>& rows) {
     std::vector<std::int64_t> made;
     for (const Chooser& row : rows) made.push_back(fed(row, best));
     return made;
+}
+
+std::vector<Feed> widest_feeds(const std::vector<Row*>& rows, const std::vector<std::int64_t>& rooms, std::int64_t block) {
+    std::vector<Feed> feeds;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const Row& row = *rows[i];
+        const std::int64_t proposals = std::max(std::int64_t{0}, std::min(row.num_proposals(), rooms[i]));
+        std::int64_t masks = std::min(row.most_masks(block), rooms[i] - proposals);
+        if (row.config().is_exact()) masks = row.ends_at(proposals) ? 0 : std::min(masks, row.remaining() - proposals - 2);
+        feeds.push_back({row.num_pending(), proposals, std::max(std::int64_t{0}, masks)});
+    }
+    return feeds;
 }
 
 } // namespace mars

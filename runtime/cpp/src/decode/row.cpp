@@ -9,6 +9,15 @@ namespace mars {
 
 namespace {
 
+constexpr double enough = 3.0;      // tokens that proposals promise, from which no other source is asked
+constexpr double exact_mode = -1.0; // in place of a tau
+
+double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
+
+bool is_one_of(std::int64_t token, const std::vector<std::int64_t>& tokens) {
+    return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
+
 template <typename T>
 void append(std::vector<T>& target, const std::vector<T>& source) {
     target.insert(target.end(), source.begin(), source.end());
@@ -39,6 +48,7 @@ Predictions Predictions::of(const StepOutput& output, std::int64_t row, std::int
     Predictions made;
     made.token_ids.assign(output.token_ids.begin() + first, output.token_ids.begin() + last);
     made.confidences.assign(values.begin() + first, values.begin() + last);
+    made.probabilities.assign(output.confidence.begin() + first, output.confidence.begin() + last);
     made.vocab_size = output.vocab_size;
     if (!output.logits.empty())
         made.logits.assign(output.logits.begin() + first * output.vocab_size, output.logits.begin() + last * output.vocab_size);
@@ -49,44 +59,133 @@ Predictions Predictions::then(const Predictions& later) const {
     Predictions joined = *this;
     append(joined.token_ids, later.token_ids);
     append(joined.confidences, later.confidences);
+    append(joined.probabilities, later.probabilities);
     append(joined.logits, later.logits);
     return joined;
 }
 
 Row::Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-         std::function<bool(std::int64_t)> stop)
+         std::function<bool(std::int64_t)> stop, std::shared_ptr<Hopes> hopes, std::unique_ptr<Proposer> proposer)
     : index(number), tokens(std::move(prompt)), config_(std::move(config)), eos_ids_(config_.eos_ids.value_or(std::move(eos_ids))),
-      stop_(std::move(stop)), wanted_tau_(config_.tau) {
+      stop_(std::move(stop)), hopes_(hopes ? std::move(hopes) : std::make_shared<Hopes>()), proposer_(std::move(proposer)),
+      wanted_(wanted_of(config_)) {
     stats.prompt_tokens = num_tokens();
+    if (!proposer_ && config_.lookup > 0) proposer_ = std::make_unique<Lookup>(config_.lookup);
 }
 
-std::int64_t Row::look_ahead(std::int64_t block) const {
-    const std::int64_t most = config_.one_token() ? 1 : config_.window >= 1 ? std::min(block, config_.window) : block;
-    return std::max(std::int64_t{1}, std::min(most, remaining()));
+bool Row::ends_at(std::int64_t i) const {
+    return i < proposals.size() && is_one_of(proposals.token_ids[static_cast<std::size_t>(i)], eos_ids_);
 }
 
-Accepted Row::take(const Predictions& predictions) {
+std::int64_t Row::num_proposals() const {
+    if (!config_.is_exact()) return 0;
+    std::int64_t end = 0;
+    while (end < proposals.size() && !ends_at(end)) ++end;
+    return std::max(std::int64_t{0}, std::min(end, remaining() - 1));
+}
+
+std::int64_t Row::most_masks(std::int64_t block) const {
+    if (config_.one_token()) return 0;
+    const bool exact = config_.is_exact();
+    // In exact mode a mask too many costs its slot and no quality, and one beyond the block often holds.
+    std::int64_t most = exact && block > 1 ? block + 1 : block - 1;
+    if (config_.window >= 1) most = std::min(most, config_.window - 1);
+    return std::max(std::int64_t{0}, std::min(most, remaining() - (exact ? 2 : 1)));
+}
+
+Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals) {
     Predictions chosen = config_.needs_logits() ? candidates(predictions) : predictions;
-    auto count = accept(chosen.token_ids, chosen.confidences, config_.tau, config_.metric, eos_ids_, remaining());
+    const bool verifies = config_.is_exact();
+    std::int64_t count = 0;
+    if (verifies) {
+        const std::vector<std::int64_t> fed(proposals.token_ids.begin(), proposals.token_ids.begin() + num_proposals);
+        count = verify(chosen.token_ids, fed, eos_ids_, remaining());
+    } else {
+        count = mars::accept(chosen.token_ids, chosen.confidences, config_.bound(), config_.metric, eos_ids_, remaining());
+    }
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t token = chosen.token_ids[static_cast<std::size_t>(i)];
         tokens.push_back(token);
-        if (std::find(eos_ids_.begin(), eos_ids_.end(), token) != eos_ids_.end()) {
+        if (is_one_of(token, eos_ids_)) {
             finish_reason = FinishReason::eos;
         } else if (stop_ && stop_(token)) {
             count = i + 1;
             finish_reason = FinishReason::stop;
         }
     }
+    if (verifies) {
+        settle(chosen.token_ids, predictions.probabilities, count, num_proposals);
+    } else {
+        proposals = {};
+        // Where something else than tau ended the run, the row is over.
+        std::vector<bool> passed;
+        for (const double confidence : chosen.confidences) passed.push_back(passes(confidence, config_.bound(), config_.metric));
+        pass_rates.saw(count, passed);
+    }
     stats.count(count);
-    // Where something else than tau ended the run, the row is over.
-    std::vector<bool> passed;
-    for (const double confidence : chosen.confidences) passed.push_back(passes(confidence, config_.tau, config_.metric));
-    pass_rates.saw(count, passed);
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
     chosen.token_ids.resize(static_cast<std::size_t>(count));
     chosen.confidences.resize(static_cast<std::size_t>(count));
     return {index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason};
+}
+
+/// Proposals that held are final like known tokens; what was predicted behind them is proposed next.
+void Row::settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+                 std::int64_t num_fed) {
+    const std::int64_t num_held = std::max(std::int64_t{0}, count - 1);
+    cursor += num_held;
+    stats.proposed += num_fed;
+    stats.verified += num_held;
+    if (!finish_reason) hopes_->saw(proposals, num_fed, num_held); // else more may have held than were needed
+    // Predictions behind a wrong token are void: fresh masks are better guesses.
+    if (num_held < num_fed || finish_reason) {
+        proposals = {};
+        return;
+    }
+    proposals = {{token_ids.begin() + count, token_ids.end()}, {probabilities.begin() + count, probabilities.end()}, Source::masks};
+    std::vector<double> hopes;
+    for (const double probability : proposals.confidences) hopes.push_back(hopes_->of(Source::masks, probability));
+    foresight_.saw(hopes);
+}
+
+void Row::look_around(std::int64_t most) {
+    if (!proposer_ || !config_.is_exact() || most < 1) return;
+    const double own = promise(proposals);
+    if (own >= enough) return;
+    Proposals others = proposer_->propose(tokens, most);
+    if (promise(others) > own) proposals = std::move(others);
+}
+
+/// Tokens that are expected to hold.
+double Row::promise(const Proposals& those) const {
+    double total = 0.0, chance = 1.0;
+    for (const double confidence : those.confidences) {
+        chance *= hopes_->of(those.source, confidence);
+        total += chance;
+    }
+    return total;
+}
+
+Chances Row::chances(std::int64_t block, std::int64_t room) const {
+    const std::int64_t num = num_proposals();
+    const auto hope = [&](std::int64_t i) { return hopes_->of(proposals.source, proposals.confidences[static_cast<std::size_t>(i)]); };
+    Chances found{num_pending(), {}, std::nullopt, foresight_.expected(most_masks(block)), room};
+    for (std::int64_t i = 0; i < num; ++i) found.hopes.push_back(hope(i));
+    if (ends_at(num)) found.ending = hope(num);
+    return found;
+}
+
+void Row::set_exact(bool exact) {
+    double now = exact_mode;
+    if (exact)
+        wanted_.store(exact_mode);
+    else
+        wanted_.compare_exchange_strong(now, default_tau);
+}
+
+std::optional<double> Row::tau() const {
+    const double wanted = wanted_.load();
+    return wanted == exact_mode ? std::nullopt : std::optional(wanted);
 }
 
 Accepted Row::finish(FinishReason reason) {
@@ -95,7 +194,8 @@ Accepted Row::finish(FinishReason reason) {
 }
 
 void Row::refresh() {
-    config_.tau = wanted_tau_.load();
+    config_.tau = tau();
+    config_.exact = !config_.tau;
     if (cancelled_.load() && !finish_reason) finish_reason = FinishReason::cancelled;
 }
 

@@ -15,13 +15,11 @@ std::optional<std::vector<Accepted>> Schedule::next() {
         if (!is_prefilling_) {
             batch_.drop_finished();
             batch_.active.push_back(&row);
-            row.stats.begin_prefill();
         }
         is_prefilling_ = batch_.prefill(row);
         if (is_prefilling_) return std::vector<Accepted>{};
         if (row.finish_reason) continue;
         std::optional<Accepted> accepted = begin(row);
-        row.stats.end_prefill();
         if (!accepted) continue;
         ++next_row_;
         return std::vector{std::move(*accepted)};
@@ -42,18 +40,25 @@ class CursorCommit : public Schedule {
     }
 
   private:
-    std::optional<Accepted> begin(Row& row) override { return std::move(take(batch_.index_of(row), {feed(row)}).front()); }
+    // The last piece of a prompt has a full window, since all the prompt is fed with it.
+    std::optional<Accepted> begin(Row& row) override {
+        return std::move(take(batch_.index_of(row), widest_feeds({&row}, {batch_.room(row)}, block_)).front());
+    }
 
     std::vector<Accepted> step() override {
         std::vector<Accepted> accepted;
         for (Row* row : batch_.active)
-            if (row->num_tokens() > max_capacity()) accepted.push_back(row->finish(FinishReason::capacity));
+            if (!batch_.fits(*row)) accepted.push_back(row->finish(FinishReason::capacity));
         batch_.drop_finished();
         if (batch_.active.empty()) return accepted;
-        std::vector<Feed> feeds;
-        for (const Row* row : batch_.active) feeds.push_back(feed(*row));
-        if (policy_) narrow(feeds);
-        for (Accepted& each : take(0, feeds)) accepted.push_back(std::move(each));
+        std::vector<std::int64_t> rooms;
+        for (Row* row : batch_.active) {
+            rooms.push_back(batch_.room(*row));
+            row->look_around(rooms.back());
+        }
+        const std::vector<Row*>& rows = batch_.active;
+        for (Accepted& each : take(0, policy_ ? policy_->feeds(rows, rooms, block_) : widest_feeds(rows, rooms, block_)))
+            accepted.push_back(std::move(each));
         return accepted;
     }
 
@@ -63,26 +68,9 @@ class CursorCommit : public Schedule {
         for (const Predictions& predictions : batch_.step(first, feeds, Keep::known)) {
             Row& row = *batch_.active[static_cast<std::size_t>(first) + accepted.size()];
             ++row.stats.forwards;
-            accepted.push_back(row.take(predictions));
+            accepted.push_back(row.accept(predictions, feeds[accepted.size()].proposals));
         }
         return accepted;
-    }
-
-    Feed feed(const Row& row) const {
-        const std::int64_t known = row.num_pending();
-        std::int64_t room = max_capacity() - row.cursor - known;
-        if (const auto most = batch_.backend.max_slots()) room = std::min(room, *most - known);
-        return {known, std::max(std::int64_t{0}, std::min(row.look_ahead(block_) - 1, room))};
-    }
-
-    /// Leave each row whose window is automatic the masks that are worth their time.
-    void narrow(std::vector<Feed>& feeds) {
-        std::vector<Chooser> rows;
-        for (std::size_t i = 0; i < feeds.size(); ++i)
-            rows.push_back(
-                {&batch_.active[i]->pass_rates, feeds[i].known, feeds[i].masks, batch_.active[i]->config().window == auto_window});
-        const std::vector<std::int64_t> masks = policy_->masks(rows);
-        for (std::size_t i = 0; i < feeds.size(); ++i) feeds[i].masks = masks[i];
     }
 
     std::optional<Policy> policy_;

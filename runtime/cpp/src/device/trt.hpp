@@ -24,6 +24,7 @@ class TrtBackend : public Backend {
 
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return info_.max_slots(); }
+    std::optional<std::int64_t> max_outputs() const override { return info_.max_outputs(); }
     std::int64_t max_capacity() const override { return max_capacity_; }
     std::int64_t max_entries() const override { return capacity_; }
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;

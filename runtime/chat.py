@@ -1,0 +1,158 @@
+"""A talk at a terminal: lines become messages, commands change settings. Knows no session, prints nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .bundle.files import write_whole
+from .decode.config import GenerationConfig
+from .errors import MarsError
+
+Message = dict[str, str]
+FENCES = ("'''", '"""')
+MOST = 64 << 20  # bytes of a saved talk
+HELP = """\
+/exact            the text of one-token decoding, several tokens a step (the default)
+/tau 0.9          faster and riskier: accept what is likelier than this; 1 is one token a step
+/runs             mark the tokens that were accepted together, or stop that
+/system TEXT      put a system message before the talk; without TEXT take it away
+/save FILE        write the talk as JSON
+/load FILE        go on with a saved talk
+/reset            forget the talk
+/quit             leave, as Ctrl-D does; Ctrl-C only ends an answer
+Lines that end in \\ go on; ''' begins and ends a text of several lines."""
+
+
+class Talk:
+    """The messages so far and the settings of the next answer.
+
+    `has_window`: the user chose the window, so that no other one is taken where draws are to be repeatable.
+    """
+
+    def __init__(
+        self, system: str | None, config: GenerationConfig, *, runs: bool = False, has_window: bool = False
+    ) -> None:
+        self.messages: list[Message] = [] if system is None else [_message("system", system)]
+        self.config, self.runs, self._has_window = config, runs, has_window
+
+    def obey(self, line: str) -> str:
+        """Do what a line with a command says, and return what to tell. Raises MarsError for what cannot be
+        done.
+        """
+        command, _, value = line.strip().partition(" ")
+        value = value.strip()
+        match command:
+            case "/exact":
+                self.config = self.config.with_values(exact=True)
+                return "exact"
+            case "/tau":
+                return self._set_tau(value)
+            case "/runs":
+                self.runs = not self.runs
+                return f"runs {'on' if self.runs else 'off'}"
+            case "/system":
+                rest = self.messages[len(self._opening) :]
+                self.messages = [*([_message("system", value)] if value else []), *rest]
+                return "system message set" if value else "no system message"
+            case "/save":
+                return self._save(value)
+            case "/load":
+                return self._load(value)
+            case "/reset":
+                self.messages = self._opening
+                return "forgotten"
+            case _:
+                return HELP
+
+    @property
+    def _opening(self) -> list[Message]:
+        return [m for m in self.messages[:1] if m["role"] == "system"]
+
+    def _set_tau(self, value: str) -> str:
+        try:
+            tau = float(value)
+        except ValueError as error:
+            raise MarsError(f"/tau needs a number of 0 or more, not {value!r}") from error
+        self.config = repeatable(self.config.with_values(tau=tau), has_window=self._has_window)
+        return f"tau {tau:g}"
+
+    def _save(self, name: str) -> str:
+        file = _file("/save", name)
+        if file.exists():
+            _read(file)  # only a talk is replaced by a talk
+        try:
+            write_whole(
+                file, json.dumps(self.messages, ensure_ascii=False, indent=1).encode("utf-8", "replace")
+            )
+        except OSError as error:
+            raise MarsError(f"{name}: cannot be written ({error.strerror}); give another place") from error
+        return f"{len(self.messages)} messages saved in {name}"
+
+    def _load(self, name: str) -> str:
+        self.messages = _read(_file("/load", name))
+        return f"{len(self.messages)} messages loaded"
+
+
+def repeatable(config: GenerationConfig, *, has_window: bool, has_seed: bool = False) -> GenerationConfig:
+    """`config` with full windows where a text that is drawn, or asked for with a seed, would else depend on
+    measured costs: at a tau, unless the user chose a window. Exact mode does not depend on windows.
+    """
+    at_tau = not config.exact and not config.one_token
+    if at_tau and not has_window and (has_seed or not config.is_greedy):
+        return config.with_values(window="full", tau=config.tau)
+    return config
+
+
+def questions(read: Callable[[bool], str | None]) -> Iterator[str]:
+    """Lines joined to questions until `read` has no more. `read` is told whether a line continues another."""
+    while (line := read(False)) is not None:
+        fence = next((f for f in FENCES if line.lstrip().startswith(f)), None)
+        if fence is not None:
+            text: str | None = line.lstrip().removeprefix(fence)
+            lines = []
+            while text is not None and not text.rstrip().endswith(fence):
+                lines.append(text)
+                text = read(True)
+            yield "\n".join([*lines, *([] if text is None else [text.rstrip().removesuffix(fence)])]).strip(
+                "\n"
+            )
+            continue
+        parts = []
+        while line is not None and line.endswith("\\"):
+            parts.append(line.removesuffix("\\"))
+            line = read(True)
+        yield "\n".join([*parts, *([] if line is None else [line])])
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _file(command: str, name: str) -> Path:
+    if not name:
+        raise MarsError(f"{command} needs the name of a file")
+    return Path(name).expanduser()
+
+
+def _read(file: Path) -> list[Message]:
+    """A saved talk. Raises MarsError for anything else."""
+    try:
+        if file.is_file() and file.stat().st_size > MOST:
+            raise ValueError("it is too large")
+        value: Any = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MarsError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise MarsError(f"{file}: not a talk that /save wrote ({error})") from error
+    is_talk = isinstance(value, list) and all(
+        isinstance(m, dict)
+        and m.keys() == {"role", "content"}
+        and all(isinstance(v, str) for v in m.values())
+        for m in value
+    )
+    if not is_talk:
+        raise MarsError(f"{file}: not a talk that /save wrote (a JSON list of {{role, content}})")
+    return [_message(m["role"], m["content"]) for m in value]

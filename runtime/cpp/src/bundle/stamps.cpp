@@ -1,0 +1,93 @@
+// Stamps in the cache directory, written whole.
+#include "bundle/stamps.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <fcntl.h>
+#include <random>
+#include <string>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <vector>
+
+#include "bundle/fields.hpp"
+#include "bundle/files.hpp"
+#include "bundle/sha256.hpp"
+
+namespace mars {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t stamp_limit = 1000000, most_stamps = 256; // bytes, bundles
+
+std::string variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+/// Put `content` in place of a file, whole or not at all. The scratch file has a name that nobody can foresee, and is never one that is
+/// there: no planted link is followed.
+bool write_whole(const fs::path& path, const std::string& content) {
+    std::random_device random;
+    const fs::path scratch = path.parent_path() / ("." + std::to_string(random()) + std::to_string(random()));
+    const int file = open(scratch.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0) return false;
+    std::size_t done = 0;
+    while (done < content.size()) {
+        const ssize_t wrote = write(file, content.data() + done, content.size() - done);
+        if (wrote <= 0) break;
+        done += static_cast<std::size_t>(wrote);
+    }
+    const bool is_whole = done == content.size() && fsync(file) == 0;
+    close(file);
+    if (is_whole && rename(scratch.c_str(), path.c_str()) == 0) return true;
+    unlink(scratch.c_str());
+    return false;
+}
+
+} // namespace
+
+std::optional<fs::path> cache_dir() {
+    const std::string chosen = variable("MARS_EXPORT_CACHE"), base = variable("XDG_CACHE_HOME"), home = variable("HOME");
+    if (chosen == "~" || chosen.rfind("~/", 0) == 0) return home.empty() ? std::nullopt : std::optional<fs::path>(home + chosen.substr(1));
+    if (!chosen.empty()) return chosen;
+    if (!base.empty()) return fs::path(base) / "mars-export";
+    return home.empty() ? std::nullopt : std::optional<fs::path>(fs::path(home) / ".cache" / "mars-export");
+}
+
+std::optional<fs::path> stamp_file(const fs::path& bundle) {
+    const std::optional<fs::path> cache = cache_dir();
+    std::error_code error;
+    const fs::path whole = fs::canonical(bundle, error);
+    if (!cache || error) return std::nullopt;
+    Sha256 digest;
+    digest.add(whole.native());
+    return *cache / "verified-cpp" / (digest.hex().substr(0, 32) + ".json");
+}
+
+nlohmann::json read_stamps(const fs::path& file) {
+    const std::optional<std::string> text = PlainFile(file, O_NOFOLLOW).read(stamp_limit + 1);
+    try {
+        nlohmann::json value = text && text->size() <= stamp_limit ? parse_json(*text) : nlohmann::json();
+        if (value.is_object()) return value;
+    } catch (const std::exception&) { // hostile or damaged: every file is hashed
+    }
+    return nlohmann::json::object();
+}
+
+void write_stamps(const fs::path& file, const nlohmann::json& stamps) {
+    std::error_code error;
+    fs::create_directories(file.parent_path(), error);
+    fs::permissions(file.parent_path(), fs::perms::owner_all, error);
+    if (error || !write_whole(file, stamps.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace))) return;
+    std::vector<std::pair<fs::file_time_type, fs::path>> all;
+    for (fs::directory_iterator at(file.parent_path(), error), end; !error && at != end; at.increment(error))
+        if (at->path().extension() == ".json") all.emplace_back(at->last_write_time(error), at->path());
+    if (all.size() <= most_stamps) return;
+    std::sort(all.begin(), all.end());
+    for (std::size_t i = 0; i + most_stamps < all.size(); ++i) fs::remove(all[i].second, error);
+}
+
+} // namespace mars

@@ -1,0 +1,81 @@
+// The constants and the order of sums are those of runtime/decode/proposals.py, so that doubles round alike.
+#include <algorithm>
+#include <numeric>
+
+#include <mars/proposals.hpp>
+
+namespace mars {
+
+namespace {
+
+constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // of confidences that are counted together
+constexpr double own_word = 16.0;                                              // verified proposals that a confidence's own word counts for
+constexpr double fade = 0.99;                                                  // what all counts keep at each step that verified
+constexpr double keep = 0.75;                                                  // what an older step's masks count after a newer step's
+constexpr double first = 0.5;                                                  // believed of masks before any were seen, as one mask
+constexpr double lookup_confidence = 0.6; // of a token that followed the same tokens before; the counts correct it
+
+double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
+
+std::size_t class_of(double confidence) {
+    return static_cast<std::size_t>(std::upper_bound(edges.begin(), edges.end(), number(confidence)) - edges.begin());
+}
+
+} // namespace
+
+double Hopes::of(Source source, double confidence) const {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const auto [tried, held] = counts_[static_cast<std::size_t>(source)][class_of(confidence)];
+    return (held + own_word * std::min(number(confidence), 1.0)) / (tried + own_word);
+}
+
+void Hopes::saw(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_held) {
+    if (num_fed == 0) return;
+    const std::lock_guard<std::mutex> guard(lock_);
+    for (auto& classes : counts_) {
+        for (Count& count : classes) count = {count.tried * fade, count.held * fade};
+    }
+    for (std::int64_t i = 0; i < std::min(num_held + 1, num_fed); ++i) {
+        const double confidence = proposals.confidences[static_cast<std::size_t>(i)];
+        Count& count = counts_[static_cast<std::size_t>(proposals.source)][class_of(confidence)];
+        count.tried += 1.0;
+        count.held += i < num_held ? 1.0 : 0.0;
+    }
+}
+
+void Foresight::saw(const std::vector<double>& hopes) {
+    seen_.resize(std::max(seen_.size(), hopes.size()));
+    hoped_.resize(seen_.size());
+    for (std::size_t k = 0; k < hopes.size(); ++k) {
+        seen_[k] = seen_[k] * keep + 1.0;
+        hoped_[k] = hoped_[k] * keep + hopes[k];
+    }
+}
+
+std::vector<double> Foresight::expected(std::int64_t most) const {
+    const double hoped = std::accumulate(hoped_.begin(), hoped_.end(), 0.0), seen = std::accumulate(seen_.begin(), seen_.end(), 0.0);
+    const double level = (hoped + first) / (seen + 1.0);
+    std::vector<double> total{0.0};
+    double chance = 1.0;
+    for (std::size_t k = 0; static_cast<std::int64_t>(k) < most; ++k) {
+        const bool is_known = k < seen_.size();
+        chance *= ((is_known ? hoped_[k] : 0.0) + level) / ((is_known ? seen_[k] : 0.0) + 1.0);
+        total.push_back(total.back() + chance);
+    }
+    return total;
+}
+
+Proposals Lookup::propose(const std::vector<std::int64_t>& tokens, std::int64_t most) {
+    const auto size = static_cast<std::int64_t>(tokens.size());
+    const auto before = [&](std::int64_t end) { return std::vector(tokens.begin() + (end - length_), tokens.begin() + end); };
+    // The last tokens themselves are not indexed yet: what is found stood before them.
+    for (std::int64_t end = std::max(indexed_, length_); end < size; ++end) after_[before(end)] = end;
+    indexed_ = std::max(indexed_, size);
+    const auto found = size >= length_ ? after_.find(before(size)) : after_.end();
+    if (found == after_.end()) return {};
+    const std::int64_t count = std::min(most, size - found->second);
+    const auto at = tokens.begin() + found->second;
+    return {{at, at + count}, std::vector<double>(static_cast<std::size_t>(count), lookup_confidence), Source::lookup};
+}
+
+} // namespace mars

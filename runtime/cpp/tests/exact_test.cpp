@@ -1,0 +1,209 @@
+// Exact mode: tests/conformance/exact.json and splits.json exactly, and the one-token text whatever is proposed.
+#include <mars/draft.hpp>
+#include <mars/errors.hpp>
+#include <mars/schedule.hpp>
+
+#include "conformance.hpp"
+#include "fake.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+using Rows = std::vector<std::unique_ptr<mars::Row>>;
+
+template <typename T>
+std::optional<T> optional_of(const Json& value) {
+    return value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
+}
+
+std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
+    mars::GenerationConfig config;
+    config.max_new_tokens = wanted["max_new_tokens"];
+    config.window = wanted["window"] == "full" ? mars::full_window : wanted["window"].get<std::int64_t>();
+    config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
+    const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
+    return std::make_unique<mars::Row>(index, wanted["prompt"].get<fake::Tokens>(), config, fake::Tokens{},
+                                       [stop](std::int64_t token) { return token == stop; });
+}
+
+/// Known, proposed and masked slots of a step of one row.
+fake::Tokens feed_of(const mars::StepInput& step) {
+    const std::int64_t known = step.output_index.front() + 1;
+    const auto masks = std::count(step.input_ids.begin(), step.input_ids.end(), fake::mask);
+    return {known, step.slots - known - masks, masks};
+}
+
+void run(mars::Backend& backend, const std::vector<mars::Row*>& rows, std::int64_t block, const mars::CostSource& cost = nullptr) {
+    const auto loop = mars::decode(backend, rows, block, fake::mask, cost);
+    while (loop->next()) {
+    }
+}
+
+mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t window = mars::full_window) {
+    mars::GenerationConfig config;
+    config.tau = tau;
+    config.max_new_tokens = 40;
+    config.window = window;
+    return config;
+}
+
+/// A model whose next token depends on the last three alone, and that masks predict rightly two times in three, with a confidence that
+/// is half a lie.
+std::pair<std::int64_t, float> guessing(const fake::Tokens& known, std::int64_t masks) {
+    fake::Tokens seen(known.size() < 3 ? known.begin() : known.end() - 3, known.end());
+    const auto wrong = fake::hashed(seen, masks + 7).first;
+    for (std::int64_t i = 0; i < masks; ++i) {
+        seen.push_back(fake::hashed(seen, 0).first);
+        if (seen.size() > 3) seen.erase(seen.begin());
+    }
+    const auto [token, confidence] = fake::hashed(seen, 0);
+    return masks > 0 && wrong <= 4 ? std::pair(wrong, confidence / 2) : std::pair(token, 0.5F + confidence / 2);
+}
+
+/// Anything: right, wrong, and too much of it.
+class Rumours : public mars::Proposer {
+  public:
+    mars::Proposals propose(const fake::Tokens& tokens, std::int64_t most) override {
+        fake::Tokens made, seen = tokens;
+        for (std::int64_t i = 0; i < std::min<std::int64_t>(most, 5); ++i) {
+            const std::int64_t right = fake::hashed(seen, 0).first;
+            made.push_back(fake::mix(static_cast<std::uint64_t>(seen.size())) % 4 == 0 ? 1 + right % 12 : right);
+            seen.push_back(made.back());
+        }
+        return {made, std::vector<double>(made.size(), 0.99), mars::Source::lookup};
+    }
+};
+
+} // namespace
+
+TEST_CASE("every case of exact.json: the same feeds, the same runs") {
+    for (const auto& each : conformance("exact.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        const auto limit = [&](const char* name) { return optional_of<std::int64_t>(each[name]); };
+        Rows together;
+        std::vector<mars::Row*> pointers;
+        for (const Json& wanted : each["rows"]) {
+            CAPTURE(together.size());
+            together.push_back(row_of(static_cast<std::int64_t>(together.size()), wanted));
+            pointers.push_back(together.back().get());
+            fake::Backend backend(fake::hashed, each["max_capacity"], limit("max_slots"), limit("max_outputs"));
+            const auto row = row_of(0, wanted); // alone, so that each forward is this row's
+            std::vector<fake::Tokens> runs, fed;
+            const auto loop = mars::decode(backend, {row.get()}, each["block"], fake::mask);
+            while (const auto accepted = loop->next())
+                for (const mars::Accepted& event : *accepted) runs.push_back(event.token_ids);
+            for (auto i = static_cast<std::size_t>(row->stats.prefill_forwards); i < backend.steps.size(); ++i)
+                fed.push_back(feed_of(backend.steps[i]));
+            const Json& expected = wanted["expected"];
+            CHECK(runs == expected["runs"].get<std::vector<fake::Tokens>>());
+            CHECK(fed == expected["fed"].get<std::vector<fake::Tokens>>());
+            CHECK(to_string(*row->finish_reason) == expected["finish_reason"].get<std::string>());
+            CHECK(row->stats.proposed == expected["proposed"].get<std::int64_t>());
+            CHECK(row->stats.verified == expected["verified"].get<std::int64_t>());
+        }
+        fake::Backend backend(fake::hashed, each["max_capacity"], limit("max_slots"), limit("max_outputs"));
+        run(backend, pointers, each["block"]);
+        for (std::size_t i = 0; i < together.size(); ++i) {
+            const Json& wanted = each["rows"][i];
+            auto answer = wanted["prompt"].get<fake::Tokens>();
+            for (const Json& part : wanted["expected"]["runs"])
+                for (const Json& token : part) answer.push_back(token);
+            CHECK(together[i]->tokens == answer);
+        }
+    }
+}
+
+TEST_CASE("every case of splits.json") {
+    for (const auto& each : conformance("splits.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        const mars::Cost cost(each["cost"].get<std::vector<std::pair<std::int64_t, double>>>());
+        mars::Splitter splitter(each["few_sizes"]);
+        for (const Json& step : each["steps"]) {
+            std::vector<mars::Chances> rows;
+            for (const Json& row : step["rows"])
+                rows.push_back({row["known"], row["hopes"], optional_of<double>(row["ending"]), row["worth"], row["room"]});
+            std::vector<fake::Tokens> feeds;
+            for (const mars::Feed& feed : splitter.choose(cost, rows, each["others"], each["floor"]))
+                feeds.push_back({feed.known, feed.proposals, feed.masks});
+            CHECK(feeds == step["feeds"].get<std::vector<fake::Tokens>>());
+        }
+    }
+}
+
+TEST_CASE("alone or beside rows at a tau, with any window, lookup, draft or rumour: the one-token text") {
+    const auto cost = std::make_shared<mars::Cost>(std::vector<std::pair<std::int64_t, double>>{{1, 1.0}, {8, 1.4}, {64, 9.0}});
+    for (std::int64_t seed = 1; seed < 9; ++seed)
+        for (const std::int64_t window : {mars::auto_window, mars::full_window, std::int64_t{3}}) {
+            CAPTURE(seed);
+            CAPTURE(window);
+            fake::Backend backend(guessing), small(fake::hashed);
+            const fake::Tokens prompt(static_cast<std::size_t>(seed), seed), eos{12};
+            mars::Row one(0, prompt, config_of(1.0), eos), exact(0, prompt, config_of({}, window), eos);
+            mars::Row rumoured(1, prompt, config_of({}, window), eos, nullptr, nullptr, std::make_unique<Rumours>());
+            mars::GenerationConfig looking = config_of({}, window);
+            looking.lookup = 1;
+            auto draft = std::make_unique<mars::Draft>(small, 4, fake::mask, eos);
+            mars::Row copied(2, prompt, looking, eos), drafted(3, prompt, config_of({}, window), eos, nullptr, nullptr, std::move(draft));
+            mars::Row fast(4, prompt, config_of(0.3, window), eos);
+            run(backend, {&one}, 4);
+            run(backend, {&exact, &rumoured, &copied, &drafted, &fast}, 4, [&] { return cost; });
+            for (const mars::Row* row : {&exact, &rumoured, &copied, &drafted}) {
+                CHECK(row->tokens == one.tokens);
+                CHECK(row->finish_reason == one.finish_reason);
+                CHECK(row->stats.proposed >= row->stats.verified);
+                CHECK(row->stats.forwards <= one.stats.forwards);
+            }
+        }
+}
+
+TEST_CASE("proposals are worth it: fewer forwards, and a draft that is never wrong saves most of them") {
+    fake::Backend backend(guessing), small(fake::hashed), blind([](const fake::Tokens& known, std::int64_t masks) {
+        return masks > 0 ? std::pair(std::int64_t{13}, 0.01F) : fake::hashed(known, 0);
+    });
+    mars::Row exact(0, {1, 2}, config_of({}), {}), alone(0, {1, 2}, config_of({}), {});
+    run(backend, {&exact}, 4);
+    CHECK(exact.stats.forwards < 36);
+    CHECK(exact.stats.verified == exact.stats.tokens - exact.stats.forwards);
+    CHECK(exact.stats.rejected() > 0);
+    run(blind, {&alone}, 4);
+    CHECK(alone.stats.forwards > 30);
+    // Of one model the other knows all: masks that say nothing, and the small one's single tokens.
+    mars::Row drafted(0, {1, 2}, config_of({}), {}, nullptr, nullptr, std::make_unique<mars::Draft>(small, 1, fake::mask, fake::Tokens{}));
+    run(blind, {&drafted}, 4);
+    CHECK(drafted.tokens == alone.tokens);
+    CHECK(drafted.stats.forwards < 20);
+}
+
+TEST_CASE("text that repeats itself is looked up") {
+    fake::Backend blind([](const fake::Tokens& known, std::int64_t masks) {
+        return std::pair(masks > 0 ? std::int64_t{13} : 1 + known.back() % 9, 0.01F);
+    });
+    mars::GenerationConfig looking = config_of({});
+    looking.lookup = 2;
+    mars::Row row(0, {1}, looking, {}), without(0, {1}, config_of({}), {});
+    run(blind, {&row}, 4);
+    run(blind, {&without}, 4);
+    CHECK(row.tokens == without.tokens);
+    CHECK(without.stats.forwards > 30);
+    CHECK(row.stats.forwards < 25);
+}
+
+TEST_CASE("exact and tau may be switched while a row runs") {
+    fake::Backend backend(guessing);
+    mars::Row row(0, {3, 4}, config_of({}), {});
+    const auto loop = mars::decode(backend, {&row}, 4, fake::mask);
+    int exact_steps = 0;
+    for (std::size_t before = row.tokens.size(), i = 0; loop->next(); before = row.tokens.size(), ++i) {
+        if (row.config().is_exact()) { // as this step saw it
+            ++exact_steps;
+            fake::Tokens seen(row.tokens.begin(), row.tokens.begin() + static_cast<std::ptrdiff_t>(before));
+            while (seen.size() < row.tokens.size()) seen.push_back(guessing(seen, 0).first);
+            CHECK(seen == row.tokens);
+        }
+        if (i % 3 == 0) row.set_tau(0.6);
+        if (i % 3 == 1) row.set_exact(true);
+    }
+    CHECK(exact_steps > 3);
+    CHECK(row.stats.tokens == 40);
+    CHECK(row.stats.proposed > 0);
+}

@@ -1,0 +1,216 @@
+"""A talk: lines that make questions, commands that change settings, talks that are saved, and Ctrl-C at a
+terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.shell import run
+from support.tiny import Named
+
+from mars_export.runtime import GenerationConfig, MarsError
+from mars_export.runtime.chat import Talk, questions, repeatable
+
+
+def joined(lines: Sequence[str]) -> tuple[list[str], list[bool]]:
+    """The questions that lines make, and of each line whether it was asked for as a continuation."""
+    rest, asked = list(lines), []
+
+    def read(goes_on: bool) -> str | None:
+        asked.append(goes_on)
+        return rest.pop(0) if rest else None
+
+    return list(questions(read)), asked[: len(lines)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a\\", "b\\", "c", "d"], ["a\nb\nc", "d"]),
+        (["a\\"], ["a"]),
+        (["'''", "x", "", "  y", "'''", "z"], ["x\n\n  y", "z"]),
+        (["'''x", "y'''"], ["x\ny"]),
+        (["'''one line'''"], ["one line"]),
+        (['"""', "it's '''", '"""'], ["it's '''"]),
+        (["'''", "no end"], ["no end"]),
+        (["", "  "], ["", "  "]),
+        (["'''", "/tau 1", "'''"], ["/tau 1"]),
+    ],
+)
+def test_lines_make_questions(lines: list[str], expected: list[str]) -> None:
+    assert joined(lines)[0] == expected
+
+
+def test_it_is_said_which_line_continues_another() -> None:
+    assert joined(["a\\", "b", "'''", "c'''", "d"])[1] == [False, True, False, True, False]
+
+
+def test_commands_change_what_they_name() -> None:
+    talk = Talk(None, GenerationConfig())
+    assert (talk.obey("/tau 0.8"), talk.config.tau, talk.config.exact) == ("tau 0.8", 0.8, False)
+    assert (talk.obey("/exact"), talk.config.exact) == ("exact", True)
+    assert (talk.obey("/runs"), talk.runs, talk.obey("/runs"), talk.runs) == (
+        "runs on",
+        True,
+        "runs off",
+        False,
+    )
+    for wrong in ("/tau fast", "/tau", "/tau -1", "/tau nan"):
+        with pytest.raises(MarsError, match="tau"):
+            talk.obey(wrong)
+    assert talk.config.exact is True, "a wrong command changes nothing"
+    for unknown in ("/help", "/dance"):
+        assert all(
+            f"/{name}" in talk.obey(unknown) for name in ("system", "save", "load", "exact", "tau", "runs")
+        )
+
+
+def test_the_system_message_stands_first_and_survives_a_reset() -> None:
+    talk = Talk("be kind", GenerationConfig())
+    talk.messages += [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    talk.obey("/system be brief")
+    assert [m["content"] for m in talk.messages] == ["be brief", "hi", "ho"]
+    talk.obey("/reset")
+    assert talk.messages == [{"role": "system", "content": "be brief"}]
+    talk.obey("/system")
+    assert talk.messages == []
+    talk.obey("/system again")
+    assert talk.messages == [{"role": "system", "content": "again"}]
+
+
+def test_a_talk_is_saved_and_loaded(tmp_path: Path) -> None:
+    talk = Talk("be kind", GenerationConfig())
+    talk.messages.append({"role": "user", "content": "grüß dich 🙂"})
+    assert talk.obey(f"/save {tmp_path}/talk.json").startswith("2 messages saved")
+    other = Talk(None, GenerationConfig())
+    assert other.obey(f"/load {tmp_path}/talk.json") == "2 messages loaded"
+    assert other.messages == talk.messages
+    talk.obey("/reset")
+    talk.obey(f"/save {tmp_path}/talk.json")
+    assert json.loads((tmp_path / "talk.json").read_text()) == [{"role": "system", "content": "be kind"}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["years of work", "{}", '[{"role": "user"}]', '[{"role": "user", "content": 1}]', "[1]", "[" * 10**5],
+)
+def test_other_files_are_neither_loaded_nor_replaced(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "thesis"
+    file.write_text(content)
+    talk = Talk(None, GenerationConfig())
+    for command in ("load", "save"):
+        with pytest.raises(MarsError, match="thesis: not a talk"):
+            talk.obey(f"/{command} {file}")
+    assert (file.read_text(), talk.messages) == (content, [])
+    for command in ("/load", "/save"):
+        with pytest.raises(MarsError, match="needs the name of a file"):
+            talk.obey(command)
+    with pytest.raises(MarsError, match="cannot be read"):
+        talk.obey(f"/load {tmp_path}/nothing")
+    with pytest.raises(MarsError, match="cannot be written"):
+        talk.obey(f"/save {tmp_path}/no/such/place")
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_window", "has_seed", "window"),
+    [
+        ({}, False, True, "auto"),
+        ({"temperature": 0.8}, False, True, "auto"),
+        ({"tau": 0.9}, False, False, "auto"),
+        ({"tau": 0.9}, False, True, "full"),
+        ({"tau": 0.9, "temperature": 0.8}, False, False, "full"),
+        ({"tau": 0.9, "temperature": 0.8}, True, True, "auto"),
+        ({"tau": 1.0, "temperature": 0.8}, False, True, "auto"),
+        ({"tau": 0.9, "temperature": 0.8, "window": 3}, True, True, 3),
+    ],
+)
+def test_drawn_texts_at_a_tau_get_full_windows(
+    changes: dict[str, object], has_window: bool, has_seed: bool, window: object
+) -> None:
+    config = GenerationConfig(**changes)  # type: ignore[arg-type]
+    done = repeatable(config, has_window=has_window, has_seed=has_seed)
+    assert done == config.with_values(window=window, tau=config.tau, exact=config.exact)
+    if config.exact and config.temperature:
+        talk = Talk(None, config, has_window=has_window)
+        talk.obey("/tau 0.9")
+        assert talk.config.window == "full"
+
+
+def test_a_talk_in_the_shell(bundles: Named, tmp_path: Path) -> None:
+    lines = (
+        f"/system be kind\nhello \\\nworld\n/save {tmp_path}/t.json\n/load {tmp_path}/none\n/quit\nnot read\n"
+    )
+    done = run("chat", bundles("qwen2"), "-n", "4", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "t.json").read_text())
+    assert [m["role"] for m in saved] == ["system", "user", "assistant"]
+    assert saved[1]["content"] == "hello \nworld"
+    assert "none: cannot be read" in done.stderr
+    assert done.stderr.count("tokens/forward") == 1
+
+
+def test_with_json_every_line_is_a_question(bundles: Named) -> None:
+    done = run("chat", bundles("qwen2"), "-n", "2", "--json", stdin="a \\\n'''\nb\n")
+    assert len(done.stdout.splitlines()) == 3
+
+
+class Terminal:
+    """`mars-export chat` at a terminal of its own."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self._own, theirs = pty.openpty()
+        command = [sys.executable, "-m", "mars_export", "chat", *map(str, arguments)]
+        self.program = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env=os.environ | {"TERM": "dumb", "COLUMNS": "200"},
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def until(self, text: str, count: int = 1, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while self.seen.count(text) < count:
+            assert time.monotonic() < end, f"no {text!r} in {self.seen!r}"
+            if select.select([self._own], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self._own, 4096).decode("utf-8", "replace")
+                except OSError:
+                    break
+        assert self.seen.count(text) >= count, self.seen
+
+    def type(self, text: str) -> None:
+        os.write(self._own, text.encode())
+
+    def interrupt(self) -> None:
+        self.program.send_signal(signal.SIGINT)
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named, tmp_path: Path) -> None:
+    terminal = Terminal(bundles("qwen2"), "-n", "3", "--tau", "1")
+    try:
+        terminal.until("> ")
+        terminal.type("hello\n")
+        terminal.until("tokens/forward")
+        terminal.interrupt()  # a moment after the answer has ended
+        terminal.until("Ctrl-D or /quit leaves")
+        terminal.interrupt()
+        terminal.until("Ctrl-D or /quit leaves", 2)
+        terminal.type(f"/save {tmp_path}/talk.json\n")
+        terminal.until("2 messages saved")
+        terminal.type("/quit\n")
+        assert terminal.program.wait(timeout=30) == 0
+    finally:
+        terminal.program.kill()
+    assert [m["role"] for m in json.loads((tmp_path / "talk.json").read_text())] == ["user", "assistant"]
