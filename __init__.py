@@ -40,6 +40,7 @@ __all__ = [
     "GenerationConfig",
     "Limits",
     "MarsError",
+    "Overloaded",
     "Session",
     "SessionError",
 ]

@@ -82,8 +82,8 @@ class Drift:
     """What the export self-check found between a variant and its checkpoint, over `positions` predictions.
 
     `acceptance_flips`: for some taus, how many predictions pass in one and not in the other. `yardstick`:
-    what the checkpoint's own logits were proven against, such as "transformers 5.23.0"; None for the exporter's
-    reading alone.
+    what the checkpoint's own logits were proven against, such as "transformers 5.23.0"; None for the
+    exporter's reading alone.
     """
 
     positions: int

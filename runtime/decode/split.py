@@ -111,8 +111,8 @@ class Splitter:
 def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> list[tuple[float, Feed]]:
     """For each width of the step, the best value of this row and the feed that has it."""
     one = cost.of(num)
-    # What m masks are worth in the next step: the tokens that will hold, less what feeding them costs; and where one
-    # fails, the step after it has no proposals and lacks as much.
+    # What m masks are worth in the next step: the tokens that will hold, less what feeding them costs; and
+    # where one fails, the step after it has no proposals and lacks as much.
     later, masks_of = [0.0], [0]
     for m in range(1, len(row.worth)):
         held = row.worth[m]

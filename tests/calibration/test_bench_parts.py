@@ -85,9 +85,6 @@ def fake_session(backend: FakeBackend) -> Any:
         new_row=new_row,
         text=Words(),
         policy=lambda: None,
-        kv_budget=KvBudget,
-        variant=SimpleNamespace(name="fake"),
-        check=lambda _config: None,
         cost=None,
     )
 
