@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
@@ -16,6 +18,7 @@ from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
 from .decode.draft import Draft
 from .decode.policy import Policy
+from .decode.prefix import Prefixes, PrefixStats, default_budget
 from .decode.proposals import Hopes
 from .decode.row import Accepted, FinishReason, Row
 from .decode.schedule import Limits, Schedule, run
@@ -23,6 +26,10 @@ from .decode.stats import Stats
 from .errors import SessionError
 from .text import Message, Text, TextStream
 
+if TYPE_CHECKING:
+    from .conversation import Conversation
+
+MOST_OPENINGS = 16  # system messages whose tokens are remembered
 Prompt = str | Sequence[Message] | Sequence[int]
 COMMITS = ("cursor", "block")
 
@@ -72,9 +79,16 @@ class Session:
     """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV memory."""
 
     def __init__(
-        self, bundle: Bundle, variant: Variant, backend: Backend, cost_file: CostFile | None = None
+        self,
+        bundle: Bundle,
+        variant: Variant,
+        backend: Backend,
+        cost_file: CostFile | None = None,
+        cache_bytes: int = 0,
     ) -> None:
         self.bundle, self.variant, self.backend = bundle, variant, backend
+        self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
+        self._openings: dict[str, list[int]] = {}  # by system message: what every prompt with it begins with
         self._cost: Cost | None = None
         self._hopes = Hopes()
         self._draft: Session | None = None
@@ -93,17 +107,21 @@ class Session:
         accuracy_level: int | None = None,
         verify: bool = False,
         draft: str | Path | None = None,
+        cache_bytes: int | None = None,
     ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the backend's choice).
 
         `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `accuracy_level`, for
         int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast; None is the
         level the export measured. `verify` hashes all files even if they were found good before. `draft` is the bundle of a
-        smaller model with the same tokenizer, whose proposals exact mode verifies. Raises BundleError for a bad
-        bundle, SessionError when no variant runs here; never falls back to another device.
+        smaller model with the same tokenizer, whose proposals exact mode verifies. `cache_bytes`: memory for KV entries of
+        texts that were read before (docs/conversations.md); None for a small share of what is free, 0 to keep none. Raises
+        BundleError for a bad bundle, SessionError when no variant runs here; never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
 
+        if cache_bytes is not None and cache_bytes < 0:
+            raise SessionError(f"cache_bytes must be 0 or more, not {cache_bytes}")
         bundle = open_bundle(path, full=verify)
         chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
@@ -112,9 +130,11 @@ class Session:
         backend = _backend(bundle, chosen, device, threads, accuracy_level)
         # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
         running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
-        session = cls(bundle, running, backend, CostFile.of(bundle, running, device, threads))
+        cost_file = CostFile.of(bundle, running, device, threads)
+        budget = default_budget(device) if cache_bytes is None else cache_bytes
+        session = cls(bundle, running, backend, cost_file, budget)
         if draft is not None:
-            session._draft = cls.open(draft, device, threads=threads, verify=verify)
+            session._draft = cls.open(draft, device, threads=threads, verify=verify, cache_bytes=0)
             _check_draft(bundle, session._draft.bundle)
         return session
 
@@ -178,14 +198,51 @@ class Session:
             )
         return ids
 
-    def new_row(self, index: int, prompt: Prompt, config: GenerationConfig) -> tuple[Row, TextStream | None]:
-        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do."""
+    def new_row(
+        self, index: int, prompt: Prompt, config: GenerationConfig, system: str | None = None
+    ) -> tuple[Row, TextStream | None]:
+        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do.
+
+        `system` is the system message where `prompt` does not tell, because it is token ids.
+        """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
         text = TextStream(self.text, config.stop) if self.text is not None else None
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
-        return Row(index, self.encode(prompt), config, eos_ids, stop, stats, self._hopes, proposer), text
+        ids = self.encode(prompt)
+        stem = self._prefixes.stem(config.cache_salt, self._marks(ids, _system(prompt) or system))
+        return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer, stem), text
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """What the store of KV entries was asked, what it had, and what it holds."""
+        return self._prefixes.stats
+
+    def forget_prefixes(self) -> None:
+        """Give the memory of the store of KV entries back."""
+        self._prefixes.clear()
+
+    def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation:
+        """Talk in turns. `drop_oldest`: where the context ends, the oldest turns behind the system message go."""
+        from .conversation import Conversation
+
+        return Conversation(self, system, drop_oldest=drop_oldest)
+
+    def _marks(self, ids: list[int], system: str | None) -> tuple[int, ...]:
+        """Where the system message of a prompt ends, if it has one."""
+        if system is None or self.text is None or not self._prefixes.budget:
+            return ()
+        if system not in self._openings:
+            try:
+                opening = self.text.encode(_opening(system))
+            except SessionError:  # a template may refuse what no prompt holds
+                opening = []
+            if len(self._openings) >= MOST_OPENINGS:
+                self._openings.clear()
+            self._openings[system] = opening
+        pairs = zip(ids, self._openings.get(system, ()), strict=False)
+        return (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),)
 
     def as_draft(self) -> Draft:
         """This model as the draft of one row of a larger one."""
@@ -364,6 +421,19 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     return Completion(
         text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats
     )
+
+
+def _system(prompt: Prompt) -> str | None:
+    """The system message of a prompt, if it begins with one."""
+    first = None if isinstance(prompt, str) or not prompt else prompt[0]
+    if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
+        return str(first["content"])
+    return None
+
+
+def _opening(system: str) -> list[Message]:
+    """A prompt that has only its system message in common with others."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": ""}]
 
 
 def _backend(

@@ -25,7 +25,7 @@ class GenerationConfig:
     prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop: strings that
     end the text and are not part of it. temperature 0 is greedy; above it a candidate is drawn, and its own
     probability is what tau is compared with. top_k 0 and top_p 1 are off. seed: draws depend on it and on the
-    position only. repetition_penalty 1 is off.
+    position only. repetition_penalty 1 is off. cache_salt: only requests with the same one share KV entries.
 
     Raises SessionError that lists every value out of range.
     """
@@ -43,6 +43,7 @@ class GenerationConfig:
     repetition_penalty: float = 1.0
     exact: bool | None = None
     lookup: int = 0
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if self.exact is None:
@@ -59,6 +60,7 @@ class GenerationConfig:
                 '"auto", "full" or an integer of 1 or more',
             ),
             "lookup": (_at_least(self.lookup, 0), "an integer of 0 or more"),
+            "cache_salt": (isinstance(self.cache_salt, str), "a text"),
             "eos_ids": (
                 self.eos_ids is None or all(_at_least(i, 0) for i in self.eos_ids),
                 "None or a tuple of token ids",

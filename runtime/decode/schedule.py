@@ -62,6 +62,8 @@ class Schedule:
         self.waiting: deque[Row] = deque()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
+        # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
+        self._piece = min(limits.prefill_tokens, backend.max_slots or limits.prefill_tokens)
 
     @property
     def num_running(self) -> int:
@@ -97,25 +99,30 @@ class Schedule:
     # --- the parts of a step ---
 
     def _prompt_pieces(self) -> Iterator[list[Accepted]]:
-        budget = min(self.limits.prefill_tokens, self.backend.max_slots or self.limits.prefill_tokens)
-        left = budget
-        # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
-        while (row := self._reading()) is not None and (piece := min(budget, row.num_pending)) <= left:
+        left = self._piece
+        while (row := self._reading()) is not None and (piece := self._next_piece(row)) <= left:
             left -= piece
             if piece < row.num_pending:
                 yield self._run([row], [Feed(piece)], _read)
             else:
                 feed = self._first_feed(row)
                 self._num_decoding += 1
-                if events := self._run([row], [feed], self._take_first):
+                events = self._run([row], [feed], self._take_first)
+                self._batch.keep(self._num_decoding - 1)  # now: the next prompt may begin alike
+                if events:
                     yield events
             self._drop_finished()
+
+    def _next_piece(self, row: Row) -> int:
+        """Up to where a piece ends in any case: a row that began behind the start takes the same steps from there."""
+        return min(self._piece - row.cursor % self._piece, row.num_pending)
 
     def _reading(self) -> Row | None:
         """The row whose prompt is being read: the next that waits, if there is room."""
         active = self._batch.active
         if self._num_decoding == len(active) and self.waiting and len(active) < self.limits.max_rows:
             active.append(self.waiting.popleft())
+            self._batch.recall(len(active) - 1, self._piece)
         return active[-1] if self._num_decoding < len(active) else None
 
     def _decoding(self) -> list[Row]:
@@ -153,13 +160,17 @@ class Schedule:
         except BaseException as error:  # a library's panic is no Exception
             return [row.fail(error) for row in rows]
         events: list[Accepted] = []
+        slots = max(feed.slots for feed in feeds)
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
+            before = row.cursor
             try:
                 event = take(row, output, i, feed)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
                 event = row.fail(error)
+            if row.stem is not None:
+                row.stem.saw(before, row.cursor, slots, is_piece=take is _read)
             if event is not None:
                 events.append(event)
         return events
@@ -171,6 +182,7 @@ class Schedule:
         for i in reversed(range(len(batch.active))):
             if batch.active[i].finish_reason is None:
                 continue
+            batch.keep(i)
             if i < self._num_decoding:
                 self._num_decoding -= 1
                 batch.move(self._num_decoding, i)

@@ -64,6 +64,14 @@ class Memory(Protocol):
         """Copy at least the first `length` entries of row `source` over row `target`."""
         ...
 
+    def save(self, buffers: Sequence[Any], row: int, length: int) -> list[Any]:
+        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one for each of `buffers`."""
+        ...
+
+    def load(self, buffers: Sequence[Any], row: int, saved: Sequence[Any], length: int) -> None:
+        """Copy at least the first `length` entries of what was saved over row `row`."""
+        ...
+
     def place(self, buffers: Sequence[Any], first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
         """Put new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
         ...
@@ -106,6 +114,13 @@ class HostMemory:
     def move(self, buffers: Sequence[HostTensor], source: int, target: int, length: int) -> None:
         for buffer in buffers:
             buffer.array[target, :, :length] = buffer.array[source, :, :length]
+
+    def save(self, buffers: Sequence[HostTensor], row: int, length: int) -> list[np.ndarray]:
+        return [buffer.array[row, :, :length].copy() for buffer in buffers]
+
+    def load(self, buffers: Sequence[HostTensor], row: int, saved: Sequence[np.ndarray], length: int) -> None:
+        for buffer, entries in zip(buffers, saved, strict=True):
+            buffer.array[row, :, :length] = entries[:, :length]
 
     def place(
         self, buffers: Sequence[HostTensor], first: int, kv_length: np.ndarray, new: Sequence[HostTensor]
@@ -168,6 +183,16 @@ class KvRows:
     def move(self, source: int, target: int, length: int) -> None:
         if length and source != target:
             self.memory.move(self.buffers, source, target, length)
+
+    @property
+    def entry_bytes(self) -> int:
+        return self._count * self.kv_heads * self.head_dim * self._dtype.itemsize
+
+    def save(self, row: int, length: int) -> list[Any]:
+        return self.memory.save(self.buffers, row, length)
+
+    def load(self, row: int, saved: list[Any], length: int) -> None:
+        self.memory.load(self.buffers, row, saved, length)
 
     def place(self, first: int, kv_length: np.ndarray, new: Sequence[Tensor]) -> None:
         """Put a step's new entries behind the cursors of the rows first, first + 1, ..."""

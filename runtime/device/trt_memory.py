@@ -36,11 +36,18 @@ class KvMemory:
         return self.num_rows * self.row_bytes
 
 
+class TrtSaved:
+    """Entries of one row, in memory of their own: [kv_heads, length, head_dim] of each tensor, one behind the other."""
+
+    def __init__(self, address: int, length: int) -> None:
+        self.address, self.length = address, length
+
+
 class TrtCache:
     """KV rows on the device. Their memory goes back to the pool when the cache is no longer used."""
 
-    def __init__(self, device: Device, lock: threading.RLock, memory: KvMemory) -> None:
-        self._device, self._lock, self.memory = device, lock, memory
+    def __init__(self, device: Device, lock: threading.RLock, memory: KvMemory, pool: Pool) -> None:
+        self._device, self._lock, self.memory, self._pool = device, lock, memory, pool
 
     @property
     def capacity(self) -> int:
@@ -60,6 +67,27 @@ class TrtCache:
                 there, here = address + target * memory.row_bytes, address + source * memory.row_bytes
                 run, pitch = length * memory.entry_bytes, memory.head_bytes
                 self._device.copy_rows(there, pitch, here, pitch, run, memory.kv_heads)
+
+    @property
+    def entry_bytes(self) -> int:
+        return len(self.memory.addresses) * self.memory.kv_heads * self.memory.entry_bytes
+
+    def save(self, row: int, length: int) -> TrtSaved:
+        memory, run = self.memory, length * self.memory.entry_bytes
+        with self._lock:
+            saved = self._pool.saved(length, length * self.entry_bytes)
+            for i, address in enumerate(memory.addresses):
+                there, here = saved.address + i * memory.kv_heads * run, address + row * memory.row_bytes
+                self._device.copy_rows(there, run, here, memory.head_bytes, run, memory.kv_heads)
+        return saved
+
+    def load(self, row: int, saved: TrtSaved, length: int) -> None:
+        memory, pitch = self.memory, saved.length * self.memory.entry_bytes
+        with self._lock:
+            for i, address in enumerate(memory.addresses):
+                there, here = address + row * memory.row_bytes, saved.address + i * memory.kv_heads * pitch
+                run = length * memory.entry_bytes
+                self._device.copy_rows(there, memory.head_bytes, here, pitch, run, memory.kv_heads)
 
 
 class Pool:
@@ -82,10 +110,12 @@ class Pool:
         self._device, self._lock, self._forget = device, lock, forget
         self._empty, self._count, self._max_rows = empty, count, max_rows
         self._idle: list[KvMemory] = []
+        self._dropped: list[int] = []  # of saved entries that nobody holds any more
 
     def rows(self, num_rows: int) -> TrtCache:
         """Zeroed rows. Raises SessionError when the device's memory does not suffice."""
         with self._lock:
+            self._sweep()
             fitting = [memory for memory in self._idle if memory.num_rows >= num_rows]
             memory = min(fitting, key=lambda m: m.num_rows) if fitting else self._allocate(num_rows)
             if fitting:
@@ -93,9 +123,22 @@ class Pool:
             # What an earlier request left may be infinite, and 0 * infinity is NaN.
             for address in memory.addresses:
                 self._device.zero(address, memory.tensor_bytes)
-        cache = TrtCache(self._device, self._lock, memory)
+        cache = TrtCache(self._device, self._lock, memory, self)
         weakref.finalize(cache, self._idle.append, memory)
         return cache
+
+    def saved(self, length: int, num_bytes: int) -> TrtSaved:
+        """Memory for `length` entries of a row; it is given back when the result is no longer used."""
+        with self._lock:
+            self._sweep()
+            saved = TrtSaved(self._device.allocate(num_bytes), length)
+        # Only noted there: what collects garbage may hold any lock, or none.
+        weakref.finalize(saved, self._dropped.append, saved.address)
+        return saved
+
+    def _sweep(self) -> None:
+        while self._dropped:
+            self._device.free(self._dropped.pop())
 
     def _allocate(self, num_rows: int) -> KvMemory:
         while self._idle and sum(m.num_rows for m in self._idle) + num_rows > self._max_rows:
