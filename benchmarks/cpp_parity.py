@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--arithmetic", type=int, default=50)
     parser.add_argument("--taus", type=float, nargs="+", default=[1.0, 0.95, 0.8])
     args = parser.parse_args()
-    python = Session.open(args.bundle, threads=1)
+    python = Session.open(args.bundle, threads=1, cache_bytes=0)
     different = 0
     with CSession(Library(args.library), args.bundle, threads=1) as twin:
         for task in ("assistant", "arithmetic"):

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("exact.jsonl"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    session = Session.open(args.bundle, threads=args.threads)
+    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
     done: dict[str, list[dict[str, Any]]] = {name: [] for name in TASKS}
     if args.state.exists():
         for line in args.state.read_text().splitlines():

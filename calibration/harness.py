@@ -52,7 +52,7 @@ class Answers:
             raise CalibrationError("; ".join(wrong))
         given = {name: value for name, value in (("tau", tau), ("metric", metric)) if value is not None}
         config = GenerationConfig().with_values(**given)
-        session = Session.open(str(bundle), run_on, threads=threads)
+        session = Session.open(str(bundle), run_on, threads=threads, cache_bytes=0)
         if session.text is None:
             raise CalibrationError(f"{bundle}: this bundle has no tokenizer, and the harness speaks text")
         if profile is not None:

@@ -75,7 +75,7 @@ def prepare(output: Path | None, progress: Progress | None = None) -> Path:
 
 def answers(bundle: Path, threads: int | None) -> Iterator[Answer]:
     """Answer each request at each tau, after one unmeasured run that warms everything up."""
-    session = Session.open(bundle, threads=threads)
+    session = Session.open(bundle, threads=threads, cache_bytes=0)
     session.generate("warm up", GenerationConfig(max_new_tokens=16, tau=0.0))
     for system, request in REQUESTS:
         messages = ([{"role": "system", "content": system}] if system else []) + [

@@ -90,6 +90,14 @@ DraftBundle = Annotated[
         "--draft", help="Bundle of a smaller model with the same tokenizer, to propose tokens (exact mode)."
     ),
 ]
+CacheBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-bytes",
+        min=0,
+        help="Memory for KV entries of texts that were read before: a small share of what is free by default, 0 is none.",
+    ),
+]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
 
@@ -130,6 +138,7 @@ def generate(
     threads: Threads = None,
     accuracy_level: Level = None,
     draft: DraftBundle = None,
+    cache_bytes: CacheBytes = None,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -143,8 +152,9 @@ def generate(
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
     session = Session.open(
-        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
-    )
+        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
+        cache_bytes=cache_bytes,
+    )  # fmt: skip
     config = _profiled(session, profile, config)
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
@@ -181,12 +191,19 @@ def chat(
     threads: Threads = None,
     accuracy_level: Level = None,
     draft: DraftBundle = None,
+    cache_bytes: CacheBytes = None,
+    drop_oldest: Annotated[
+        bool, typer.Option("--drop-oldest", help="Where the context ends, let the oldest turns go.")
+    ] = False,
     runs: Runs = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
     ] = False,
 ) -> None:
-    """Talk with the model. /tau 0.8 trades quality for speed, /exact ends that, /runs shows accepted runs, /reset forgets, /quit leaves."""
+    """Talk with the model. /tau 0.8 trades quality for speed, /exact ends that, /runs shows accepted runs.
+
+    /undo takes the last turn back, /edit QUESTION asks another one in its place, /reset forgets all, /quit leaves.
+    """
     from . import GenerationConfig, Session
 
     config = GenerationConfig(
@@ -194,34 +211,40 @@ def chat(
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     session = Session.open(
-        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
-    )
+        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
+        cache_bytes=cache_bytes,
+    )  # fmt: skip
     config = _profiled(session, profile, config)
-    history: list[dict[str, str]] = _messages(system, None)
-    start = len(history)
+    talk = session.conversation(system, drop_oldest=drop_oldest)
     while (line := _ask(quiet=as_json)) is not None:
         command, _, value = line.partition(" ")
         if command in ("/quit", "/exit"):
             return
         if command == "/reset":
-            del history[start:]
+            talk.reset()
+        elif command == "/undo":
+            talk.undo()
         elif command == "/runs":
             runs = not runs
         elif command == "/tau":
             config = _with_tau(config, value)
         elif command == "/exact":
             config = config.with_values(exact=True)
-        elif command.startswith("/"):
-            err.print("commands: /exact, /tau NUMBER, /runs, /reset, /quit")
+        elif command.startswith("/") and not (command == "/edit" and value.strip()):
+            err.print(
+                "commands: /exact, /tau NUMBER, /runs, /undo, /edit QUESTION, /reset, /quit", markup=False
+            )
         elif line.strip():
-            history.append({"role": "user", "content": line})
             try:
-                done = _show(session.stream(history, config), runs=runs, quiet=as_json)
+                reply = talk.edit(value, config) if command == "/edit" else talk.send(line, config)
+                if talk.dropped:
+                    err.print(
+                        f"the context is full: the oldest {talk.dropped} turn(s) are forgotten", style="dim"
+                    )
+                done = _show(reply, runs=runs, quiet=as_json)
             except MarsError as error:
-                history.pop()
                 print_error(error)
                 continue
-            history.append({"role": "assistant", "content": done.text})
             if as_json:
                 print_json(_completion_json(done, config))
             else:
@@ -331,7 +354,7 @@ def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
 def _summary(done: Completion) -> str:
     stats = done.stats
     return (
-        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
+        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
         f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
     )
 

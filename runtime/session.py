@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from . import machine
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
+from .conversation import Conversation
 from .costs import CostFile, machine_is_busy
 from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
@@ -18,7 +19,7 @@ from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
 from .decode.draft import Draft
 from .decode.policy import Policy
-from .decode.prefix import Prefixes, PrefixStats, default_budget
+from .decode.prefix import Prefixes, PrefixStats
 from .decode.proposals import Hopes
 from .decode.row import Accepted, FinishReason, Row
 from .decode.schedule import Limits, Schedule, run
@@ -26,9 +27,11 @@ from .decode.stats import Stats
 from .errors import SessionError
 from .text import Message, Text, TextStream
 
-if TYPE_CHECKING:
-    from .conversation import Conversation
-
+CACHE_SHARE, MOST_CACHE = (
+    16,
+    1 << 30,
+)  # of the free memory one part for saved prefixes, and at most so many bytes
+CACHE_UNKNOWN = 256 << 20  # where nobody says how much memory is free, as on a GPU
 MOST_OPENINGS = 16  # system messages whose tokens are remembered
 Prompt = str | Sequence[Message] | Sequence[int]
 COMMITS = ("cursor", "block")
@@ -131,7 +134,7 @@ class Session:
         # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
         running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
         cost_file = CostFile.of(bundle, running, device, threads)
-        budget = default_budget(device) if cache_bytes is None else cache_bytes
+        budget = _share(device) if cache_bytes is None else cache_bytes
         session = cls(bundle, running, backend, cost_file, budget)
         if draft is not None:
             session._draft = cls.open(draft, device, threads=threads, verify=verify, cache_bytes=0)
@@ -223,11 +226,19 @@ class Session:
         """Give the memory of the store of KV entries back."""
         self._prefixes.clear()
 
-    def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation:
+    def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation[Stream]:
         """Talk in turns. `drop_oldest`: where the context ends, the oldest turns behind the system message go."""
-        from .conversation import Conversation
+        if self.text is None:
+            raise SessionError(
+                f"{self.bundle.path}: a conversation needs a tokenizer, this bundle has none; stream token ids"
+            )
 
-        return Conversation(self, system, drop_oldest=drop_oldest)
+        def ask(ids: list[int], config: GenerationConfig) -> Stream:
+            self.prepare([config])
+            row, text = self.new_row(0, ids, config, system)
+            return Stream(row, text, run(self._schedule([row], 1, CURSOR), [row]))
+
+        return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 
     def _marks(self, ids: list[int], system: str | None) -> tuple[int, ...]:
         """Where the system message of a prompt ends, if it has one."""
@@ -392,6 +403,7 @@ class Stream(Answer):
     def __init__(self, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
         super().__init__(row, text)
         self._steps = steps
+        self.failed = False
 
     def __iter__(self) -> Iterator[Event]:
         for accepted in self._steps:
@@ -399,6 +411,7 @@ class Stream(Answer):
                 yield Event("", (), (), None)
             for event in accepted:
                 if event.error is not None:
+                    self.failed = True
                     raise event.error
                 yield self._event(event)
 
@@ -407,10 +420,20 @@ class Stream(Answer):
         """Prompt tokens that are in the cache."""
         return min(self._row.cursor, self._row.stats.prompt_tokens)
 
+    @property
+    def is_over(self) -> bool:
+        return self._row.finish_reason is not None
+
     def cancel(self) -> None:
         """End the answer after the event in hand."""
         if self._row.finish_reason is None:
             self._row.finish_reason = "cancelled"
+
+    def close(self) -> None:
+        """End the answer now, and give its memory back."""
+        self.cancel()
+        for _ in self._steps:
+            pass
 
 
 def _completion(row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
@@ -421,6 +444,12 @@ def _completion(row: Row, text: TextStream | None, confidences: Sequence[float])
     return Completion(
         text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats
     )
+
+
+def _share(device: str) -> int:
+    """Bytes for saved prefixes where nobody says how many: a small part of what is free now."""
+    free = machine.available() if device == "cpu" else None
+    return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))
 
 
 def _system(prompt: Prompt) -> str | None:

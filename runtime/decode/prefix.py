@@ -13,24 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import machine
-
 if TYPE_CHECKING:
     from .backend import Cache
 
-SHARE = 16  # of the free memory, one part
-MOST = 1 << 30  # bytes, where nobody says how many
-UNKNOWN = 256 << 20  # where it is not known how much memory is free, as on a GPU
 SPARE = 64  # entries behind a prompt that are reserved with it: the first steps need them
 
 Group = tuple[str, int]
 """Who may share: the salt, and the size of the pieces where entries depend on it (else 1)."""
-
-
-def default_budget(device: str) -> int:
-    """Bytes for saved entries: a small share of what is free now."""
-    free = machine.available() if device == "cpu" else None
-    return UNKNOWN if free is None else min(free // SHARE, MOST)
 
 
 @dataclass(frozen=True, slots=True)
