@@ -113,6 +113,8 @@ class Prefixes:
             length, best = max(near, default=(0, b""))
             if not length:
                 return None
+            if (group, key[: 4 * length]) in self._entries:
+                best = key[: 4 * length]  # no more than is needed: a longer one may grow old
             self._entries.move_to_end((group, best))
             for mark in marks:  # behind what it is in, so that the part which others need stays the longest
                 if (group, key[: 4 * mark]) in self._entries:

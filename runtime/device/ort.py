@@ -33,9 +33,11 @@ SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 FASTEST_LEVEL = 4
 LEVELED = ("int4", "int8")
-# Their products on a CPU add up in the order of the weights' rows whatever the step's size; one slot alone takes
-# another way. Blocks of int4 and int8 and half precision have kernels by size.
-FIRM = ("fp32", "w8a8")
+# Their products on a CPU add up in one order whatever the step's size, except that one slot alone takes another
+# way. Blocks of int4 and int8 and half precision have kernels by size.
+FIRM = ("float32", "w8a8")
+# Angles are computed many at a time, and what is left over in another way: nothing may be left over.
+FIRM_ANGLES = 16
 NO_KERNELS = (
     "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
     " --precision fp16 or fp32"
@@ -124,7 +126,7 @@ class OrtBackend:
         backend = cls(
             graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout
         )
-        if device == "cpu" and variant.precision in FIRM:
+        if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
 
