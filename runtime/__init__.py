@@ -7,6 +7,7 @@ from .errors import BundleError, CalibrationError, CheckpointError, ExportError,
 
 if TYPE_CHECKING:
     from .batcher import Batcher, Engine, Request
+    from .conversation import Conversation
     from .decode.config import GenerationConfig
     from .decode.schedule import Limits
     from .decode.stats import Stats
@@ -21,6 +22,7 @@ _LAZY = {
     "Request": "batcher",
     "Commit": "session",
     "Completion": "session",
+    "Conversation": "conversation",
     "Event": "session",
     "Session": "session",
     "Stream": "session",
@@ -34,6 +36,7 @@ __all__ = [
     "CheckpointError",
     "Commit",
     "Completion",
+    "Conversation",
     "Engine",
     "Event",
     "ExportError",

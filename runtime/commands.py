@@ -95,7 +95,8 @@ CacheBytes = Annotated[
     typer.Option(
         "--cache-bytes",
         min=0,
-        help="Memory for KV entries of texts that were read before: a small share of what is free by default, 0 is none.",
+        help="Memory for KV entries of texts that were read before: by default a small share of what is free;"
+        " 0 is none.",
     ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
@@ -202,7 +203,7 @@ def chat(
 ) -> None:
     """Talk with the model. /tau 0.8 trades quality for speed, /exact ends that, /runs shows accepted runs.
 
-    /undo takes the last turn back, /edit QUESTION asks another one in its place, /reset forgets all, /quit leaves.
+    /undo takes the last turn back, /edit QUESTION asks another in its place, /reset forgets, /quit leaves.
     """
     from . import GenerationConfig, Session
 
@@ -354,7 +355,8 @@ def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
 def _summary(done: Completion) -> str:
     stats = done.stats
     return (
-        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
+        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens,"
+        f" {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
         f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
     )
 

@@ -50,8 +50,8 @@ R = TypeVar("R", bound=Reply)
 class Turn:
     """A question and the text of its answer.
 
-    `spellings`: texts of all that was read and said, the longest first, each with the ids that stand for it. None
-    where the ids end with more than the text, as behind a stop string.
+    `spellings`: texts of all that was read and said, the longest first, each with the ids that stand for it.
+    None where the ids end with more than the text, as behind a stop string.
     """
 
     question: str
@@ -70,10 +70,11 @@ class Asked(Generic[R]):
 
 
 class Conversation(Generic[R]):
-    """Turns of one user and the model. `send` asks the next question; the answer before is over then, however far it came.
+    """Turns of one user and the model. `send` asks the next question, and ends an answer that still runs.
 
-    The ids of answers are kept: as long as the template renders the same text, a prompt begins with the very ids that
-    were read and said. `ask` streams the answer to a prompt. `capacity`: tokens of a context. For one thread at a time.
+    The ids of answers are kept: as long as the template renders the same text, a prompt begins with the very
+    ids that were read and said. `ask` streams the answer to a prompt. `capacity`: tokens of a context. For
+    one thread at a time.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Conversation(Generic[R]):
         return self._messages(self.turns)
 
     def send(self, text: str, config: GenerationConfig | None = None) -> R:
-        """Ask, and stream the answer. Raises SessionError for what cannot be asked, and is then as it was before.
+        """Ask, and stream the answer. Raises SessionError for what cannot be asked, and is then as it was.
 
         Where the context ends, the oldest turns go if that was allowed; `dropped` says how many.
         """
@@ -112,7 +113,7 @@ class Conversation(Generic[R]):
         return self._send(self._turns, text, config or GenerationConfig())
 
     def edit(self, text: str, config: GenerationConfig | None = None, *, turn: int = -1) -> R:
-        """Ask `text` in place of the question of `turn`, an index of `turns`; that turn and all behind it are forgotten."""
+        """Ask `text` in place of the question of `turn`, an index of `turns`; all behind it is forgotten."""
         self._settle()
         if not -len(self._turns) <= turn < len(self._turns):
             raise SessionError(f"there is no turn {turn}: the conversation has {len(self._turns)}")
@@ -189,8 +190,8 @@ class Conversation(Generic[R]):
         if not num_turns:
             return f"the question and the system message have {length} tokens, {holds}; shorten them"
         return (
-            f"the conversation has {length} tokens with this question, {holds}; take turns back (undo), begin anew"
-            " (reset), or open it with drop_oldest=True (--drop-oldest), which lets the oldest turns go"
+            f"the conversation has {length} tokens with this question, {holds}; take turns back (undo), begin"
+            " anew (reset), or open it with drop_oldest=True (--drop-oldest), which lets the oldest turns go"
         )
 
 

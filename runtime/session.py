@@ -117,9 +117,10 @@ class Session:
         `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph. `accuracy_level`, for
         int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations to 8-bit blocks and is fast; None is the
         level the export measured. `verify` hashes all files even if they were found good before. `draft` is the bundle of a
-        smaller model with the same tokenizer, whose proposals exact mode verifies. `cache_bytes`: memory for KV entries of
-        texts that were read before (docs/conversations.md); None for a small share of what is free, 0 to keep none. Raises
-        BundleError for a bad bundle, SessionError when no variant runs here; never falls back to another device.
+        smaller model with the same tokenizer, whose proposals exact mode verifies. `cache_bytes`: memory for
+        KV entries of texts that were read before (docs/conversations.md); None for a small share of what is
+        free, 0 to keep none. Raises BundleError for a bad bundle, SessionError when no variant runs here;
+        never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
 
@@ -204,7 +205,7 @@ class Session:
     def new_row(
         self, index: int, prompt: Prompt, config: GenerationConfig, system: str | None = None
     ) -> tuple[Row, TextStream | None]:
-        """A row for `prompt`, and its growing text if the bundle has a tokenizer. Raises SessionError as `encode` and `check` do.
+        """A row for `prompt`, and its text if the bundle has a tokenizer. Raises as `encode` and `check` do.
 
         `system` is the system message where `prompt` does not tell, because it is token ids.
         """
@@ -227,10 +228,10 @@ class Session:
         self._prefixes.clear()
 
     def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation[Stream]:
-        """Talk in turns. `drop_oldest`: where the context ends, the oldest turns behind the system message go."""
+        """Talk in turns. `drop_oldest`: at the context's end the turns behind the system message go."""
         if self.text is None:
             raise SessionError(
-                f"{self.bundle.path}: a conversation needs a tokenizer, this bundle has none; stream token ids"
+                f"{self.bundle.path}: a conversation needs a tokenizer, this bundle has none; use token ids"
             )
 
         def ask(ids: list[int], config: GenerationConfig) -> Stream:

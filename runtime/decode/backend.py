@@ -43,7 +43,7 @@ class Cache(Protocol):
         ...
 
     def save(self, row: int, length: int) -> Any:
-        """A copy of the first `length` entries of a row, and of nothing behind them; it outlives this cache."""
+        """A copy of the first `length` entries of a row, of nothing behind them; it outlives this cache."""
         ...
 
     def load(self, row: int, saved: Any, length: int) -> None:

@@ -1,4 +1,4 @@
-"""KV entries of texts that were read before, found by their token ids. Knows no text, and devices by their caches only."""
+"""KV entries of what was read before, by its token ids. Knows no text, and devices by their caches only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Saved:
 
 @dataclass(slots=True)
 class Entry:
-    """KV entries of exactly the ids that `key` spells. A `fixed` one stays when a longer one comes that begins with it."""
+    """KV entries of exactly the ids of `key`. A `fixed` one stays when one comes that begins with it."""
 
     group: Group
     key: bytes
@@ -43,8 +43,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """queries: prompts that were looked up; hits: those of which something was there. query_tokens: of all these
-    prompts; hit_tokens: those of them that were there.
+    """queries: prompts that were looked up; hits: those of which something was there. query_tokens: of all
+    these prompts; hit_tokens: those of them that were there.
 
     saved, evicted: entries that came, and that went because memory was short; failed: those that could not be
     copied. entries, num_bytes: what is there now.
@@ -62,7 +62,7 @@ class PrefixStats:
 
 
 class Prefixes:
-    """Entries of at most `budget` bytes; of those least recently used the first to go. May be used from any thread.
+    """Entries of at most `budget` bytes; the least recently used go first. May be used from any thread.
 
     `firm_slots` as a backend says it. An entry that is being copied when it goes lives on until that is done.
     """
@@ -83,7 +83,7 @@ class Prefixes:
             return PrefixStats(**self._counts, entries=len(self._entries), num_bytes=self._num_bytes)
 
     def stem(self, salt: str = "", marks: Sequence[int] = ()) -> Stem | None:
-        """A row's share; `marks` are lengths of its prompt that others are likely to begin with. None with a budget of 0."""
+        """A row's share; `marks`: lengths of its prompt that others may begin with. None without a budget."""
         return Stem(self, salt, marks) if self.budget > 0 else None
 
     def clear(self) -> None:
@@ -130,7 +130,7 @@ class Prefixes:
         *,
         fixed: bool = False,
     ) -> None:
-        """Take in what `copy` makes, unless it is there or has no room at all. What fails is counted, and no more."""
+        """Take in what `copy` makes, unless it is there or has no room. What fails is counted, no more."""
         key = _key(ids)
         with self._lock:
             if not key or num_bytes > self.budget or self._is_there(group, key, fixed):
@@ -179,7 +179,7 @@ class Prefixes:
         self._counts["saved"] += 1
 
     def _drop_beginning(self, group: Group, key: bytes) -> None:
-        """The entry that `key` begins with goes. Only its neighbour can be one: what stands between begins with it, too."""
+        """The entry that `key` begins with goes: its neighbour, since what stands between begins with it."""
         keys = self._sorted.get(group, [])
         at = bisect_left(keys, key) - 1
         if at >= 0 and key.startswith(keys[at]) and not self._entries[group, keys[at]].fixed:
@@ -197,8 +197,8 @@ class Prefixes:
 class Stem:
     """What one row takes from the store and gives to it. Used by the thread that runs the row.
 
-    `firm` counts the row's leading entries that have the bits which any other row's would have: only they are given.
-    Nothing behind the row's cursor is among them.
+    `firm` counts the row's leading entries that have the bits which any other row's would have: only they are
+    given. Nothing behind the row's cursor is among them.
     """
 
     def __init__(self, store: Prefixes, salt: str, marks: Sequence[int]) -> None:
@@ -209,7 +209,8 @@ class Stem:
     def recall(self, cache: Cache, place: int, tokens: Sequence[int], piece: int, capacity: int) -> int:
         """Load what the store has of `tokens`, and return how many that is. Something is always left to feed.
 
-        What is left takes the very steps, or firm ones, that a row takes which begins at 0 and reads by `piece`.
+        What is left takes the very steps, or firm ones, that a row takes which begins at 0 and reads by
+        `piece`.
         """
         firm_slots = self._store.firm_slots
         if firm_slots is not None and piece < firm_slots:
@@ -235,7 +236,7 @@ class Stem:
         return self.firm
 
     def saw(self, before: int, cursor: int, slots: int, *, is_piece: bool) -> None:
-        """A step of `slots` slots has moved the row's cursor; `is_piece`: it read a whole piece of a prompt by itself."""
+        """A step of `slots` slots moved the row's cursor; `is_piece`: it read a whole piece of a prompt."""
         firm_slots = self._store.firm_slots
         if before == self.firm and (is_piece if firm_slots is None else slots >= firm_slots):
             self.firm = cursor

@@ -114,7 +114,7 @@ class Schedule:
             self._drop_finished()
 
     def _next_piece(self, row: Row) -> int:
-        """Up to where a piece ends in any case: a row that began behind the start takes the same steps from there."""
+        """Up to where a piece ends in any case: a row that began with saved entries goes on as others do."""
         return min(self._piece - row.cursor % self._piece, row.num_pending)
 
     def _reading(self) -> Row | None:

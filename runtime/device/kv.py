@@ -65,7 +65,7 @@ class Memory(Protocol):
         ...
 
     def save(self, buffers: Sequence[Any], row: int, length: int) -> list[Any]:
-        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one for each of `buffers`."""
+        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one of each buffer."""
         ...
 
     def load(self, buffers: Sequence[Any], row: int, saved: Sequence[Any], length: int) -> None:

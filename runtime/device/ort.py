@@ -33,8 +33,8 @@ SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 FASTEST_LEVEL = 4
 LEVELED = ("int4", "int8")
-# Their products on a CPU add up in one order whatever the step's size, except that one slot alone takes another
-# way. Blocks of int4 and int8 and half precision have kernels by size.
+# Their products on a CPU add up in one order whatever the step's size, but one slot alone takes another way.
+# Blocks of int4 and int8 and half precision have kernels by size.
 FIRM = ("float32", "w8a8")
 # Angles are computed many at a time, and what is left over in another way: nothing may be left over.
 FIRM_ANGLES = 16

@@ -75,7 +75,13 @@ class OrtMemory:
         self._pad(addresses, (heads, capacity * dim), (heads, length * dim), dtype)
         return saved
 
-    def load(self, buffers: Sequence[OrtTensor], row: int, saved: Sequence[OrtTensor], length: int) -> None:  # noqa: ARG002
+    def load(
+        self,
+        buffers: Sequence[OrtTensor],
+        row: int,
+        saved: Sequence[OrtTensor],
+        length: int,  # noqa: ARG002
+    ) -> None:
         # All that was saved, and zeros behind it: each run of a row is one run of what was saved.
         _, heads, capacity, dim = buffers[0].shape
         dtype = self._dtype(buffers)

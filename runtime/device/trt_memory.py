@@ -37,7 +37,7 @@ class KvMemory:
 
 
 class TrtSaved:
-    """Entries of one row, in memory of their own: [kv_heads, length, head_dim] of each tensor, one behind the other."""
+    """Entries of one row in memory of their own: [kv_heads, length, head_dim] of each tensor in turn."""
 
     def __init__(self, address: int, length: int) -> None:
         self.address, self.length = address, length

@@ -72,7 +72,7 @@ def test_the_longest_common_beginning_is_found_and_memory_is_bounded(
     store = Prefixes(budget, 1)
     for ids, fixed, salt in steps:
         put(store, ids, (salt, 1), fixed=fixed)
-        held = {name: entry for name, entry in store._entries.items()}
+        held = dict(store._entries)
         assert store.stats.num_bytes == sum(e.num_bytes for e in held.values()) <= budget
         assert sorted(key for keys in store._sorted.values() for key in keys) == sorted(k for _, k in held)
         if 8 * len(ids) <= budget:
@@ -383,7 +383,7 @@ def test_a_row_that_can_not_load_reads_its_prompt() -> None:
     spoken(backend, store, [(SYSTEM, greedy())])
 
     class NoLoad(FakeCache):
-        def load(self, row: int, saved: np.ndarray, length: int) -> None:
+        def load(self, row: int, saved: np.ndarray, length: int) -> None:  # noqa: ARG002
             self.entries[row, : length // 2] = 9
             raise MemoryError
 

@@ -1,4 +1,4 @@
-"""Entries that caches save and load: copies of their own, on the host, through ONNX Runtime and on a (fake) GPU."""
+"""Entries that caches save and load: copies of their own, on the host, by ONNX Runtime, on a fake GPU."""
 
 from __future__ import annotations
 
