@@ -1,13 +1,14 @@
-"""What saved prefixes save: the second turn of a talk, and many requests with one system prompt, with and without them.
+"""The second turn of a talk, and many requests with one system prompt, with saved prefixes and without.
 
     python benchmarks/prefix.py BUNDLE [--history 1000] [--question 30] [--rounds 9]
-                                [--requests 50] [--system 800] [--batch 8] [--new 32] [--threads 2] [--json FILE]
+                                [--requests 50] [--system 800] [--batch 8] [--new 32] [--threads 2]
+                                [--json FILE]
 
 Two sessions of one bundle, one without a store, take turns within each round, the first of them by turns.
 Every round has texts of its own, so that a hit is one of its own first turn. `turn`: a history is read and
-answered, then a question behind it is timed to its first token. `requests`: as many with one beginning, so many
-at a time, the store forgotten before. `miss`: looking up a prompt that has nothing in common with what is saved,
-beside a one-slot step.
+answered, then a question behind it is timed to its first token. `requests`: as many with one beginning, so
+many at a time, the store forgotten before. `miss`: looking up a prompt that has nothing in common with what
+is saved, beside a one-slot step.
 """
 
 from __future__ import annotations
