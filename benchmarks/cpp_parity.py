@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--arithmetic", type=int, default=50)
     parser.add_argument("--modes", nargs="+", default=["exact", "1", "0.95", "0.8"])
     args = parser.parse_args()
-    python = Session.open(args.bundle, threads=1)
+    python = Session.open(args.bundle, threads=1, cache_bytes=0)
     different = 0
     with CSession(Library(args.library), args.bundle, threads=1) as twin:
         for task in ("assistant", "arithmetic"):

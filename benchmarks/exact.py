@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--into", type=Path, help="figures of evaluate.py: gets the points of exact mode")
     args = parser.parse_args()
-    session = Session.open(args.bundle, threads=args.threads)
+    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
     done: dict[str, list[dict[str, Any]]] = {name: [] for name in TASKS}
     if args.state.exists():
         for line in args.state.read_text().splitlines():

@@ -123,9 +123,11 @@ def cost(args: argparse.Namespace) -> dict[str, Any]:
     """One row at cursor 128. The peer is a process of its own, at the same cursor with as many threads."""
     opened, sessions = {path.name: Times() for path in args.bundles}, {}
     for path in args.bundles:
-        Session.open(path, threads=args.threads)  # the first one may hash the files
+        Session.open(path, threads=args.threads, cache_bytes=0)  # the first one may hash the files
         opened[path.name].measure(
-            lambda path=path: sessions.update({path.name: Session.open(path, threads=args.threads)})
+            lambda path=path: sessions.update(
+                {path.name: Session.open(path, threads=args.threads, cache_bytes=0)}
+            )
         )
     works = {
         (name, slots): step_of(session.backend, slots, CURSOR, CURSOR + slots)
@@ -199,7 +201,7 @@ def _opened(path: Path, threads: int, spins: bool) -> Backend:
         return made
 
     with patch.object(onnxruntime, "SessionOptions", options):
-        return Session.open(path, threads=threads).backend
+        return Session.open(path, threads=threads, cache_bytes=0).backend
 
 
 def _growth(backend: Backend, capacity: int) -> Work:
@@ -228,7 +230,7 @@ def _prefill(backend: Backend, prompt: int, chunk: int) -> Work:
 
 def host(args: argparse.Namespace) -> dict[str, Any]:
     """Medians over the steps of all rounds, wall clock."""
-    session = Session.open(args.bundle, threads=args.threads)
+    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
     command = [args.program, args.bundle, str(args.threads), str(args.tokens)]
     steps: dict[str, Steps] = {"Python": [], "C++": []}
     steps_of_an_answer(session, 8, perf_counter)
@@ -254,7 +256,7 @@ def one_token(args: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(args.threads)
-    session = Session.open(args.bundle, threads=args.threads)
+    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
     config = GenerationConfig(tau=1.0, max_new_tokens=NEW_TOKENS, eos_ids=())
     model = AutoModelForCausalLM.from_pretrained(args.directory, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
@@ -279,7 +281,7 @@ def one_token(args: argparse.Namespace) -> dict[str, Any]:
 
 def window(args: argparse.Namespace) -> dict[str, Any]:
     """Rows are the first test rows, one at a time, each with its least time; the first step is left out."""
-    session = Session.open(args.bundle, threads=args.threads)
+    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
     points = [[positions, round(seconds * 1000, 2)] for positions, seconds in session.cost.points]
     print("cost of a step, ms by positions:", "  ".join(f"{p}: {ms:g}" for p, ms in points))
     results = []
@@ -306,7 +308,7 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
     """
     results = []
     for bundle in args.bundles:
-        session = Session.open(bundle, threads=args.threads)
+        session = Session.open(bundle, threads=args.threads, cache_bytes=0)
         print(bundle.name)
         for name in TASKS:
             traces = list(record(session, _rows(name, args.rows), batch=4))

@@ -53,7 +53,7 @@ class Answers:
         if wrong:
             raise CalibrationError("; ".join(wrong))
         config = GenerationConfig(tau=tau, metric=metric or "probability")
-        session = Session.open(str(bundle), run_on, threads=threads)
+        session = Session.open(str(bundle), run_on, threads=threads, cache_bytes=0)
         if session.text is None:
             raise CalibrationError(f"{bundle}: this bundle has no tokenizer, and the harness speaks text")
         if profile is not None:

@@ -139,7 +139,9 @@ class TaskRequest:
 
     def open(self) -> Session:
         threads, variant, level = self.threads, self.variant, self.accuracy_level
-        return Session.open(self.bundle, self.device, threads=threads, variant=variant, accuracy_level=level)
+        return Session.open(
+            self.bundle, self.device, threads=threads, variant=variant, accuracy_level=level, cache_bytes=0
+        )
 
     def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
         """The state of this bundle and task in the folder, which is made; other bundles' states lie beside

@@ -100,7 +100,7 @@ def prepare(output: Path | None, progress: Progress | None = None) -> Path:
 
 def answers(bundle: Path, threads: int | None) -> Iterator[Answer]:
     """Answer each request in each mode, after one unmeasured answer in each, which warms everything up."""
-    session = Session.open(bundle, threads=threads)
+    session = Session.open(bundle, threads=threads, cache_bytes=0)
     for mode in MODES:
         session.generate("warm up", mode.config.with_values(max_new_tokens=16))
     for system, request in REQUESTS:

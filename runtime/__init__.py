@@ -15,6 +15,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .batcher import Batcher, Engine
+    from .conversation import Conversation
     from .counts import Counts
     from .decode.config import GenerationConfig
     from .decode.schedule import Limits
@@ -32,6 +33,7 @@ _LAZY = {
     "Request": "request",
     "Commit": "session",
     "Completion": "session",
+    "Conversation": "conversation",
     "Event": "session",
     "Session": "session",
     "Stream": "session",
@@ -45,6 +47,7 @@ __all__ = [
     "CheckpointError",
     "Commit",
     "Completion",
+    "Conversation",
     "Counts",
     "Engine",
     "Event",

@@ -18,6 +18,8 @@ HELP = """\
 /exact            the text of one-token decoding, several tokens a step (the default)
 /tau 0.9          faster and riskier: accept what is likelier than this; 1 is one token a step
 /runs             mark the tokens that were accepted together, or stop that
+/undo             take the last question and its answer back
+/edit QUESTION    ask another question in the place of the last
 /system TEXT      put a system message before the talk; without TEXT take it away
 /save FILE        write the talk as JSON
 /load FILE        go on with a saved talk
@@ -53,6 +55,10 @@ class Talk:
             case "/runs":
                 self.runs = not self.runs
                 return f"runs {'on' if self.runs else 'off'}"
+            case "/undo":
+                had = len(self.messages)
+                self.messages = self.without_last
+                return "last turn taken back" if len(self.messages) < had else "there is no turn to take back"
             case "/system":
                 rest = self.messages[len(self._opening) :]
                 self.messages = [*([_message("system", value)] if value else []), *rest]
@@ -66,6 +72,21 @@ class Talk:
                 return "forgotten"
             case _:
                 return HELP
+
+    @property
+    def without_last(self) -> list[Message]:
+        """The messages before the last question."""
+        asked = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
+        return self.messages[: asked[-1]] if asked else list(self.messages)
+
+    def edited(self, line: str) -> str | None:
+        """The question of a line that asks one in the place of the last. Raises MarsError without a last."""
+        command, _, question = line.strip().partition(" ")
+        if command != "/edit" or not question.strip():
+            return None
+        if all(m["role"] != "user" for m in self.messages):
+            raise MarsError("/edit: there is no question yet; ask one without it")
+        return question.strip()
 
     @property
     def _opening(self) -> list[Message]:

@@ -18,6 +18,7 @@ from .console import (
     VariantName,
     at_most_cores,
     err,
+    held,
     out,
     print_error,
     print_json,
@@ -26,8 +27,8 @@ from .console import (
 from .errors import MarsError
 
 if TYPE_CHECKING:
-    from . import Commit, Completion, GenerationConfig, Session, Stream
-    from .chat import Talk
+    from . import Commit, Completion, Conversation, GenerationConfig, Session, Stream
+    from .chat import Message, Talk
     from .decode.config import Window
 
 app = typer.Typer()
@@ -121,6 +122,15 @@ DraftBundle = Annotated[
         "--draft", help="Bundle of a smaller model with the same tokenizer, to propose tokens (exact mode)."
     ),
 ]
+CacheBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-bytes",
+        min=0,
+        help="Memory for KV entries of texts that were read before: by default a small share of what is free;"
+        " 0 is none.",
+    ),
+]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
 
@@ -165,6 +175,7 @@ def generate(
     number: Annotated[
         int, typer.Option("--n", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ...")
     ] = 1,
+    cache_bytes: CacheBytes = None,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -182,8 +193,9 @@ def generate(
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
     session = Session.open(
-        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
-    )
+        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
+        cache_bytes=cache_bytes,
+    )  # fmt: skip
     config = _profiled(session, profile, config)
     config = repeatable(
         config, has_window=window is not None or profile is not None, has_seed=seed is not None
@@ -229,13 +241,17 @@ def chat(
     threads: Threads = None,
     accuracy_level: Level = None,
     draft: DraftBundle = None,
+    cache_bytes: CacheBytes = None,
+    drop_oldest: Annotated[
+        bool, typer.Option("--drop-oldest", help="Where the context ends, let the oldest turns go.")
+    ] = False,
     runs: Runs = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
     ] = False,
 ) -> None:
-    """Talk with the model: /help lists what can be set while talking, /quit leaves. Ctrl-C ends an answer
-    only.
+    """Talk with the model: /help lists what can be set while talking, /undo takes the last turn back, /edit
+    QUESTION asks another in its place, /quit leaves. Ctrl-C ends an answer only.
     """
     from . import GenerationConfig, Session
     from .chat import Talk, questions, repeatable
@@ -246,52 +262,65 @@ def chat(
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     session = Session.open(
-        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft
-    )
+        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
+        cache_bytes=cache_bytes,
+    )  # fmt: skip
     has_window = window is not None or profile is not None
     config = repeatable(_profiled(session, profile, config), has_window=has_window, has_seed=seed is not None)
     talk = Talk(system, config, runs=runs, has_window=has_window)
+    said = session.conversation(system, drop_oldest=drop_oldest)
 
     def ask(goes_on: bool) -> str | None:
         return _ask(quiet=as_json, goes_on=goes_on)
 
+    interrupted = False
     while True:
         try:
+            if interrupted:
+                interrupted = False
+                with held():
+                    err.print("\n(Ctrl-D or /quit leaves)", style="dim")
             for question in iter(lambda: ask(False), None) if as_json else questions(ask):
                 if question.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
                     return
-                _turn(session, talk, question, as_json)
+                _turn(said, talk, question, as_json)
             return
         except KeyboardInterrupt:  # a moment before or after an answer: the talk is what counts
             if not sys.stdin.isatty():
                 raise
-            err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+            interrupted = True
 
 
-def _turn(session: Session, talk: Talk, question: str, as_json: bool) -> None:
+def _turn(said: Conversation[Stream], talk: Talk, line: str, as_json: bool) -> None:
     """Do what a line says: a command, or a question to answer."""
     try:
-        if question.startswith("/"):
-            err.print(talk.obey(question), style="dim", markup=False)
-        elif question.strip():
-            _answer(session, talk, question, as_json)
+        if (question := talk.edited(line)) is not None:
+            _answer(said, talk, talk.without_last, question, as_json)
+        elif line.startswith("/"):
+            err.print(talk.obey(line), style="dim", markup=False)
+        elif line.strip():
+            _answer(said, talk, talk.messages, line, as_json)
     except MarsError as error:
         print_error(error)
 
 
-def _answer(session: Session, talk: Talk, question: str, as_json: bool) -> None:
-    """One turn of a talk. A question that fails is forgotten."""
-    talk.messages.append({"role": "user", "content": question})
-    try:
-        done = _show(session.stream(talk.messages, talk.config), runs=talk.runs, quiet=as_json)
-    except BaseException:
-        talk.messages.pop()
-        raise
-    talk.messages.append({"role": "assistant", "content": done.text})
+def _answer(
+    said: Conversation[Stream], talk: Talk, before: list[Message], question: str, as_json: bool
+) -> None:
+    """One turn of a talk, behind the messages `before`. A question that fails is forgotten."""
+    said.resume(before)
+    reply = said.send(question, talk.config)
+    if said.dropped:
+        err.print(f"the context is full: the oldest {said.dropped} turn(s) are forgotten", style="dim")
+    kept: list[Message] = [dict(message) for message in said.messages]
+    done = _show(reply, runs=talk.runs, quiet=as_json)
+    asked: Message = {"role": "user", "content": question}
+    talk.messages = [*kept, asked, {"role": "assistant", "content": done.text}]
     if as_json:
         print_json(_completion_json(done, talk.config))
     else:
-        err.print(_summary(done), style="dim")
+        with held():
+            err.print(_summary(done), style="dim")
 
 
 def _draw_several(
@@ -405,8 +434,8 @@ def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
 def _summary(done: Completion) -> str:
     stats = done.stats
     return (
-        f"{stats.tokens} tokens, {stats.tokens_per_forward:.2f} tokens/forward,"
-        f" {stats.tokens_per_second:.1f} tokens/s,"
+        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens,"
+        f" {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
         f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
     )
 

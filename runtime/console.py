@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +29,21 @@ BundleArgument = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """A Ctrl-C that comes in here is raised at the end: a console that is interrupted while it prints keeps
+    all later words to itself.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def at_most_cores(threads: int | None) -> int | None:

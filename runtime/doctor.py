@@ -150,7 +150,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here) -> Findi
     if variant.is_engine and device != "cuda":
         return Finding(subject, "absent", "fits this machine; it is tried with --device cuda")
     try:
-        session = Session.open(bundle.path, device, variant=variant.name)
+        session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0)
         done = session.generate(
             [bundle.manifest.tokens.pad],
             GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block),

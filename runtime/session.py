@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from . import machine
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
+from .conversation import Conversation
 from .costs import CostFile
 from .decode.backend import Backend
 from .decode.blocks import BlockSchedule, check_blocks
@@ -25,6 +27,7 @@ from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
 from .decode.draft import Draft
 from .decode.policy import Policy
+from .decode.prefix import Prefixes, PrefixStats
 from .decode.proposals import Hopes
 from .decode.row import Accepted, FinishReason, Row
 from .decode.schedule import Limits, Schedule, run
@@ -32,6 +35,12 @@ from .decode.stats import Stats
 from .errors import SessionError
 from .text import Message, Text, TextStream
 
+CACHE_SHARE, MOST_CACHE = (
+    16,
+    1 << 30,
+)  # of the free memory one part for saved prefixes, and at most so many bytes
+CACHE_UNKNOWN = 256 << 20  # where nobody says how much memory is free, as on a GPU
+MOST_OPENINGS = 16  # system messages whose tokens are remembered
 Prompt = str | Sequence[Message] | Sequence[int]
 COMMITS = ("cursor", "block")
 
@@ -87,9 +96,16 @@ class Session:
     """
 
     def __init__(
-        self, bundle: Bundle, variant: Variant, backend: Backend, cost_file: CostFile | None = None
+        self,
+        bundle: Bundle,
+        variant: Variant,
+        backend: Backend,
+        cost_file: CostFile | None = None,
+        cache_bytes: int = 0,
     ) -> None:
         self.bundle, self.variant, self.backend = bundle, variant, backend
+        self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
+        self._openings: dict[str, list[int]] = {}  # by system message: what every prompt with it begins with
         self._cost: Cost | None = None
         self._hopes = Hopes()
         self._draft: Session | None = None
@@ -108,6 +124,7 @@ class Session:
         accuracy_level: int | None = None,
         verify: bool = False,
         draft: str | Path | None = None,
+        cache_bytes: int | None = None,
     ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
         backend's choice).
@@ -116,13 +133,16 @@ class Session:
         `accuracy_level`, for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations
         to 8-bit blocks and is fast; None is the level the export measured. `verify` hashes all files even if
         they were found good before. `draft` is the bundle of a smaller model with the same tokenizer, whose
-        proposals exact mode verifies. Raises BundleError for a bad bundle, SessionError when no variant runs
-        here; never falls back to another device.
+        proposals exact mode verifies. `cache_bytes`: memory for KV entries of texts that were read before
+        (docs/conversations.md); None for a small share of what is free, 0 to keep none. Raises BundleError
+        for a bad bundle, SessionError when no variant runs here; never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
 
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
+        if cache_bytes is not None and cache_bytes < 0:
+            raise SessionError(f"cache_bytes must be 0 or more, not {cache_bytes}")
         bundle = open_bundle(path, full=verify)
         chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
@@ -131,9 +151,11 @@ class Session:
         backend = _backend(bundle, chosen, device, threads, accuracy_level)
         # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
         running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
-        session = cls(bundle, running, backend, CostFile.of(bundle, running, device, threads))
+        cost_file = CostFile.of(bundle, running, device, threads)
+        budget = _share(device) if cache_bytes is None else cache_bytes
+        session = cls(bundle, running, backend, cost_file, budget)
         if draft is not None:
-            session._draft = cls.open(draft, device, threads=threads, verify=verify)
+            session._draft = cls.open(draft, device, threads=threads, verify=verify, cache_bytes=0)
             _check_draft(bundle, session._draft.bundle)
         return session
 
@@ -209,11 +231,17 @@ class Session:
         return [int(i) for i in ids]
 
     def new_row(
-        self, index: int, prompt: Prompt, config: GenerationConfig, most: int | None = None
+        self,
+        index: int,
+        prompt: Prompt,
+        config: GenerationConfig,
+        most: int | None = None,
+        system: str | None = None,
     ) -> tuple[Row, TextStream | None]:
         """A row for a prompt of at most `most` tokens, and its growing text if the bundle has a tokenizer.
 
-        Raises SessionError as `encode` and `check` do.
+        `system` is the system message where `prompt` does not tell, because it is token ids. Raises
+        SessionError as `encode` and `check` do.
         """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
@@ -221,7 +249,46 @@ class Session:
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
         ids = self.encode(prompt, most)
-        return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer), text
+        stem = self._prefixes.stem(config.cache_salt, self._marks(ids, _system(prompt) or system))
+        return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer, stem), text
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """What the store of KV entries was asked, what it had, and what it holds."""
+        return self._prefixes.stats
+
+    def forget_prefixes(self) -> None:
+        """Give the memory of the store of KV entries back."""
+        self._prefixes.clear()
+
+    def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation[Stream]:
+        """Talk in turns. `drop_oldest`: at the context's end the turns behind the system message go."""
+        if self.text is None:
+            raise SessionError(
+                f"{self.bundle.path}: a conversation needs a tokenizer, this bundle has none; use token ids"
+            )
+
+        def ask(ids: list[int], config: GenerationConfig) -> Stream:
+            self.prepare([config])
+            row, text = self.new_row(0, ids, config, system=system)
+            return Stream(row, text, run(self._schedule([row], 1, CURSOR), [row]))
+
+        return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
+
+    def _marks(self, ids: list[int], system: str | None) -> tuple[int, ...]:
+        """Where the system message of a prompt ends, if it has one."""
+        if system is None or self.text is None or not self._prefixes.budget:
+            return ()
+        if system not in self._openings:
+            try:
+                opening = self.text.encode(_opening(system))
+            except SessionError:  # a template may refuse what no prompt holds
+                opening = []
+            if len(self._openings) >= MOST_OPENINGS:
+                self._openings.clear()
+            self._openings[system] = opening
+        pairs = zip(ids, self._openings.get(system, ()), strict=False)
+        return (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),)
 
     def as_draft(self) -> Draft:
         """This model as the draft of one row of a larger one."""
@@ -385,6 +452,7 @@ class Stream(Answer):
     def __init__(self, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
         super().__init__(row, text)
         self._steps = steps
+        self.failed = False
 
     def __iter__(self) -> Iterator[Event]:
         for accepted in self._steps:
@@ -392,6 +460,7 @@ class Stream(Answer):
                 yield Event("", (), (), None)
             for event in accepted:
                 if event.error is not None:
+                    self.failed = True
                     raise event.error
                 yield self._event(event)
 
@@ -400,10 +469,20 @@ class Stream(Answer):
         """Prompt tokens that are in the cache."""
         return min(self._row.cursor, self._row.stats.prompt_tokens)
 
+    @property
+    def is_over(self) -> bool:
+        return self._row.finish_reason is not None
+
     def cancel(self) -> None:
         """End the answer after the event in hand."""
         if self._row.finish_reason is None:
             self._row.finish_reason = "cancelled"
+
+    def close(self) -> None:
+        """End the answer now, and give its memory back."""
+        self.cancel()
+        for _ in self._steps:
+            pass
 
 
 def _completion(row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
@@ -422,6 +501,26 @@ def _ids(prompt: object) -> list[int]:
         if not isinstance(prompt, Mapping | bytes | bytearray | memoryview):
             return [operator.index(i) for i in prompt]  # type: ignore[attr-defined]
     raise SessionError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")
+
+
+def _share(device: str) -> int:
+    """Bytes for saved prefixes where nobody says how many: a small part of what is free now."""
+    free = machine.available() if device == "cpu" else None
+    return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))
+
+
+def _system(prompt: Prompt) -> str | None:
+    """The system message of a prompt, if it begins with one."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    first: object = prompt[0] if is_list and len(prompt) else None
+    if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
+        return str(first["content"])
+    return None
+
+
+def _opening(system: str) -> list[Message]:
+    """A prompt that has only its system message in common with others."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": ""}]
 
 
 def _backend(

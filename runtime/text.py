@@ -87,6 +87,18 @@ class Text:
         """
         is_text = isinstance(prompt, str)
         text = prompt if isinstance(prompt, str) else self.render(prompt, most)
+        return self._ids(text, most, add_special_tokens=is_text)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of what goes on with a rendered prompt. Raises SessionError as `encode` does."""
+        return self._ids(text, None, add_special_tokens=False)
+
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """The text of ids with their special tokens written out."""
+        with _no_panic(SessionError, "the bundle's tokenizer cannot decode these tokens", "export it again"):
+            return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def _ids(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
         self._check(len(text), most)
         try:
             text.encode("utf-8")
@@ -96,7 +108,7 @@ class Text:
                 f" {error.start}; give whole Unicode text"
             ) from error
         with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
-            return list(self.tokenizer.encode(text, add_special_tokens=is_text).ids)
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def render(self, messages: Sequence[Message], most: int | None = None) -> str:
         """The chat template's text for `messages` and the beginning of an answer. Raises SessionError, for

@@ -70,7 +70,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Nam
 
 @pytest.fixture(scope="session")
 def sessions(bundles: Named) -> Callable[[str], Session]:
-    return cache(lambda name: Session.open(bundles(name), threads=1))
+    # Without saved prefixes: no test depends on what ran before it.
+    return cache(lambda name: Session.open(bundles(name), threads=1, cache_bytes=0))
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    session = Session.open(args.bundle, device="cpu", threads=args.threads)
+    session = Session.open(args.bundle, device="cpu", threads=args.threads, cache_bytes=0)
     state: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in args.tasks:
         path = (

@@ -5,7 +5,7 @@ this.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,6 +41,19 @@ class Cache(Protocol):
         """Copy the first `length` entries of row `source` over row `target`."""
         ...
 
+    @property
+    def entry_bytes(self) -> int:
+        """What one entry of one row takes."""
+        ...
+
+    def save(self, row: int, length: int) -> Any:
+        """A copy of the first `length` entries of a row, of nothing behind them; it outlives this cache."""
+        ...
+
+    def load(self, row: int, saved: Any, length: int) -> None:
+        """Make the first `length` entries of what was saved those of `row`; all of it has room there."""
+        ...
+
 
 class Backend(Protocol):
     """A variant of a bundle, loaded on a device."""
@@ -63,6 +76,14 @@ class Backend(Protocol):
     @property
     def max_capacity(self) -> int:
         """Most entries a row can ever hold."""
+        ...
+
+    @property
+    def firm_slots(self) -> int | None:
+        """From so many slots on, an entry has the same bits whatever step of any row writes it.
+
+        None where they depend on the step's size: then only equal steps write equal entries.
+        """
         ...
 
     def new_cache(self, num_rows: int) -> Cache: ...

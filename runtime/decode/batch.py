@@ -57,6 +57,22 @@ class Batch:
         """Whether the row's pending tokens still have room in the context."""
         return len(row.tokens) <= self.backend.max_capacity
 
+    def recall(self, place: int, piece: int, most: int | None = None) -> None:
+        """Begin a row with what the store of prefixes has of its prompt, if it has a share in one. `most`:
+        entries to which saved ones may widen the rows, None for any number.
+        """
+        row = self.active[place]
+        if row.stem is not None:
+            capacity = self.backend.max_capacity
+            row.cursor = row.stem.recall(self.cache, place, row.tokens, piece, capacity, most)
+            row.stats.cached_tokens = row.cursor
+
+    def keep(self, place: int) -> None:
+        """Let the store of prefixes have the row's final entries."""
+        row = self.active[place]
+        if row.stem is not None:
+            row.stem.keep(self.cache, place, row.tokens)
+
     def move(self, source: int, target: int) -> None:
         """The row at `source` gets the place `target`, with its final entries."""
         if source != target:

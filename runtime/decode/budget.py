@@ -33,6 +33,12 @@ class KvBudget:
         most = self.num_bytes // max(map(self._row_bytes, rows))
         return max(1, min(self.max_rows, most))
 
+    def most_entries(self, num_rows: int) -> int | None:
+        """Entries that each of `num_rows` rows may have, None for any number."""
+        if self.num_bytes is None or self.fixed:
+            return None
+        return self.num_bytes // (self.entry_bytes * num_rows)
+
     def check(self, row: Row) -> None:
         """Raise SessionError for a row that does not even fit alone."""
         if self.num_bytes is not None and (needed := self._row_bytes(row)) > self.num_bytes:

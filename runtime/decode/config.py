@@ -28,7 +28,7 @@ class GenerationConfig:
     above it a candidate is drawn, and its own probability is what tau is compared with. top_k 0, top_p 1 and
     min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest (not yet in C++). seed:
     draws depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
-    repetition_penalty 1 is off.
+    repetition_penalty 1 is off. cache_salt: only requests with the same one share KV entries.
 
     Raises SessionError that lists every value out of range.
     """
@@ -47,6 +47,7 @@ class GenerationConfig:
     exact: bool | None = None
     lookup: int = 0
     min_p: float = 0.0
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -67,6 +68,7 @@ class GenerationConfig:
                 '"auto", "full" or an integer of 1 or more',
             ),
             "lookup": (_at_least(self.lookup, 0), "an integer of 0 or more"),
+            "cache_salt": (isinstance(self.cache_salt, str), "a text"),
             "eos_ids": (
                 self.eos_ids is None
                 or (isinstance(self.eos_ids, tuple) and all(_at_least(i, 0) for i in self.eos_ids)),

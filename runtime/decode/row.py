@@ -15,6 +15,7 @@ from .backend import StepOutput
 from .config import GenerationConfig
 from .feed import Feed
 from .pass_rates import PassRates
+from .prefix import Stem
 from .proposals import NONE, Foresight, Hopes, Lookup, Proposals, Proposer
 from .sample import choose
 from .split import Chances
@@ -85,7 +86,8 @@ class Row:
     `tokens[cursor:]` is pending. `proposals` are guesses of what follows, not part of the answer until
     verified. `config` may be replaced while the row runs: the next step uses the new one. `stop` sees each
     accepted token and says whether it completes a stop condition. `hopes` are shared by the rows of a
-    session. `proposer`: another source of proposals than the row's masks.
+    session. `proposer`: another source of proposals than the row's masks. `stem`: the row's share in a store
+    of prefixes.
     """
 
     def __init__(
@@ -98,8 +100,9 @@ class Row:
         stats: Stats | None = None,
         hopes: Hopes | None = None,
         proposer: Proposer | None = None,
+        stem: Stem | None = None,
     ) -> None:
-        self.index, self.config, self.stop = index, config, stop
+        self.index, self.config, self.stop, self.stem = index, config, stop, stem
         self.tokens = list(prompt)
         self.eos_ids = frozenset(eos_ids if config.eos_ids is None else config.eos_ids)
         self.cursor = 0
@@ -232,7 +235,7 @@ class Row:
 
     def fail(self, error: BaseException) -> Accepted:
         """End the row because of `error`; what it has stays."""
-        self.finish_reason = self.finish_reason or "cancelled"
+        self.finish_reason, self.stem = self.finish_reason or "cancelled", None
         return Accepted(self.index, (), (), self.finish_reason, error)
 
     def _candidates(

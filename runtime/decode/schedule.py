@@ -112,6 +112,8 @@ class Schedule:
         self.waiting: deque[Row] = deque()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
+        # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
+        self._piece = min(limits.prefill_tokens, backend.max_slots or limits.prefill_tokens)
         self._turn = 0  # of the prompts that are being read
 
     @property
@@ -150,10 +152,8 @@ class Schedule:
     # --- the parts of a step ---
 
     def _prompt_pieces(self) -> Iterator[list[Accepted]]:
-        most = min(self.limits.prefill_tokens, self.backend.max_slots or self.limits.prefill_tokens)
-        left = most
-        # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
-        while (row := self._reading(most)) is not None and (piece := min(most, row.num_pending)) <= left:
+        left = self._piece
+        while (row := self._reading()) is not None and (piece := self._next_piece(row)) <= left:
             left -= piece
             self._turn += 1
             if piece < row.num_pending:
@@ -161,36 +161,46 @@ class Schedule:
             else:
                 feed = self._first_feed(row)
                 self._num_decoding += 1
-                if events := self._run([row], [feed], self._take_first):
+                events = self._run([row], [feed], self._take_first)
+                self._batch.keep(self._num_decoding - 1)  # now: the next prompt may begin alike
+                if events:
                     yield events
             self._drop_finished()
 
-    def _reading(self, piece: int) -> Row | None:
-        """The row whose prompt is read next, in pieces of `piece` tokens: the first and the last take turns.
+    def _next_piece(self, row: Row) -> int:
+        """Up to where a piece ends in any case: a row that began with saved entries goes on as others do."""
+        return min(self._piece - row.cursor % self._piece, row.num_pending)
+
+    def _num_pieces(self, row: Row) -> int:
+        """Pieces that are left of its prompt."""
+        return -(-len(row.tokens) // self._piece) - row.cursor // self._piece
+
+    def _reading(self) -> Row | None:
+        """The row whose prompt is read next: the first and the last take turns.
 
         The first is the shortest and ends first, as decoding rows are neighbours: the last piece of another
         waits for it.
         """
-        self._admit(piece)
+        self._admit()
         readers = self._batch.active[self._num_decoding :]
         if not readers:
             return None
-        is_lasts_turn = self._turn % 2 == 1 and readers[-1].num_pending > piece
+        is_lasts_turn = self._turn % 2 == 1 and self._num_pieces(readers[-1]) > 1
         return readers[-1] if is_lasts_turn else readers[0]
 
-    def _admit(self, piece: int) -> None:
+    def _admit(self) -> None:
         """Let a row in if there is room: the next that waits, or beside prompts that are being read the first
-        that has at most half the pieces of them all.
+        that has at most half the pieces of them all. It begins with what is saved of its prompt.
         """
         first = self._num_decoding
         readers = self._batch.active[first:]
         if not readers:
             row = self.waiting[0] if self.waiting else None
-        elif readers[-1].num_pending <= piece:
+        elif self._num_pieces(readers[-1]) <= 1:
             return  # its last piece waits for the others
         else:
-            left = -(-readers[0].num_pending // piece)
-            row = next((r for r in self.waiting if 2 * -(-r.num_pending // piece) <= left), None)
+            left = self._num_pieces(readers[0])
+            row = next((r for r in self.waiting if 2 * self._num_pieces(r) <= left), None)
         if row is None or not self._has_room(row):
             return
         self.waiting.remove(row)
@@ -199,6 +209,7 @@ class Schedule:
         for i in range(len(active) - 1, first, -1):
             self._batch.move(i - 1, i)
         active[first] = row
+        self._batch.recall(first, self._piece, self.budget.most_entries(self._batch.num_rows))
 
     def _has_room(self, row: Row) -> bool:
         """Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it
@@ -246,14 +257,18 @@ class Schedule:
         for row in rows:
             row.stats.starts()
         events: list[Accepted] = []
+        slots = max(feed.slots for feed in feeds)
         with Failing(rows, events):
             output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
         if events:
             return events
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
+            before = row.cursor
             with Failing([row], events):
                 if (event := take(row, output, i, feed)) is not None:
                     events.append(event)
+            if row.stem is not None:
+                row.stem.saw(before, row.cursor, slots, is_piece=take is _read)
         return events
 
     def _drop_finished(self) -> None:
@@ -268,6 +283,7 @@ class Schedule:
         for i in reversed(range(len(batch.active))):
             if batch.active[i].finish_reason is None:
                 continue
+            batch.keep(i)
             if i < self._num_decoding:
                 self._num_decoding -= 1
                 batch.move(self._num_decoding, i)

@@ -64,6 +64,16 @@ class KvRows:
         if length and source != target:
             self.memory.move(self.buffers, source, target, length)
 
+    @property
+    def entry_bytes(self) -> int:
+        return self._count * self.kv_heads * self.head_dim * self._dtype.itemsize
+
+    def save(self, row: int, length: int) -> list[Any]:
+        return self.memory.save(self.buffers, row, length)
+
+    def load(self, row: int, saved: list[Any], length: int) -> None:
+        self.memory.load(self.buffers, row, saved, length)
+
     def place(self, first: int, kv_length: np.ndarray, new: Sequence[Tensor]) -> None:
         """Put a step's new entries behind the cursors of the rows first, first + 1, ..."""
         self.memory.place(self.buffers, first, kv_length, new)

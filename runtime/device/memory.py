@@ -56,6 +56,14 @@ class Memory(Protocol):
         """Copy at least the first `length` entries of row `source` over row `target`."""
         ...
 
+    def save(self, buffers: Sequence[Any], row: int, length: int) -> list[Any]:
+        """Copies [kv_heads, length, head_dim] of a row's first `length` entries, one of each buffer."""
+        ...
+
+    def load(self, buffers: Sequence[Any], row: int, saved: Sequence[Any], length: int) -> None:
+        """Copy at least the first `length` entries of what was saved over row `row`."""
+        ...
+
     def place(self, buffers: Sequence[Any], first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
         """Put new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
         ...
@@ -98,6 +106,13 @@ class HostMemory:
     def move(self, buffers: Sequence[HostTensor], source: int, target: int, length: int) -> None:
         for buffer in buffers:
             buffer.array[target, :, :length] = buffer.array[source, :, :length]
+
+    def save(self, buffers: Sequence[HostTensor], row: int, length: int) -> list[np.ndarray]:
+        return [buffer.array[row, :, :length].copy() for buffer in buffers]
+
+    def load(self, buffers: Sequence[HostTensor], row: int, saved: Sequence[np.ndarray], length: int) -> None:
+        for buffer, entries in zip(buffers, saved, strict=True):
+            buffer.array[row, :, :length] = entries[:, :length]
 
     def place(
         self, buffers: Sequence[HostTensor], first: int, kv_length: np.ndarray, new: Sequence[HostTensor]

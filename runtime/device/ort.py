@@ -34,6 +34,11 @@ SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 FASTEST_LEVEL = 4
 LEVELED = ("int4", "int8")
+# Their products on a CPU add up in one order whatever the step's size, but one slot alone takes another way.
+# Blocks of int4 and int8 and half precision have kernels by size.
+FIRM = ("float32", "w8a8")
+# Angles are computed many at a time, and what is left over in another way: nothing may be left over.
+FIRM_ANGLES = 16
 NO_KERNELS = (
     "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
     " --precision fp16 or fp32"
@@ -64,6 +69,7 @@ class OrtBackend:
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
         self.max_outputs: int | None = None
+        self.firm_slots: int | None = None
         self._vocab = model.vocab_size
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[kv_dtype]
@@ -118,7 +124,12 @@ class OrtBackend:
                 f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}"
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
-        return cls(graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout)
+        backend = cls(
+            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout
+        )
+        if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
+            backend.firm_slots = 2
+        return backend
 
     def new_cache(self, num_rows: int) -> KvRows:
         return KvRows(self._memory, len(self._suffixes), num_rows, *self._cache_shape, self._dtype)

@@ -66,6 +66,29 @@ class OrtMemory:
         addresses = [(buffer.address + source * step, buffer.address + target * step) for buffer in buffers]
         self._pad(addresses, (1, row), (1, row), self._dtype(buffers))
 
+    def save(self, buffers: Sequence[OrtTensor], row: int, length: int) -> list[OrtTensor]:
+        _, heads, capacity, dim = buffers[0].shape
+        dtype = self._dtype(buffers)
+        saved = [self.tensor((heads, length, dim), dtype) for _ in buffers]
+        at = row * heads * capacity * dim * dtype.itemsize
+        addresses = [(buffer.address + at, copy.address) for buffer, copy in zip(buffers, saved, strict=True)]
+        self._pad(addresses, (heads, capacity * dim), (heads, length * dim), dtype)
+        return saved
+
+    def load(
+        self,
+        buffers: Sequence[OrtTensor],
+        row: int,
+        saved: Sequence[OrtTensor],
+        length: int,  # noqa: ARG002
+    ) -> None:
+        # All that was saved, and zeros behind it: each run of a row is one run of what was saved.
+        _, heads, capacity, dim = buffers[0].shape
+        dtype = self._dtype(buffers)
+        at = row * heads * capacity * dim * dtype.itemsize
+        addresses = [(copy.address, buffer.address + at) for buffer, copy in zip(buffers, saved, strict=True)]
+        self._pad(addresses, (heads, saved[0].shape[1] * dim), (heads, capacity * dim), dtype)
+
     def place(
         self, buffers: Sequence[OrtTensor], first: int, kv_length: np.ndarray, new: Sequence[Tensor]
     ) -> None:
@@ -95,7 +118,9 @@ class OrtMemory:
         new: tuple[int, int],
         dtype: np.dtype[Any],
     ) -> None:
-        """Copy [runs, length] from one address of each pair to the other, with zeros behind each run."""
+        """Copy [runs, length] from one address of each pair to the other: the beginning of each run where the
+        other's are shorter, else all of it with zeros behind.
+        """
         run, binding = self._graph("Pad", len(addresses), dtype)
         binding.bind_cpu_input("shared", np.array([0, 0, 0, new[1] - old[1]]))
         for i, (source, target) in enumerate(addresses):

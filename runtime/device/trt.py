@@ -76,6 +76,7 @@ class TrtBackend:
         self.max_slots: int | None = slots
         self.max_outputs: int | None = outputs
         self.max_capacity = min(model.context_length, self._capacity - spare)
+        self.firm_slots: int | None = None  # an engine has kernels by the size of a step
         self._item = ITEM_SIZES[variant.kv_dtype]
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         self._lock = threading.RLock()

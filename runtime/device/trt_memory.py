@@ -36,6 +36,13 @@ class KvMemory:
         return self.num_rows * self.row_bytes
 
 
+class TrtSaved:
+    """Entries of one row in memory of their own: [kv_heads, length, head_dim] of each tensor in turn."""
+
+    def __init__(self, address: int, length: int) -> None:
+        self.address, self.length = address, length
+
+
 class TrtCache:
     """KV rows on the device. Their memory is taken from the pool at first use, and goes back there when
     the cache is no longer used: a batch that is made before the one it replaces is gone takes none twice.
@@ -67,6 +74,16 @@ class TrtCache:
         if length:
             self._pool.copy(self.memory, source, target, length)
 
+    @property
+    def entry_bytes(self) -> int:
+        return len(self.memory.addresses) * self.memory.kv_heads * self.memory.entry_bytes
+
+    def save(self, row: int, length: int) -> TrtSaved:
+        return self._pool.save(self.memory, row, length)
+
+    def load(self, row: int, saved: TrtSaved, length: int) -> None:
+        self._pool.load(self.memory, row, saved, length)
+
 
 class Pool:
     """KV memory of `count` tensors for an engine of at most `max_rows` rows. The lock is the backend's.
@@ -88,10 +105,12 @@ class Pool:
         self._device, self._lock, self._forget = device, lock, forget
         self._empty, self._count, self._max_rows = empty, count, max_rows
         self._idle: list[KvMemory] = []
+        self._dropped: list[int] = []  # of saved entries that nobody holds any more
 
     def take(self, num_rows: int) -> KvMemory:
         """Zeroed rows. Raises SessionError when the device's memory does not suffice."""
         with self._lock:
+            self._sweep()
             fitting = [memory for memory in self._idle if memory.num_rows >= num_rows]
             memory = min(fitting, key=lambda m: m.num_rows) if fitting else self._allocate(num_rows)
             if fitting:
@@ -111,6 +130,37 @@ class Pool:
                 there, here = address + target * memory.row_bytes, address + source * memory.row_bytes
                 run, pitch = length * memory.entry_bytes, memory.head_bytes
                 self._device.copy_rows(there, pitch, here, pitch, run, memory.kv_heads)
+
+    def save(self, memory: KvMemory, row: int, length: int) -> TrtSaved:
+        """A copy of the first `length` entries of a row."""
+        run = length * memory.entry_bytes
+        with self._lock:
+            saved = self.saved(length, len(memory.addresses) * memory.kv_heads * run)
+            for i, address in enumerate(memory.addresses):
+                there, here = saved.address + i * memory.kv_heads * run, address + row * memory.row_bytes
+                self._device.copy_rows(there, run, here, memory.head_bytes, run, memory.kv_heads)
+        return saved
+
+    def load(self, memory: KvMemory, row: int, saved: TrtSaved, length: int) -> None:
+        """The first `length` entries of what was saved over a row's."""
+        run, pitch = length * memory.entry_bytes, saved.length * memory.entry_bytes
+        with self._lock:
+            for i, address in enumerate(memory.addresses):
+                there, here = address + row * memory.row_bytes, saved.address + i * memory.kv_heads * pitch
+                self._device.copy_rows(there, memory.head_bytes, here, pitch, run, memory.kv_heads)
+
+    def saved(self, length: int, num_bytes: int) -> TrtSaved:
+        """Memory for `length` entries of a row; it is given back when the result is no longer used."""
+        with self._lock:
+            self._sweep()
+            saved = TrtSaved(self._device.allocate(num_bytes), length)
+        # Only noted there: what collects garbage may hold any lock, or none.
+        weakref.finalize(saved, self._dropped.append, saved.address)
+        return saved
+
+    def _sweep(self) -> None:
+        while self._dropped:
+            self._device.free(self._dropped.pop())
 
     def _allocate(self, num_rows: int) -> KvMemory:
         while self._idle and sum(m.num_rows for m in self._idle) + num_rows > self._max_rows:

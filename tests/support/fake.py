@@ -55,6 +55,18 @@ class FakeCache:
         self.moves.append((source, target, length))
         self.entries[target, :length] = self.entries[source, :length]
 
+    @property
+    def entry_bytes(self) -> int:
+        return 8
+
+    def save(self, row: int, length: int) -> np.ndarray:
+        assert (self.entries[row, :length] > MASK).all(), "only what is known may be saved"
+        return self.entries[row, :length].copy()
+
+    def load(self, row: int, saved: np.ndarray, length: int) -> None:
+        assert len(saved) <= self.capacity, "the loop must reserve what is loaded"
+        self.entries[row, :length] = saved[:length]
+
 
 class FakeBackend:
     """Predicts with `predict` from what its cache really holds, and fails when a wanted output would see a
@@ -72,6 +84,7 @@ class FakeBackend:
     ) -> None:
         self.predict, self.max_capacity = predict, max_capacity
         self.max_slots, self.max_outputs = max_slots, max_outputs
+        self.firm_slots: int | None = 1
         self.steps: list[Step] = []
         self.caches: list[FakeCache] = []
 
@@ -136,6 +149,10 @@ class Recording:
     @property
     def max_capacity(self) -> int:
         return self.backend.max_capacity
+
+    @property
+    def firm_slots(self) -> int | None:
+        return self.backend.firm_slots
 
     def new_cache(self, num_rows: int) -> Cache:
         return self.backend.new_cache(num_rows)

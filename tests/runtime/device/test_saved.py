@@ -1,0 +1,126 @@
+"""Entries that caches save and load: copies of their own, on the host, by ONNX Runtime, on a fake GPU."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
+
+from mars_export.runtime import GenerationConfig
+from mars_export.runtime.decode.prefix import Prefixes
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule, run
+from mars_export.runtime.device.kv import KvRows
+from mars_export.runtime.device.memory import HostMemory
+from mars_export.runtime.device.ort_memory import OrtMemory
+from mars_export.runtime.device.trt import TrtBackend
+
+BLOCK, MASK, HEADS, DIM = 4, 0, 2, 6
+
+
+def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
+    mixed = (sum((i + 3) * t for i, t in enumerate(known)) * 31 + masks * 17) % 997
+    return mixed + 1, 0.95 if mixed % 3 else 0.4
+
+
+def memory(kind: str) -> Any:
+    if kind == "host":
+        return HostMemory()
+    import onnxruntime
+
+    return OrtMemory(onnxruntime, "cpu", "CPUExecutionProvider")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("kind", ["host", "ort"])
+def test_saved_entries_are_those_and_no_others(kind: str, dtype: Any) -> None:
+    draw = np.random.default_rng(0)
+    rows = KvRows(memory(kind), 4, 3, HEADS, DIM, np.dtype(dtype))
+    rows.reserve(128)
+    values = [draw.standard_normal((3, HEADS, 128, DIM)).astype(dtype) for _ in rows.buffers]
+    for value in values:
+        value[1, :, 50:] = np.nan  # behind the cursor
+    for buffer, value in zip(rows.buffers, values, strict=True):
+        buffer.write(value)
+    saved = rows.save(1, 50)
+    assert rows.entry_bytes == 4 * HEADS * DIM * np.dtype(dtype).itemsize
+    for buffer, value in zip(rows.buffers, values, strict=True):
+        buffer.write(np.zeros_like(value))  # what was saved is a copy
+    rows.reserve(300)
+    rows.load(2, saved, 40)
+    for buffer, value in zip(rows.buffers, values, strict=True):
+        now = buffer.read()
+        assert np.array_equal(now[2, :, :40], value[1, :, :40])
+        assert np.isfinite(now).all()
+        assert not now[:2].any(), "no other row is touched"
+    later = KvRows(rows.memory, 4, 1, HEADS, DIM, np.dtype(dtype))
+    later.reserve(60)
+    later.load(0, saved, 50)
+    for buffer, value in zip(later.buffers, values, strict=True):
+        assert np.array_equal(buffer.read()[0, :, :50], value[1, :, :50])
+
+
+def build(kv_layout: str = "static", *, fixed: bool = False) -> tuple[TrtBackend, FakeDevice]:
+    device = FakeDevice(size=1 << 21)
+    info = engine_info(3, BLOCK, 16, fixed=fixed)
+    engine = FakeEngine(device, info, predict, kv_layout == "static")
+    variant = engine_variant(info, 64, kv_layout, fixed=fixed)
+    return TrtBackend(engine, variant, MODEL, device), device  # type: ignore[arg-type]
+
+
+def spoken(
+    backend: TrtBackend, store: Prefixes | None, prompts: list[list[int]], piece: int = 8
+) -> list[Row]:
+    config = GenerationConfig(tau=0.9, max_new_tokens=8, eos_ids=())
+    rows = [Row(i, p, config, (), stem=store.stem() if store else None) for i, p in enumerate(prompts)]
+    for events in run(Schedule(backend, BLOCK, MASK, Limits(3, prefill_tokens=piece)), rows):
+        assert all(event.error is None for event in events), events
+    return rows
+
+
+PROMPTS = [[*range(5, 29), last, 3] for last in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("kv_layout", "fixed"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
+)
+def test_an_engine_says_the_same_with_a_store(kv_layout: str, fixed: bool) -> None:
+    backend, device = build(kv_layout, fixed=fixed)
+    store = Prefixes(1 << 20, backend.firm_slots)
+    plain = build(kv_layout, fixed=fixed)[0]
+    for _ in range(3):
+        had, wanted = spoken(backend, store, PROMPTS), spoken(plain, None, PROMPTS)
+        assert [row.tokens for row in had] == [row.tokens for row in wanted]
+    assert all(row.stats.cached_tokens == 24 for row in had)
+    assert store.stats.failed == 0
+    before = len(device.live)
+    store.clear()
+    gc.collect()
+    spoken(backend, None, PROMPTS[:1])  # what was dropped is given back when memory is next asked for
+    assert len(device.live) == before - 1
+
+
+def test_device_memory_of_entries_stays_under_the_budget() -> None:
+    backend, device = build()
+    empty = len(device.live) + 4 * MODEL.num_layers  # with the rows of a batch
+    entry = 2 * MODEL.num_layers * MODEL.num_kv_heads * MODEL.head_dim * 4
+    store = Prefixes(20 * entry, backend.firm_slots)
+    for first in range(1, 30):
+        spoken(backend, store, [[first, *range(2, 20)]])
+        gc.collect()
+        assert store.stats.num_bytes <= store.budget
+        assert len(device.live) <= empty + 2, "one entry, and one that is about to be given back"
+    assert store.stats.evicted > 20
+
+
+def test_a_gpu_without_room_saves_nothing_and_answers() -> None:
+    backend, device = build()
+    spoken(backend, None, PROMPTS)
+    store, device.left = Prefixes(1 << 20, backend.firm_slots), 0
+    had = spoken(backend, store, PROMPTS)
+    assert [row.tokens for row in had] == [row.tokens for row in spoken(build()[0], None, PROMPTS)]
+    assert store.stats.entries == 0
+    assert store.stats.failed > 0
