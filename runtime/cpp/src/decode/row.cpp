@@ -73,7 +73,9 @@ Row::Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig
     if (!proposer_ && config_.lookup > 0) proposer_ = std::make_unique<Lookup>(config_.lookup);
 }
 
-bool Row::ends_at(std::int64_t i) const { return i < proposals.size() && is_one_of(proposals.token_ids[static_cast<std::size_t>(i)], eos_ids_); }
+bool Row::ends_at(std::int64_t i) const {
+    return i < proposals.size() && is_one_of(proposals.token_ids[static_cast<std::size_t>(i)], eos_ids_);
+}
 
 std::int64_t Row::num_proposals() const {
     if (!config_.is_exact()) return 0;
