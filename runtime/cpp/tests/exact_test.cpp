@@ -82,6 +82,7 @@ TEST_CASE("every case of exact.json: the same feeds, the same runs") {
             together.push_back(exact_row(static_cast<std::int64_t>(together.size()), wanted));
             pointers.push_back(together.back().get());
             fake::Backend backend(fake::hashed, each["max_capacity"], limit("max_slots"), limit("max_outputs"));
+            backend.record = true;
             const auto row = exact_row(0, wanted); // alone, so that each forward is this row's
             std::vector<fake::Tokens> runs, fed;
             const auto loop = mars::decode(backend, {row.get()}, each["block"], fake::mask);
