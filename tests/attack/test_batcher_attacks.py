@@ -535,7 +535,7 @@ def test_settings_that_cannot_be(batcher: Batcher) -> None:
     for tau in (10**400, float("nan"), -1, "x", True, float("inf")):
         with pytest.raises(SessionError, match="tau must be"):
             request.tau = tau
-    with pytest.raises(SessionError, match="settings are a GenerationConfig, not str"):
+    with pytest.raises(SessionError, match="a config is a GenerationConfig, not str"):
         batcher.submit([1], "fast")  # type: ignore[arg-type]
     assert goes_on(batcher)
 

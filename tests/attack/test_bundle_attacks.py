@@ -178,10 +178,10 @@ def many(part: str, number: int, **names: str) -> str:
 )
 def test_manifests_that_took_for_ever_or_fell(document: Callable[[], str], message: str) -> None:
     text = document()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(BundleError, match=message) as caught:
         parse_manifest(text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert len(str(caught.value)) < 10_000
 
 

@@ -157,12 +157,12 @@ def test_the_table_of_turns_is_preferred_where_it_can_tell() -> None:
 
 @pytest.mark.parametrize("stop", [["x"] * (MOST_STOPS + 1), ["y" * (LONGEST_STOP + 1)], ["ab"] * 200_000])
 def test_too_many_or_too_long_stop_strings_are_refused(stop: list[str]) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(
         SessionError, match=f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters"
     ):
         TextStream(Text(TOKENIZER, None), stop)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 LETTERS = st.text("ab", min_size=1, max_size=6)
@@ -184,11 +184,11 @@ def test_the_matcher_knows_what_a_search_would_find(stops: list[str], text: str)
 def test_stop_strings_made_to_be_slow_are_not() -> None:
     stop = ["a" * (LONGEST_STOP - 1) + letter for letter in "bcdefghijklmnopq"]
     stream, token = TextStream(Text(TOKENIZER, None), stop), TOKENIZER.encode("a").ids[0]
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(2000):
         assert not stream.push(token)
         stream.read()
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert stream.finish() == "a" * (LONGEST_STOP - 1)
 
 
@@ -232,12 +232,12 @@ def test_a_tokenizer_swapped_after_it_was_verified_is_refused(bundles: Named, tm
 def test_a_prompt_is_measured_before_it_is_tokenized(bundles: Named) -> None:
     text = Text.of(open_bundle(bundles("llama")))
     for prompt in ("a" * 8_000_000, [{"role": "user", "content": "a" * 8_000_000}]):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(
             SessionError, match="the prompt has 8000000 characters, this bundle's context takes at most"
         ):
             text.encode(prompt)
-        assert time.perf_counter() - start < 0.2
+        assert time.process_time() - start < 0.2
 
 
 @pytest.mark.parametrize("prompt", ["a\ud800b", [{"role": "user", "content": "a\udfff"}]])

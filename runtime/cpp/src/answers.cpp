@@ -26,8 +26,8 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
             answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
             stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
         }
-        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos, stop,
-                                           session_->hopes, session_->new_draft(configs[i]));
+        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos,
+                                           stop, session_->hopes, session_->new_draft(configs[i]));
         answer.row->stats.began = began;
         rows.push_back(answer.row.get());
         answers_.push_back(std::move(answer));

@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -25,4 +26,9 @@ inline double number_of(const nlohmann::json& value) {
 inline mars::Metric metric_of(const std::string& name) {
     if (name == "margin") return mars::Metric::margin;
     return name == "entropy" ? mars::Metric::entropy : mars::Metric::probability;
+}
+
+template <typename T>
+std::optional<T> optional_of(const nlohmann::json& value) {
+    return value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
 }

@@ -11,12 +11,7 @@ namespace {
 using Json = nlohmann::json;
 using Rows = std::vector<std::unique_ptr<mars::Row>>;
 
-template <typename T>
-std::optional<T> optional_of(const Json& value) {
-    return value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
-}
-
-std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
+std::unique_ptr<mars::Row> exact_row(std::int64_t index, const Json& wanted) {
     mars::GenerationConfig config;
     config.max_new_tokens = wanted["max_new_tokens"];
     config.window = wanted["window"] == "full" ? mars::full_window : wanted["window"].get<std::int64_t>();
@@ -27,7 +22,7 @@ std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
 }
 
 /// Known, proposed and masked slots of a step of one row.
-fake::Tokens feed_of(const mars::StepInput& step) {
+fake::Tokens fed_in(const mars::StepInput& step) {
     const std::int64_t known = step.output_index.front() + 1;
     const auto masks = std::count(step.input_ids.begin(), step.input_ids.end(), fake::mask);
     return {known, step.slots - known - masks, masks};
@@ -39,7 +34,7 @@ void run(mars::Backend& backend, const std::vector<mars::Row*>& rows, std::int64
     }
 }
 
-mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t window = mars::full_window) {
+mars::GenerationConfig asking(std::optional<double> tau, std::int64_t window = mars::full_window) {
     mars::GenerationConfig config;
     config.tau = tau;
     config.max_new_tokens = 40;
@@ -84,16 +79,17 @@ TEST_CASE("every case of exact.json: the same feeds, the same runs") {
         std::vector<mars::Row*> pointers;
         for (const Json& wanted : each["rows"]) {
             CAPTURE(together.size());
-            together.push_back(row_of(static_cast<std::int64_t>(together.size()), wanted));
+            together.push_back(exact_row(static_cast<std::int64_t>(together.size()), wanted));
             pointers.push_back(together.back().get());
             fake::Backend backend(fake::hashed, each["max_capacity"], limit("max_slots"), limit("max_outputs"));
-            const auto row = row_of(0, wanted); // alone, so that each forward is this row's
+            backend.record = true;
+            const auto row = exact_row(0, wanted); // alone, so that each forward is this row's
             std::vector<fake::Tokens> runs, fed;
             const auto loop = mars::decode(backend, {row.get()}, each["block"], fake::mask);
             while (const auto accepted = loop->next())
                 for (const mars::Accepted& event : *accepted) runs.push_back(event.token_ids);
             for (auto i = static_cast<std::size_t>(row->stats.prefill_forwards); i < backend.steps.size(); ++i)
-                fed.push_back(feed_of(backend.steps[i]));
+                fed.push_back(fed_in(backend.steps[i]));
             const Json& expected = wanted["expected"];
             CHECK(runs == expected["runs"].get<std::vector<fake::Tokens>>());
             CHECK(fed == expected["fed"].get<std::vector<fake::Tokens>>());
@@ -138,13 +134,13 @@ TEST_CASE("alone or beside rows at a tau, with any window, lookup, draft or rumo
             CAPTURE(window);
             fake::Backend backend(guessing), small(fake::hashed);
             const fake::Tokens prompt(static_cast<std::size_t>(seed), seed), eos{12};
-            mars::Row one(0, prompt, config_of(1.0), eos), exact(0, prompt, config_of({}, window), eos);
-            mars::Row rumoured(1, prompt, config_of({}, window), eos, nullptr, nullptr, std::make_unique<Rumours>());
-            mars::GenerationConfig looking = config_of({}, window);
+            mars::Row one(0, prompt, asking(1.0), eos), exact(0, prompt, asking({}, window), eos);
+            mars::Row rumoured(1, prompt, asking({}, window), eos, nullptr, nullptr, std::make_unique<Rumours>());
+            mars::GenerationConfig looking = asking({}, window);
             looking.lookup = 1;
             auto draft = std::make_unique<mars::Draft>(small, 4, fake::mask, eos);
-            mars::Row copied(2, prompt, looking, eos), drafted(3, prompt, config_of({}, window), eos, nullptr, nullptr, std::move(draft));
-            mars::Row fast(4, prompt, config_of(0.3, window), eos);
+            mars::Row copied(2, prompt, looking, eos), drafted(3, prompt, asking({}, window), eos, nullptr, nullptr, std::move(draft));
+            mars::Row fast(4, prompt, asking(0.3, window), eos);
             run(backend, {&one}, 4);
             run(backend, {&exact, &rumoured, &copied, &drafted, &fast}, 4, [&] { return cost; });
             for (const mars::Row* row : {&exact, &rumoured, &copied, &drafted}) {
@@ -160,7 +156,7 @@ TEST_CASE("proposals are worth it: fewer forwards, and a draft that is never wro
     fake::Backend backend(guessing), small(fake::hashed), blind([](const fake::Tokens& known, std::int64_t masks) {
         return masks > 0 ? std::pair(std::int64_t{13}, 0.01F) : fake::hashed(known, 0);
     });
-    mars::Row exact(0, {1, 2}, config_of({}), {}), alone(0, {1, 2}, config_of({}), {});
+    mars::Row exact(0, {1, 2}, asking({}), {}), alone(0, {1, 2}, asking({}), {});
     run(backend, {&exact}, 4);
     CHECK(exact.stats.forwards < 36);
     CHECK(exact.stats.verified == exact.stats.tokens - exact.stats.forwards);
@@ -168,7 +164,7 @@ TEST_CASE("proposals are worth it: fewer forwards, and a draft that is never wro
     run(blind, {&alone}, 4);
     CHECK(alone.stats.forwards > 30);
     // Of one model the other knows all: masks that say nothing, and the small one's single tokens.
-    mars::Row drafted(0, {1, 2}, config_of({}), {}, nullptr, nullptr, std::make_unique<mars::Draft>(small, 1, fake::mask, fake::Tokens{}));
+    mars::Row drafted(0, {1, 2}, asking({}), {}, nullptr, nullptr, std::make_unique<mars::Draft>(small, 1, fake::mask, fake::Tokens{}));
     run(blind, {&drafted}, 4);
     CHECK(drafted.tokens == alone.tokens);
     CHECK(drafted.stats.forwards < 20);
@@ -178,9 +174,9 @@ TEST_CASE("text that repeats itself is looked up") {
     fake::Backend blind([](const fake::Tokens& known, std::int64_t masks) {
         return std::pair(masks > 0 ? std::int64_t{13} : 1 + known.back() % 9, 0.01F);
     });
-    mars::GenerationConfig looking = config_of({});
+    mars::GenerationConfig looking = asking({});
     looking.lookup = 2;
-    mars::Row row(0, {1}, looking, {}), without(0, {1}, config_of({}), {});
+    mars::Row row(0, {1}, looking, {}), without(0, {1}, asking({}), {});
     run(blind, {&row}, 4);
     run(blind, {&without}, 4);
     CHECK(row.tokens == without.tokens);
@@ -190,7 +186,7 @@ TEST_CASE("text that repeats itself is looked up") {
 
 TEST_CASE("exact and tau may be switched while a row runs") {
     fake::Backend backend(guessing);
-    mars::Row row(0, {3, 4}, config_of({}), {});
+    mars::Row row(0, {3, 4}, asking({}), {});
     const auto loop = mars::decode(backend, {&row}, 4, fake::mask);
     int exact_steps = 0;
     for (std::size_t before = row.tokens.size(), i = 0; loop->next(); before = row.tokens.size(), ++i) {

@@ -68,7 +68,7 @@ class Backend : public mars::Backend {
 
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool, mars::StepOutput& output) override {
         auto& entries = dynamic_cast<Cache&>(cache).entries;
-        steps.push_back(input);
+        if (record) steps.push_back(input);
         if (max_outputs_ && input.outputs > *max_outputs_) throw std::logic_error("more predictions than the device gives");
         output.outputs = input.outputs;
         output.token_ids.clear();
@@ -92,7 +92,8 @@ class Backend : public mars::Backend {
         }
     }
 
-    std::vector<mars::StepInput> steps; // all that were run
+    bool record = false;                // for one thread only
+    std::vector<mars::StepInput> steps; // those that were run since
 
   private:
     std::vector<std::string> outputs_{"token_ids", "confidence"};

@@ -9,11 +9,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-template <typename T>
-std::optional<T> optional_of(const Json& value) {
-    return value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
-}
-
 std::unique_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
     mars::GenerationConfig config;
     config.tau = wanted["taus"][0];

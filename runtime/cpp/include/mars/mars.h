@@ -90,7 +90,7 @@ typedef enum mars_commit { MARS_COMMIT_CURSOR = 0, MARS_COMMIT_BLOCK = 1 } mars_
 /* Settings of one request. */
 typedef struct mars_config {
     size_t struct_size;
-    double tau;             /* MARS_EXACT (default), or a confidence bound: the speed/quality knob; >= 1 (entropy: <= 0) is one token a step */
+    double tau;             /* MARS_EXACT (default), or a confidence bound, the speed/quality knob; 1 (entropy: 0) is one token a step */
     int32_t metric;         /* a mars_metric: what tau bounds */
     int32_t commit;         /* a mars_commit: which cache loop decodes */
     int64_t cache_block;    /* tokens of a block with MARS_COMMIT_BLOCK; 32 */

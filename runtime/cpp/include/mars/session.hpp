@@ -108,7 +108,9 @@ class MARS_API Session {
     std::shared_ptr<const Opened> opened_;
 };
 
-/// Events of one answer, made as they are asked for. Keeps its session's bundle open. One thread at a time, but for tau, exact and cancel().
+/// Events of one answer, made as they are asked for. Keeps its session's bundle open.
+///
+/// One thread at a time, but for tau, exact and cancel().
 class MARS_API Stream {
   public:
     ~Stream();

@@ -53,7 +53,8 @@ std::string problem(const fs::path& directory, const FileEntry& entry, const Jso
     if (!fs::is_regular_file(path, error)) return "missing";
     PlainFile file(path);
     if (!file.is_open()) return "not readable";
-    if (file.state.st_size != entry.size) return std::to_string(file.state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
+    if (file.state.st_size != entry.size)
+        return std::to_string(file.state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
     const Json now = stamp(file.state, entry);
     const auto before = stamps.find(entry.path);
     if (before == stamps.end() || *before != now) {
