@@ -5,6 +5,8 @@ The only file that knows text.
 
 from __future__ import annotations
 
+import json
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from .bundle.manifest import Bundle
 from .bundle.turns import ChatTurns
 from .errors import BundleError, MarsError, SessionError
 from .template import Template
+from .toolcalls import system_text
 
 Message = Mapping[str, Any]
 
@@ -52,6 +55,7 @@ class Text:
         self._turns, self._most = turns, most
         try:
             self._template = Template(chat_template) if chat_template else None
+            self._takes_tools = bool(chat_template and re.search(r"\btools\b", chat_template))
         except Exception as error:  # whatever parsing and compiling a hostile program can raise
             raise BundleError(
                 f"the chat template is not valid jinja2 ({_words(error)});"
@@ -75,14 +79,16 @@ class Text:
         most = max(ALWAYS_TAKEN, CHARACTERS_PER_TOKEN * bundle.manifest.model.context_length)
         return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token, info.chat, most)
 
-    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
+    def encode(self, prompt: str | Sequence[Message], tools: str | None = None) -> list[int]:
         """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for
         the answer.
+
+        tools: JSON text of functions in OpenAI's form that the messages tell the model of; a text tells it itself.
 
         Raises SessionError for what cannot be a prompt, the too long ones before any work.
         """
         is_text = isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else self.render(prompt)
+        text = prompt if isinstance(prompt, str) else self.render(prompt, tools)
         self._check(len(text))
         try:
             text.encode("utf-8")
@@ -94,8 +100,12 @@ class Text:
         with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
             return list(self.tokenizer.encode(text, add_special_tokens=is_text).ids)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The chat template's text for `messages` and the beginning of an answer. Raises SessionError."""
+    def render(self, messages: Sequence[Message], tools: str | None = None) -> str:
+        """The chat template's text for `messages` and the beginning of an answer. Raises SessionError.
+
+        A template that takes tools is given them. For another, a system message that lists them stands before
+        messages that begin with none of their own (docs/structured.md).
+        """
         if self._template is None and self._turns is None:
             raise SessionError("this bundle has no chat template; pass the whole prompt as one text")
         if not isinstance(messages, Sequence):
@@ -105,8 +115,12 @@ class Text:
             raise SessionError(
                 f"messages must be a non-empty list of {{role, content}}; wrong: {wrong[:20] or 'empty'}"
             )
+        functions = None if tools is None else json.loads(tools)
+        if functions and not self._takes_tools and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system_text(functions)}, *messages]
+        given = {"tools": functions} if functions and self._takes_tools else {}
         self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)))
-        if self._turns is not None and all(_is_plain(m) for m in messages):
+        if self._turns is not None and not given and all(_is_plain(m) for m in messages):
             text = self._turns.render(messages)
             if text is not None:
                 return text
@@ -115,7 +129,7 @@ class Text:
                 "the bundle's chat table does not know such a conversation; pass it as one text"
             )
         try:
-            return self._template.render(messages, add_generation_prompt=True, **self._tokens)
+            return self._template.render(messages, add_generation_prompt=True, **given, **self._tokens)
         except Exception as error:  # a template is a program of somebody else's: it can fail in any way
             raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 

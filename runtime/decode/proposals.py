@@ -12,7 +12,7 @@ from functools import reduce
 from operator import add
 from typing import Literal, Protocol
 
-Source = Literal["masks", "lookup", "draft"]
+Source = Literal["masks", "revised", "lookup", "draft"]
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # of confidences that are counted together
 OWN_WORD = 8.0  # verified proposals that a confidence's own word counts for

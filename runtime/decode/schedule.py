@@ -101,6 +101,10 @@ class Schedule:
         left = budget
         # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
         while (row := self._reading()) is not None and (piece := min(budget, row.num_pending)) <= left:
+            if (event := row.begin(self.backend.max_capacity)) is not None:
+                yield [event]
+                self._drop_finished()
+                continue
             left -= piece
             if piece < row.num_pending:
                 yield self._run([row], [Feed(piece)], _read)
@@ -124,8 +128,20 @@ class Schedule:
     def _decode(self, rows: list[Row]) -> list[Accepted]:
         ended = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         self._drop_finished()
+        ended += self._catch_up(self._decoding())
         rows = self._decoding()
         return ended + (self._run(rows, self._feeds(rows), Row.take) if rows else [])
+
+    def _catch_up(self, rows: Sequence[Row]) -> list[Accepted]:
+        """More forced tokens than a step holds are fed first, in pieces of which nothing is asked."""
+        most = max(self.limits.prefill_tokens, 2 * self.block)
+        most = min(most, self.backend.max_slots or most)
+        failed: list[Accepted] = []
+        for row in rows:
+            while row.guide is not None and row.num_pending > most and row.finish_reason is None:
+                failed += self._run([row], [Feed(most)], _fed)
+        self._drop_finished()
+        return failed
 
     def _first_feed(self, row: Row) -> Feed:
         """The last piece of a prompt: a full window, since all the prompt is fed with it."""
@@ -183,6 +199,12 @@ def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
     """A piece of a prompt is final; nothing was asked of it."""
     row.cursor += feed.known
     row.stats.prefill_forwards += 1
+
+
+def _fed(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+    """Tokens of an answer are final; nothing was asked of them."""
+    row.cursor += feed.known
+    row.stats.forwards += 1
 
 
 def decode(

@@ -140,8 +140,8 @@ class OrtBackend:
             binding.write("kv_length", kv_length)
             binding.write("output_index", output_index)
             for name in names:
-                shape = (*output_index.shape, self._vocab) if name == "logits" else output_index.shape
-                binding.expect(name, shape, INT64 if name == "token_ids" else FLOAT32)
+                shape = (*output_index.shape, *self._widths.get(name, ()))
+                binding.expect(name, shape, INT64 if name in ("token_ids", "topk_ids") else FLOAT32)
             if self._in_place:
                 binding.run()
             else:
@@ -211,8 +211,16 @@ class OrtBackend:
             # In place the two are one buffer; a `delta` graph's output has the slots' entries only.
             if past and present and (past.shape[2] == present.shape[2]) != self._in_place:
                 odd.add(f"present.{suffix} (KV layout)")
-        if "logits" in outputs and outputs["logits"].shape[2] != self._vocab:
-            odd.add("logits")
+        # Of the outputs that are wider than a number for each position.
+        wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in outputs]
+        self._widths = {name: tuple(outputs[name].shape[2:]) for name in wide}
+        right = {"logits": (self._vocab,), "topk_logprobs": self._widths.get("topk_ids")}
+        odd |= {name for name in wide if name in right and self._widths[name] != right[name]}
+        odd |= {
+            name
+            for name in wide
+            if not all(isinstance(n, int) and 0 < n <= self._vocab for n in self._widths[name])
+        }
         if odd:
             raise BundleError(
                 f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export"
