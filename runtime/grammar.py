@@ -21,6 +21,8 @@ from . import toolcalls
 from .decode.config import GenerationConfig
 from .errors import SessionError
 
+PER_BYTE = 4  # continuations that begin with the same byte, of those that are tried
+REMEMBERED = 1024  # texts whose continuations were tried
 CACHED = 64  # compiled grammars of a session
 INSTALL = "pip install 'mars-export[grammar]'"
 # Bounds of time and memory: about a second to compile and 300 MB, tens of milliseconds for a step.
@@ -32,6 +34,7 @@ LIMITS = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
+MOST_CERTAIN = 4096  # tokens: a longer text that is forced from end to end counts as a choice
 SIMPLER = "make the schema, regex or tools simpler"
 
 
@@ -39,19 +42,20 @@ class Grammars:
     """The grammars of one tokenizer, each compiled once and kept while it is asked for.
 
     tokenizer: JSON text of the tokenizers library. vocab_size: tokens of the model, padding included.
-    eos_ids: the model's own, which a tokenizer file does not tell. dialect: how the model writes calls. May be
-    used from several threads. Raises SessionError where llguidance is missing or cannot use the tokenizer.
+    eos_ids: the model's own, which a tokenizer file does not tell. dialect: how the model writes calls. May
+    be used from several threads. Raises SessionError where llguidance is missing or cannot use the tokenizer.
     """
 
     def __init__(
         self, tokenizer: str, vocab_size: int, eos_ids: Sequence[int], dialect: toolcalls.Dialect
     ) -> None:
         self._library = _import()
-        self._vocab_size, self._eos_ids, self._dialect = vocab_size, tuple(eos_ids), dialect
+        self._dialect = dialect
         with _no_panic("the grammar library cannot use the bundle's tokenizer", "export the bundle again"):
             self._tokenizer = self._library.LLTokenizer(
                 tokenizer, n_vocab=vocab_size, eos_token=list(eos_ids) or None
             )
+            self._alphabet = Alphabet(self._tokenizer, vocab_size, eos_ids)
         self._limits = self._library.LLParserLimits(**LIMITS)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -72,7 +76,7 @@ class Grammars:
         return self._of(compiled.deep_copy())
 
     def _of(self, matcher: Any) -> LlgMatcher:
-        return LlgMatcher(matcher, self._vocab_size, self._eos_ids)
+        return LlgMatcher(matcher, self._alphabet)
 
     def _compile(self, config: GenerationConfig) -> Any:
         with _no_panic("the grammar cannot be compiled", SIMPLER):
@@ -112,28 +116,63 @@ class Grammars:
             )
 
 
+class Alphabet:
+    """A tokenizer as the grammar library has it: tokens as bytes, and bytes as tokens."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self.vocab_size, self.ends = vocab_size, list(eos_ids)
+        self._tokenizer = tokenizer
+        self._texts = [tokenizer.decode_bytes([token]) for token in range(vocab_size)]
+        self._variants: OrderedDict[tuple[bytes, bytes], list[list[int]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes) -> list[int]:
+        return list(self._tokenizer.tokenize_bytes(data))
+
+    def variants(self, data: bytes, behind: np.ndarray) -> list[list[int]]:
+        """How `data` is written before the tokens of the mask `behind`: a few short ones of each first byte."""
+        key = (data, np.packbits(behind).tobytes())
+        with self._lock:
+            if key in self._variants:
+                self._variants.move_to_end(key)
+                return self._variants[key]
+        first: dict[bytes, list[bytes]] = {}
+        for token in np.flatnonzero(behind).tolist():
+            first.setdefault(self._texts[token][:1], []).append(self._texts[token])
+        few = [sorted(own, key=lambda text: (len(text), text))[:PER_BYTE] for own in first.values()]
+        found = [self.write(data + text) for own in few for text in own]
+        with self._lock:
+            self._variants[key] = found
+            while len(self._variants) > REMEMBERED:
+                self._variants.popitem(last=False)
+        return found
+
+
 class LlgMatcher:
     """One answer's state in a compiled grammar (runtime/decode/guide.py says what a matcher is)."""
 
-    __slots__ = ("_eos_ids", "_mask", "_matcher", "_vocab_size")
+    __slots__ = ("_alphabet", "_forced", "_mask", "_matcher")
 
-    def __init__(self, matcher: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
-        self._matcher, self._vocab_size, self._eos_ids = matcher, vocab_size, eos_ids
+    def __init__(self, matcher: Any, alphabet: Alphabet) -> None:
+        self._matcher, self._alphabet = matcher, alphabet
         self._mask: np.ndarray | None = None
+        self._forced: list[int] | None = None
 
     def forced(self) -> list[int]:
         """The tokens that must follow; none where there is a choice, or nothing but the end."""
-        forced: list[int] = self._matcher.compute_ff_tokens()
-        self._check()
-        return forced
+        if self._forced is None:
+            forced: list[int] = self._matcher.compute_ff_tokens()
+            self._check()
+            self._forced = self._settled(forced) if forced else []
+        return self._forced
 
     def mask(self) -> np.ndarray:
         """Bool [vocab]: the tokens that may follow, without those that end."""
         if self._mask is None:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             self._check()
-            mask = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-            mask[list(self._eos_ids)] = False
+            mask = np.unpackbits(bits, bitorder="little")[: self._alphabet.vocab_size].astype(bool)
+            mask[self._alphabet.ends] = False
             if not mask.any() and not self.may_end:
                 raise SessionError(
                     f"nothing that is allowed so far can be continued under the grammar; {SIMPLER}"
@@ -142,13 +181,13 @@ class LlgMatcher:
         return self._mask
 
     def consume(self, token: int) -> None:
-        self._mask = None
+        self._mask = self._forced = None
         if not self._matcher.consume_token(token):
             self._check()
             raise SessionError(f"the grammar does not allow token {token} here")
 
     def copy(self) -> LlgMatcher:
-        return LlgMatcher(self._matcher.deep_copy(), self._vocab_size, self._eos_ids)
+        return LlgMatcher(self._matcher.deep_copy(), self._alphabet)
 
     @property
     def may_end(self) -> bool:
@@ -158,6 +197,31 @@ class LlgMatcher:
     def is_over(self) -> bool:
         return self.may_end and not self.mask().any()
 
+    def _settled(self, forced: list[int]) -> list[int]:
+        """Those of the library's forced tokens that stay as they are whatever follows; the mask knows the others.
+
+        The library leaves out a last token that another could extend. With byte pairs what follows may also move
+        the ends of tokens before: `"}}` is written as `"` and `}}`, but before a comma as `"}` and `},`.
+        """
+        data = bytes(self._matcher.compute_ff_bytes())
+        after = self.copy()
+        if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
+            return forced
+        if after.is_over:
+            return self._alphabet.write(data)
+        variants = self._alphabet.variants(data, after.mask())
+        num = 0
+        while num < len(forced) and all(v[num : num + 1] == forced[num : num + 1] for v in variants):
+            num += 1
+        if num == 0:
+            written = {variant[0] for variant in variants}
+            allowed = [token for token in written if self._matcher.validate_tokens([token]) == 1]
+            if not allowed:
+                return forced
+            self._mask = np.zeros(self._alphabet.vocab_size, bool)
+            self._mask[allowed] = True
+        return forced[:num]
+
     def _check(self) -> None:
         if self._matcher.is_error():
             raise SessionError(f"the grammar went wrong ({_words(self._matcher.get_error())}); {SIMPLER}")
@@ -165,11 +229,12 @@ class LlgMatcher:
 
 def leaves_a_choice(matcher: LlgMatcher) -> bool:
     """Whether anything but one text satisfies the grammar."""
-    matcher = matcher.copy()
-    while forced := matcher.forced():
+    matcher, left = matcher.copy(), MOST_CERTAIN
+    while (forced := matcher.forced()) and left > 0:
+        left -= len(forced)
         for token in forced:
             matcher.consume(token)
-    return not matcher.is_over
+    return left <= 0 or not matcher.is_over
 
 
 def _escaped(text: str) -> str:

@@ -216,14 +216,16 @@ class Row:
             return None
         self.guide.begun = True
         given: list[int] = []
-        while self.finish_reason is None and len(self.tokens) < most:
+        while self.finish_reason is None and self.remaining > 0 and len(self.tokens) < most:
             if (token := self.guide.forced()) is None:
                 break
             self._append(self.guide, token)
             given.append(token)
             self.stats.tokens += 1
             self.stats.forced += 1
-        if self.guide.is_over and self.finish_reason is None:
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        elif self.guide.is_over and self.finish_reason is None:
             self.finish_reason = "stop"
         elif not given:
             return None
@@ -242,7 +244,7 @@ class Row:
             token, confidence = guide.forced(), SURE[config.metric]
             is_forced = token is not None
             if token is None:
-                if not follows or i >= len(predictions.token_ids):
+                if guide.is_over or not follows or i >= len(predictions.token_ids):
                     break
                 choice = guide.choose(predictions, i, config, self.tokens, is_verified)
                 if choice is None:
