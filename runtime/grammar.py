@@ -22,6 +22,7 @@ from .decode.config import GenerationConfig
 from .errors import SessionError
 
 PER_BYTE = 4  # continuations that begin with the same byte, of those that are tried
+MOST_SETTLED = 256  # tokens that are forced at once; more follow in the next run
 REMEMBERED = 1024  # texts whose continuations were tried
 CACHED = 64  # compiled grammars of a session
 INSTALL = "pip install 'mars-export[grammar]'"
@@ -203,7 +204,11 @@ class LlgMatcher:
         The library leaves out a last token that another could extend. With byte pairs what follows may also move
         the ends of tokens before: `"}}` is written as `"` and `}}`, but before a comma as `"}` and `},`.
         """
+        if len(forced) > MOST_SETTLED:
+            return forced[:MOST_SETTLED]
         data = bytes(self._matcher.compute_ff_bytes())
+        if len(data) > 16 * MOST_SETTLED:
+            return forced
         after = self.copy()
         if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
             return forced

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MOST_BYTES = 1_000_000  # of a schema, of tools
 MOST_CHARACTERS = 100_000  # of all choices together
 MOST_REGEX = 4096  # characters; a pattern of a schema, too
+MOST_SPELLED = 20_000  # characters of a regex with its repetitions {n} written out
 MOST_MULTIPLE = 100_000  # of multipleOf
 MOST_CHOICES, MOST_TOOLS = 10_000, 1000
 MOST_DEPTH = 64  # objects and lists in one another
+
+PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[0-9]{0,9},?[0-9]{0,9}\}|.", re.DOTALL)
+COUNTS = re.compile(r"\{([0-9]+)?,?([0-9]+)?\}")
 
 Json = str | Mapping[str, Any] | bool | Sequence[Mapping[str, Any]]
 
@@ -41,6 +46,8 @@ def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separat
         wrong += _json_problems("tools", tools, (list,), "a list of functions in OpenAI's form, or its text")
     if regex is not None and not (isinstance(regex, str) and 0 < len(regex) <= MOST_REGEX):
         wrong.append(f"regex must be a text of 1 to {MOST_REGEX} characters, not {_shown(regex)}")
+    elif regex is not None and _spelled(regex) > MOST_SPELLED:
+        wrong.append(f"regex repeats too much: written out it has more than {MOST_SPELLED} characters")
     if choice is not None:
         wrong += _choice_problems(choice)
     if not (
@@ -88,6 +95,8 @@ def _costly(value: Any) -> Iterator[str]:
         ]
         if any(isinstance(pattern, str) and len(pattern) > MOST_REGEX for pattern in patterns):
             yield f"a pattern has more than {MOST_REGEX} characters; give a shorter one"
+        if any(isinstance(p, str) and len(p) <= MOST_REGEX and _spelled(p) > MOST_SPELLED for p in patterns):
+            yield f"a pattern repeats too much: written out it has more than {MOST_SPELLED} characters"
         multiple = value.get("multipleOf")
         if isinstance(multiple, int | float) and abs(multiple) > MOST_MULTIPLE:
             yield f"multipleOf is more than {MOST_MULTIPLE}; leave it out and check the answer"
@@ -118,6 +127,26 @@ def _choice_problems(choice: Any) -> list[str]:
     if len(choice) > MOST_CHOICES or sum(map(len, choice)) > MOST_CHARACTERS:
         return [f"choice holds more than {MOST_CHOICES} strings or {MOST_CHARACTERS} characters; give fewer"]
     return []
+
+
+def _spelled(regex: str) -> int:
+    """About how many characters a regex has once {n} and {n,m} are written out: what it costs to compile."""
+    sums, last = [0], 0
+    for part in PARTS.findall(regex):
+        if part == "(":
+            sums.append(0)
+            last = 0
+        elif part == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        elif (counts := COUNTS.fullmatch(part)) is not None:
+            more = last * (max(int(count) for count in counts.groups(default="1")) - 1)
+            last += max(more, 0)
+            sums[-1] += max(more, 0)
+        else:
+            last = 1
+            sums[-1] += 1
+    return sum(sums)
 
 
 def _depth(value: Any) -> int:
