@@ -91,6 +91,20 @@ DraftBundle = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
+Schema = Annotated[
+    Path | None,
+    typer.Option("--schema", exists=True, dir_okay=False, help="The answer is JSON that satisfies this schema."),
+]
+Regex = Annotated[str | None, typer.Option("--regex", help="The answer matches this regular expression.")]
+Choice = Annotated[
+    list[str] | None, typer.Option("--choice", help="The answer is one of these; given several times.")
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        "--tools", exists=True, dir_okay=False, help="The answer calls these functions (JSON, OpenAI's form)."
+    ),
+]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
 
 
@@ -121,6 +135,10 @@ def generate(
     seed: Seed = 0,
     repetition_penalty: Penalty = 1.0,
     stop: Stop = None,
+    schema: Schema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    tools: Tools = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
     cache_block: Annotated[
         int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")
@@ -137,6 +155,7 @@ def generate(
     from . import Commit, GenerationConfig, Session
 
     config = GenerationConfig(
+        schema=_json_file(schema), regex=regex, choice=tuple(choice) if choice else None, tools=_json_file(tools),
         max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()), temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip
@@ -149,7 +168,7 @@ def generate(
     stream = session.stream(text if raw else _messages(system, text), config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
     if as_json:
-        print_json(_completion_json(done, config))
+        print_json(_completion_json(done, config) | (_calls(session, done) if tools else {}))
     else:
         err.print(_summary(done), style="dim")
     if done.finish_reason == "cancelled":
@@ -246,6 +265,21 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
+
+
+def _json_file(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MarsError(f"{file}: not UTF-8 text ({error})") from error
+
+
+def _calls(session: Session, done: Completion) -> dict[str, Any]:
+    reader = session.tool_stream()
+    reader.push(done.text)
+    reader.finish()
+    calls = [{"name": call.name, "arguments": call.arguments} for call in reader.answer.calls]
+    return {"tool_calls": calls}
 
 
 def _ask(*, quiet: bool) -> str | None:
