@@ -9,7 +9,7 @@ from typing import Any
 
 MOST_BYTES = 1_000_000  # of a schema, of tools
 MOST_CHARACTERS = 100_000  # of all choices together
-MOST_REGEX = 4096  # characters; a pattern of a schema, too
+MOST_REGEX = 2048  # characters; a pattern of a schema, too
 MOST_SPELLED = 20_000  # characters of a regex with its repetitions {n} written out
 MOST_MULTIPLE = 100_000  # of multipleOf
 MOST_CHOICES, MOST_TOOLS = 10_000, 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,7 +70,7 @@ def test_references_of_parameters_count_from_their_new_place() -> None:
     assert schema["items"]["anyOf"][0]["properties"]["arguments"] == {"$ref": "#/$defs/tool0"}
 
 
-def test_a_template_that_takes_tools_is_given_them_and_another_a_system_message(tmp_path: Path) -> None:
+def test_a_template_that_takes_tools_is_given_them_and_another_a_system_message() -> None:
     from tokenizers import Tokenizer, models
 
     tools = json.dumps([{"type": "function", "function": {"name": "stop"}}])
