@@ -130,6 +130,11 @@ class Alphabet:
     def write(self, data: bytes) -> list[int]:
         return list(self._tokenizer.tokenize_bytes(data))
 
+    def beginnings(self, data: bytes) -> list[int]:
+        """The tokens that `data` may begin with, the longest first."""
+        fits = [token for token, text in enumerate(self._texts) if text and data.startswith(text)]
+        return sorted(fits, key=lambda token: -len(self._texts[token]))
+
     def variants(self, data: bytes, behind: np.ndarray) -> list[list[int]]:
         """How `data` is written before the tokens of the mask `behind`: a few short ones of each first byte."""
         key = (data, np.packbits(behind).tobytes())
@@ -207,6 +212,9 @@ class LlgMatcher:
         if len(forced) > MOST_SETTLED:
             return forced[:MOST_SETTLED]
         data = bytes(self._matcher.compute_ff_bytes())
+        if (num := self._matcher.validate_tokens(forced)) < len(forced):
+            # The name of a special token, such as <|mask|>, is text here: spelled by the longest tokens.
+            return forced[:num] or self._longest(data)
         if len(data) > 16 * MOST_SETTLED:
             return forced
         after = self.copy()
@@ -226,6 +234,10 @@ class LlgMatcher:
             self._mask = np.zeros(self._alphabet.vocab_size, bool)
             self._mask[allowed] = True
         return forced[:num]
+
+    def _longest(self, data: bytes) -> list[int]:
+        fits = self._alphabet.beginnings(data)
+        return next(([token] for token in fits if self._matcher.validate_tokens([token]) == 1), [])
 
     def _check(self) -> None:
         if self._matcher.is_error():
