@@ -4,7 +4,7 @@
 
 The bundle needs --top-k or --logits. The schema is derived from examples/default-checkpoint/intents.toml: one
 call a tool, its arguments those of the tool's intents. For each setting: answers that parse and satisfy the
-schema (by the jsonschema package), answers that are right, tokens per forward, and the share of forced tokens.
+schema (by the jsonschema package), that are right, tokens per forward, and the share of forced tokens.
 Times are those of one process on a machine that may be busy; --seconds prints them.
 """
 
@@ -40,7 +40,7 @@ def calls(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def tools(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The assistant's tools in OpenAI's form: arguments from the intents, their types from the rows' answers."""
+    """The assistant's tools: arguments from the intents, their types from the answers."""
     intents = tomllib.loads((EXAMPLE / "intents.toml").read_text(encoding="utf-8"))
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     arguments: dict[str, list[set[str]]] = defaultdict(list)
@@ -146,7 +146,7 @@ def main() -> None:
             seconds = f"  {found['seconds']:.1f} s" if options.seconds else ""
             print(
                 f"{name:9} {kind:7} valid {found['valid']:3}  right {found['right']:3}"
-                f"  tokens/forward {found['tokens_per_forward']:5.2f}  forced {found['forced']:6.1%}{seconds}",
+                f"  tokens/forward {found['tokens_per_forward']:5.2f} forced {found['forced']:6.1%}{seconds}",
                 flush=True,
             )
     if options.json:

@@ -136,7 +136,7 @@ class Alphabet:
         return sorted(fits, key=lambda token: -len(self._texts[token]))
 
     def variants(self, data: bytes, behind: np.ndarray) -> list[list[int]]:
-        """How `data` is written before the tokens of the mask `behind`: a few short ones of each first byte."""
+        """How `data` is written before tokens of the mask `behind`: a few of each first byte."""
         key = (data, np.packbits(behind).tobytes())
         with self._lock:
             if key in self._variants:
@@ -204,9 +204,9 @@ class LlgMatcher:
         return self.may_end and not self.mask().any()
 
     def _settled(self, forced: list[int]) -> list[int]:
-        """Those of the library's forced tokens that stay as they are whatever follows; the mask knows the others.
+        """The forced tokens that stay as they are whatever follows; the mask knows the others.
 
-        The library leaves out a last token that another could extend. With byte pairs what follows may also move
+        The library leaves out a last token that another could extend. With byte pairs what follows may move
         the ends of tokens before: `"}}` is written as `"` and `}}`, but before a comma as `"}` and `},`.
         """
         if len(forced) > MOST_SETTLED:
