@@ -49,6 +49,16 @@ Metrics = Annotated[bool, typer.Option("--metrics", help="Also output margin and
 Logits = Annotated[
     bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")
 ]
+TopK = Annotated[
+    int,
+    typer.Option(
+        "--top-k",
+        min=0,
+        metavar="K",
+        help="Also output the K likeliest tokens (16 is plenty): what structured answers choose from where"
+        " the likeliest is not allowed. libmars does not read such bundles yet.",
+    ),
+]
 
 
 @app.command()
@@ -85,6 +95,7 @@ def onnx(
     embedding: Embedding = "int8",
     metrics: Metrics = False,
     logits: Logits = False,
+    top_k: TopK = 0,
     fixed: Annotated[
         bool,
         typer.Option(
@@ -128,9 +139,9 @@ def onnx(
         err.print(f"precision {precision}: {reason}")
     options = ExportOptions(
         block=block, precision=precision, activations=activations, group=group, asymmetric=asymmetric,
-        search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, fixed=fixed,
-        batch=batch, capacity=capacity, prefill=prefill, allow_drift=allow_drift, oracle=not no_oracle,
-        kv_layout=kv_layout,
+        search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, top_k=top_k,
+        fixed=fixed, batch=batch, capacity=capacity, prefill=prefill, allow_drift=allow_drift,
+        oracle=not no_oracle, kv_layout=kv_layout,
     )  # fmt: skip
     with progress_bars() as bars:
         opened = open_checkpoint(

@@ -40,7 +40,7 @@ from .turns import derive_chat_turns
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 PRECISIONS = (*FLOATS, *SCHEMES)
 WEIGHTS_FILE, TOKENIZER_FILE = "weights.bin", "tokenizer.json"
-MAX_BLOCK = 64
+MAX_BLOCK, MAX_TOP_K = 64, 256
 
 Progress = Callable[[str, int, int], None]
 """Called with a phase, how much of it is done, and its total."""
@@ -66,6 +66,7 @@ class ExportOptions:
     embedding: str = "int8"
     metrics: bool = False
     logits: bool = False
+    top_k: int = 0
     fixed: bool = False
     batch: int = 1
     capacity: int = 1024
@@ -111,6 +112,8 @@ class ExportOptions:
                 f"--block must be 1 to {min(MAX_BLOCK, context_length // 2)} for this checkpoint, not"
                 f" {self.block}"
             )
+        if not 0 <= self.top_k <= min(MAX_TOP_K, dims.vocab_size):
+            problems.append(f"--top-k must be 0 to {min(MAX_TOP_K, dims.vocab_size)}, not {self.top_k}")
         if self.fixed:
             if not self.block <= self.capacity <= context_length:
                 problems.append(
@@ -226,6 +229,7 @@ def _write_graphs(
             "token_ids",
             "confidence",
             *(["margin", "entropy"] if spec.metrics else []),
+            *(["topk_ids", "topk_logprobs"] if spec.top_k else []),
             *(["logits"] if spec.logits else []),
         ]
         sizes = (shape.batch, shape.slots, shape.capacity) if shape else (None, None, None)
@@ -265,6 +269,7 @@ def _spec(checkpoint: Checkpoint, options: ExportOptions, shape: StepShape | Non
         shape,
         options.quantization,
         options.kv_layout,
+        options.top_k,
     )
 
 

@@ -132,6 +132,22 @@ CacheBytes = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
+Schema = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema", exists=True, dir_okay=False, help="The answer is JSON that satisfies this schema."
+    ),
+]
+Regex = Annotated[str | None, typer.Option("--regex", help="The answer matches this regular expression.")]
+Choice = Annotated[
+    list[str] | None, typer.Option("--choice", help="The answer is one of these; given several times.")
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        "--tools", exists=True, dir_okay=False, help="The answer calls these functions (JSON, OpenAI's form)."
+    ),
+]
 Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
 
 
@@ -163,6 +179,10 @@ def generate(
     seed: Seed = None,
     repetition_penalty: Penalty = 1.0,
     stop: Stop = None,
+    schema: Schema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    tools: Tools = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
     cache_block: Annotated[
         int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")
@@ -184,6 +204,8 @@ def generate(
     from .chat import repeatable
 
     config = GenerationConfig(
+        schema=_json_file(schema), regex=regex, choice=tuple(choice) if choice else None,
+        tools=_json_file(tools),
         max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()),
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
@@ -207,7 +229,7 @@ def generate(
     stream = session.stream(messages, config, commit=loop)
     done = _show(stream, runs=runs, quiet=as_json)
     if as_json:
-        print_json(_completion_json(done, config))
+        print_json(_completion_json(done, config) | (_calls(session, done) if tools else {}))
     else:
         err.print(_summary(done), style="dim")
     if done.finish_reason == "cancelled":
@@ -332,7 +354,8 @@ def _draw_several(
         session.generate_batch([prompt] * number, configs, commit=loop), configs, strict=True
     ):
         if as_json:
-            print_json({"seed": own.seed} | _completion_json(done, own))
+            calls = _calls(session, done) if own.tools is not None else {}
+            print_json({"seed": own.seed} | _completion_json(done, own) | calls)
         else:
             out.print(done.text, markup=False)
             err.print(f"seed {own.seed}: {_summary(done)}", style="dim")
@@ -356,6 +379,21 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
+
+
+def _json_file(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MarsError(f"{file}: not UTF-8 text ({error})") from error
+
+
+def _calls(session: Session, done: Completion) -> dict[str, Any]:
+    reader = session.tool_stream()
+    reader.push(done.text)
+    reader.finish()
+    calls = [{"name": call.name, "arguments": call.arguments} for call in reader.answer.calls]
+    return {"tool_calls": calls}
 
 
 def _ask(*, quiet: bool, goes_on: bool = False) -> str | None:

@@ -26,6 +26,7 @@ from .decode.budget import KvBudget
 from .decode.config import GenerationConfig
 from .decode.cost import Cost, measure
 from .decode.draft import Draft
+from .decode.guide import Guide
 from .decode.policy import Policy
 from .decode.prefix import Prefixes, PrefixStats
 from .decode.proposals import Hopes
@@ -33,7 +34,9 @@ from .decode.row import Accepted, FinishReason, Row
 from .decode.schedule import Limits, Schedule, run
 from .decode.stats import Stats
 from .errors import SessionError
+from .grammar import Grammars, leaves_a_choice
 from .text import Message, Text, TextStream
+from .toolcalls import ToolStream, dialect_of
 
 CACHE_SHARE, MOST_CACHE = (
     16,
@@ -110,6 +113,8 @@ class Session:
         self._hopes = Hopes()
         self._draft: Session | None = None
         self._cost_file, self._measuring = cost_file, threading.Lock()
+        self._grammars: Grammars | None = None
+        self._reading = threading.Lock()
         manifest = bundle.manifest
         self.text = Text.of(bundle) if manifest.text is not None else None
 
@@ -197,8 +202,9 @@ class Session:
         [(row, text)] = self._new_rows([prompt], config)
         return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
-    def encode(self, prompt: Prompt, most: int | None = None) -> list[int]:
-        """Token ids of a prompt, at most `most` and what the context holds.
+    def encode(self, prompt: Prompt, most: int | None = None, tools: str | None = None) -> list[int]:
+        """Token ids of a prompt, at most `most` and what the context holds; messages may come with tools, as
+        a config has them.
 
         Raises SessionError for an empty or too long one (the very long ones before any work), for ids outside
         the vocabulary, and for what is no prompt.
@@ -216,7 +222,7 @@ class Session:
             wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
             if wrong:
                 raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
-        ids: Sequence[Any] = prompt if is_ids else self.text.encode(prompt, most)  # type: ignore
+        ids: Sequence[Any] = prompt if is_ids else self.text.encode(prompt, most, tools)  # type: ignore
         if not ids:
             raise SessionError("the prompt is empty; give at least one token")
         if len(ids) > most:
@@ -248,9 +254,10 @@ class Session:
         text = TextStream(self.text, config.stop) if self.text is not None else None
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
-        ids = self.encode(prompt, most)
+        ids = self.encode(prompt, most, config.tools)  # type: ignore[arg-type]  # it is text by now
+        guide = self._guide(config) if config.is_structured else None
         stem = self._prefixes.stem(config.cache_salt, self._marks(ids, _system(prompt) or system))
-        return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer, stem), text
+        return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer, stem, guide), text
 
     @property
     def prefix_stats(self) -> PrefixStats:
@@ -289,6 +296,36 @@ class Session:
             self._openings[system] = opening
         pairs = zip(ids, self._openings.get(system, ()), strict=False)
         return (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),)
+
+    def tool_stream(self) -> ToolStream:
+        """A reader of the calls in a growing answer, in the way that this checkpoint writes them."""
+        text = self.bundle.manifest.text
+        return ToolStream(dialect_of(text.chat_template if text is not None else None))
+
+    def _guide(self, config: GenerationConfig) -> Guide:
+        """What `config` asks of the form of an answer.
+
+        Raises SessionError where this bundle cannot give it.
+        """
+        manifest, info = self.bundle.manifest, self.bundle.manifest.text
+        assert self.text is not None and info is not None, "checked before"
+        with self._reading:
+            if self._grammars is None:
+                self._grammars = Grammars(
+                    self.text.tokenizer.to_str(),
+                    manifest.model.vocab_size,
+                    manifest.tokens.eos,
+                    dialect_of(info.chat_template),
+                )
+        matcher = self._grammars.matcher(config)
+        outputs = self.backend.outputs
+        if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
+            raise SessionError(
+                "schema, regex, choice and tools need a bundle exported with --top-k 16 or --logits: where"
+                " the likeliest token is not allowed, another must be chosen"
+            )
+        eos_ids = manifest.tokens.eos if config.eos_ids is None else config.eos_ids
+        return Guide(matcher, eos_ids, "logits" in outputs)
 
     def as_draft(self) -> Draft:
         """This model as the draft of one row of a larger one."""
@@ -355,6 +392,8 @@ class Session:
             raise SessionError(f"the metric {config.metric} needs a bundle exported with --metrics")
         if config.needs_logits and "logits" not in outputs:
             raise SessionError("temperature and repetition_penalty need a bundle exported with --logits")
+        if config.is_structured and self.text is None:
+            raise SessionError("schema, regex, choice and tools need a bundle with a tokenizer")
         if config.stop and self.text is None:
             raise SessionError("stop strings need a bundle with a tokenizer")
 

@@ -119,6 +119,7 @@ class Template:
     def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
         contents = (m.get("content") for m in messages)
         size = sum(len(c) if isinstance(c, str) else len(repr(c)) for c in contents)
+        size += len(repr(values["tools"])) if "tools" in values else 0
         # A template that puts its text together message by message copies each as often as there are
         # messages.
         work = WORK + (WORK_PER_CHARACTER + len(messages)) * size

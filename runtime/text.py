@@ -5,6 +5,8 @@ The only file that knows text.
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from .bundle.manifest import Bundle
 from .bundle.turns import ChatTurns
 from .errors import BundleError, MarsError, SessionError
 from .template import Template
+from .toolcalls import system_text
 
 Message = Mapping[str, Any]
 
@@ -55,6 +58,7 @@ class Text:
         self._turns, self._most = turns, most
         try:
             self._template = Template(chat_template) if chat_template else None
+            self._takes_tools = bool(chat_template and re.search(r"\btools\b", chat_template))
         except Exception as error:  # whatever parsing and compiling a hostile program can raise
             raise BundleError(
                 f"the chat template is not valid jinja2 ({_words(error)});"
@@ -78,15 +82,18 @@ class Text:
         most = most_characters(bundle.manifest.model.context_length)
         return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token, info.chat, most)
 
-    def encode(self, prompt: str | Sequence[Message], most: int | None = None) -> list[int]:
+    def encode(
+        self, prompt: str | Sequence[Message], most: int | None = None, tools: str | None = None
+    ) -> list[int]:
         """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for
         the answer.
 
-        Raises SessionError for what cannot be a prompt, and for one that has more characters than `most`
-        tokens could have, before any work.
+        tools: JSON text of functions in OpenAI's form that the messages tell the model of; a text tells it
+        itself. Raises SessionError for what cannot be a prompt, and for one that has more characters than
+        `most` tokens could have, before any work.
         """
         is_text = isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else self.render(prompt, most)
+        text = prompt if isinstance(prompt, str) else self.render(prompt, most, tools)
         return self._ids(text, most, add_special_tokens=is_text)
 
     def encode_part(self, text: str) -> list[int]:
@@ -110,9 +117,12 @@ class Text:
         with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def render(self, messages: Sequence[Message], most: int | None = None) -> str:
+    def render(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:
         """The chat template's text for `messages` and the beginning of an answer. Raises SessionError, for
         more characters than `most` tokens could have before any work.
+
+        A template that takes tools is given them. For another, a system message that lists them stands before
+        messages that begin with none of their own (docs/structured.md).
         """
         if self._template is None and self._turns is None:
             raise SessionError("this bundle has no chat template; pass the whole prompt as one text")
@@ -125,8 +135,12 @@ class Text:
             )
         self._check_roles(messages)
         messages = [_joined(i, m) for i, m in enumerate(messages)]
+        functions = None if tools is None else json.loads(tools)
+        if functions and not self._takes_tools and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system_text(functions)}, *messages]
+        given = {"tools": functions} if functions and self._takes_tools else {}
         self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
-        if self._turns is not None and all(_is_plain(m) for m in messages):
+        if self._turns is not None and not given and all(_is_plain(m) for m in messages):
             text = self._turns.render(messages)
             if text is not None:
                 return text
@@ -135,7 +149,7 @@ class Text:
                 "the bundle's chat table does not know such a conversation; pass it as one text"
             )
         try:
-            return self._template.render(messages, add_generation_prompt=True, **self._tokens)
+            return self._template.render(messages, add_generation_prompt=True, **given, **self._tokens)
         except Exception as error:  # a template is a program of somebody else's: it can fail in any way
             raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 

@@ -42,7 +42,7 @@ class StepGraph:
 
     `shape` None keeps batch, slots, outputs and capacity symbolic.
 
-    `kv_layout`: see docs/format.md.
+    `kv_layout`: see docs/format.md. `top_k`: so many likeliest tokens of each output are returned; 0 is off.
     """
 
     dims: Dims
@@ -54,6 +54,7 @@ class StepGraph:
     shape: StepShape | None = None
     quantization: Quantization | None = None
     kv_layout: str = "static"
+    top_k: int = 0
 
     @property
     def weight_precision(self) -> str:
@@ -370,6 +371,8 @@ class _Writer:
         nodes.add("Reciprocal", total, name="confidence_node", output="confidence")
         if spec.metrics:
             self.write_metrics(logits, shifted, weights, total)
+        if spec.top_k:
+            self.write_top_k(shifted, total)
 
     def write_metrics(self, logits: str, shifted: str, weights: str, total: str) -> None:
         nodes, last = self.nodes, "last_axis"
@@ -405,6 +408,26 @@ class _Writer:
             "Sub", nodes.add("Log", total, name="log_partition"), mean, name="entropy_node", output="entropy"
         )
 
+    def write_top_k(self, shifted: str, total: str) -> None:
+        """The likeliest tokens of each output, best first, and their natural log-probabilities."""
+        nodes = self.nodes
+        best, _ = nodes.add_many(
+            "TopK",
+            shifted,
+            nodes.constant("num_topk", [self.spec.top_k]),
+            name="topk",
+            outputs=["topk_shifted", "topk_ids"],
+            axis=-1,
+        )
+        wide = nodes.add("Unsqueeze", total, "last_axis", name="partition_column")
+        nodes.add(
+            "Sub",
+            best,
+            nodes.add("Log", wide, name="log_partition_column"),
+            name="topk_logprobs_node",
+            output="topk_logprobs",
+        )
+
     # --- the contract ---
 
     def cache_infos(self, prefix: str) -> list[onnx.ValueInfoProto]:
@@ -435,6 +458,10 @@ class _Writer:
         infos = [helper.make_tensor_value_info("token_ids", TensorProto.INT64, rows)]
         names = ["confidence"] + (["margin", "entropy"] if spec.metrics else [])
         infos += [helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in names]
+        if spec.top_k:
+            wide = [*rows, spec.top_k]
+            infos.append(helper.make_tensor_value_info("topk_ids", TensorProto.INT64, wide))
+            infos.append(helper.make_tensor_value_info("topk_logprobs", TensorProto.FLOAT, wide))
         if spec.logits:
             infos.append(
                 helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*rows, self.dims.vocab_size])

@@ -28,7 +28,7 @@ BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 KV_DTYPES = ("float32", "float16", "bfloat16")
-OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "logits")
+OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 WRITERS_WAIT = 30.0  # seconds, for one another
@@ -146,6 +146,8 @@ class Variant:
         """What contradicts itself in a variant that was read."""
         if not {"token_ids", "confidence"} <= set(self.outputs) <= set(OUTPUTS):
             yield "outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}"
+        elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
+            yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ GROWTH = 128  # entries: capacity grows in multiples of this
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """Predictions of one step, all [rows, outputs]: token_ids int64, the confidences float32; logits float32
-    [rows, outputs, vocab].
+    [rows, outputs, vocab]; topk_ids int64 and topk_logprobs float32 [rows, outputs, k], best first.
     """
 
     token_ids: np.ndarray
@@ -23,6 +23,8 @@ class StepOutput:
     margin: np.ndarray | None = None
     entropy: np.ndarray | None = None
     logits: np.ndarray | None = None
+    topk_ids: np.ndarray | None = None
+    topk_logprobs: np.ndarray | None = None
 
 
 class Cache(Protocol):

@@ -40,7 +40,7 @@ class Batch:
             start = max(feed.known - 1, 0)
             output_index[i, : feed.slots - start] = np.arange(start, feed.slots)
         self.cache.reserve(int(kv_length.max()) + slots)
-        want_logits = any(row.config.needs_logits for row in rows)
+        want_logits = any(row.wants_logits for row in rows)
         return self.backend.step(self.cache, first, input_ids, kv_length, output_index, want_logits)
 
     def room(self, row: Row) -> int:

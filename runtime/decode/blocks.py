@@ -37,6 +37,10 @@ def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> Non
             f"a cache block of {cache_block} tokens does not fit a step of {backend.max_slots} slots;"
             " give a smaller one"
         )
+    if any(row.guide is not None for row in rows):
+        raise SessionError(
+            "a grammar needs cursor commit: what it forces goes beyond a block; leave commit as it is"
+        )
     if any(row.config.exact for row in rows):
         raise SessionError(
             "exact mode needs cursor commit: block commit feeds accepted tokens against a frozen cache and"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..accept import METRICS, is_one_token
 from ..errors import SessionError
+from .structure import Json, canonical, structure_problems
 
 Window = Literal["auto", "full"] | int
 DEFAULT_TAU = 0.95  # of the paper's tables, where tau is wanted and not given
@@ -30,6 +31,11 @@ class GenerationConfig:
     draws depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
     repetition_penalty 1 is off. cache_salt: only requests with the same one share KV entries.
 
+    At most one of these says what the answer must look like (docs/structured.md): schema: a JSON schema, as
+    text or as a mapping; regex; choice: one of these strings; tools: functions in OpenAI's form, as text or
+    as a list, of which the answer is calls. Schema and tools become JSON text here. separators: between the
+    items of a JSON answer, and behind a key, with no other white space.
+
     Raises SessionError that lists every value out of range.
     """
 
@@ -48,6 +54,11 @@ class GenerationConfig:
     lookup: int = 0
     min_p: float = 0.0
     cache_salt: str = ""
+    schema: Json | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    tools: Json | None = None
+    separators: tuple[str, str] = (", ", ": ")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -58,6 +69,8 @@ class GenerationConfig:
             object.__setattr__(self, "exact", self.tau is None)
         if self.exact is False and self.tau is None:
             object.__setattr__(self, "tau", DEFAULT_TAU)
+        for name in ("schema", "tools"):
+            object.__setattr__(self, name, canonical(getattr(self, name)))
         checks = {
             "metric": (self.metric in METRICS, f"one of {', '.join(METRICS)}"),
             "tau": (self.tau is None or (_finite(self.tau) and self.tau >= 0), "a number of 0 or more"),
@@ -93,6 +106,7 @@ class GenerationConfig:
             for name, (good, what) in checks.items()
             if not good
         ]
+        wrong += structure_problems(self.schema, self.regex, self.choice, self.tools, self.separators)
         if self.exact is True and self.tau is not None:
             wrong.append(
                 f"exact and tau exclude each other: exact gives the one-token text whatever is"
@@ -109,6 +123,11 @@ class GenerationConfig:
     def needs_logits(self) -> bool:
         """Whether tokens are chosen from logits on the host, rather than by the graph's own argmax."""
         return not self.is_greedy or self.repetition_penalty != 1
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether a grammar decides what the answer may look like."""
+        return any(part is not None for part in (self.schema, self.regex, self.choice, self.tools))
 
     @property
     def one_token(self) -> bool:

@@ -50,6 +50,7 @@ class Draft:
                 row.cursor += PIECE
             [feed] = widest_feeds([row], [self._batch.room(row)], self._block)
             event = row.take(self._batch.forward(0, [feed]), 0, feed)
+            assert event is not None, "a draft follows no grammar"
             confidences += event.confidences
             if self._eos_ids.intersection(event.token_ids):
                 break

@@ -14,6 +14,7 @@ from ..accept import accept, passes, verify
 from .backend import StepOutput
 from .config import GenerationConfig
 from .feed import Feed
+from .guide import SURE, Guide
 from .pass_rates import PassRates
 from .prefix import Stem
 from .proposals import NONE, Foresight, Hopes, Lookup, Proposals, Proposer
@@ -51,6 +52,8 @@ class Predictions:
     confidences: np.ndarray
     probabilities: np.ndarray
     logits: np.ndarray | None
+    topk_ids: np.ndarray | None = None
+    topk_logprobs: np.ndarray | None = None
 
     @classmethod
     def of(cls, output: StepOutput, row: int, count: int, metric: str) -> Predictions:
@@ -62,7 +65,11 @@ class Predictions:
         logits = None if output.logits is None else output.logits[row, :count]
         confidences = values[row, :count]
         probabilities = confidences if metric == "probability" else output.confidence[row, :count]
-        return cls(output.token_ids[row, :count], confidences, probabilities, logits)
+        token_ids = output.token_ids[row, :count]
+        if output.topk_ids is None or output.topk_logprobs is None:
+            return cls(token_ids, confidences, probabilities, logits)
+        wide = output.topk_ids[row, :count], output.topk_logprobs[row, :count]
+        return cls(token_ids, confidences, probabilities, logits, *wide)
 
     def then(self, later: Predictions) -> Predictions:
         """These predictions followed by `later` ones."""
@@ -87,7 +94,7 @@ class Row:
     verified. `config` may be replaced while the row runs: the next step uses the new one. `stop` sees each
     accepted token and says whether it completes a stop condition. `hopes` are shared by the rows of a
     session. `proposer`: another source of proposals than the row's masks. `stem`: the row's share in a store
-    of prefixes.
+    of prefixes. `guide`: a grammar that the answer follows.
     """
 
     def __init__(
@@ -101,6 +108,7 @@ class Row:
         hopes: Hopes | None = None,
         proposer: Proposer | None = None,
         stem: Stem | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.index, self.config, self.stop, self.stem = index, config, stop, stem
         self.tokens = list(prompt)
@@ -113,6 +121,7 @@ class Row:
         self.hopes, self.foresight = hopes or Hopes(), Foresight()
         self.proposals = NONE
         self.proposer = proposer if proposer is not None else Lookup(config.lookup) if config.lookup else None
+        self.guide = guide
 
     @property
     def pending(self) -> list[int]:
@@ -126,6 +135,10 @@ class Row:
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.config.max_new_tokens - self.stats.tokens
+
+    @property
+    def wants_logits(self) -> bool:
+        return self.config.needs_logits or (self.guide is not None and self.guide.wants_logits)
 
     @property
     def num_proposals(self) -> int:
@@ -146,15 +159,18 @@ class Row:
         most = min(config.window - 1, block) if isinstance(config.window, int) else block
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
 
-    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted:
+    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         """What `feed` gave: its known tokens are final now, and what the rule and the limits allow is
         accepted.
 
-        `i` is the row's place in `output`.
+        `i` is the row's place in `output`. None: nothing is accepted, the next step asks again.
         """
         self.cursor += feed.known
         self.stats.forwards += 1
-        return self.accept(Predictions.of(output, i, feed.outputs, self.config.metric), feed.proposals)
+        predictions = Predictions.of(output, i, feed.outputs, self.config.metric)
+        if self.guide is not None:
+            return self.follow(self.guide, predictions, feed.proposals)
+        return self.accept(predictions, feed.proposals)
 
     def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted:
         """Accept from the left; the first `num_proposals` proposals were fed and are verified or dropped."""
@@ -199,6 +215,110 @@ class Row:
         self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))
         self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
 
+    def begin(self, most: int) -> Accepted | None:
+        """What the grammar forces before any prediction, until the row has `most` tokens, or None."""
+        if self.guide is None or self.guide.begun:
+            return None
+        self.guide.begun = True
+        given: list[int] = []
+        while self.finish_reason is None and self.remaining > 0 and len(self.tokens) < most:
+            if (token := self.guide.forced()) is None:
+                break
+            self._append(self.guide, token)
+            given.append(token)
+            self.stats.tokens += 1
+            self.stats.forced += 1
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        elif self.guide.is_over and self.finish_reason is None:
+            self.finish_reason = "stop"
+        elif not given:
+            return None
+        sure = (SURE[self.config.metric],) * len(given)
+        return Accepted(self.index, tuple(given), sure, self.finish_reason)
+
+    def follow(self, guide: Guide, predictions: Predictions, num_proposals: int) -> Accepted | None:
+        """As `accept`, under a grammar: what is not allowed ends the run, what is forced goes into it."""
+        config = self.config
+        proposals = self.proposals.token_ids[:num_proposals]
+        is_verified = config.exact is True or bool(proposals)
+        first, left = len(self.tokens), self.remaining
+        confidences: list[float] = []
+        num_forced, num_held, follows = 0, 0, True  # whether the next prediction has seen what was appended
+        while self.finish_reason is None and (i := len(confidences)) < left:
+            token, confidence = guide.forced(), SURE[config.metric]
+            is_forced = token is not None
+            if token is None:
+                if guide.is_over or not follows or i >= len(predictions.token_ids):
+                    break
+                choice = guide.choose(predictions, i, config, self.tokens, is_verified)
+                if choice is None:
+                    break
+                token, confidence = choice
+                if i and not is_verified and not passes(confidence, config.tau or 0.0, config.metric):
+                    break
+            confidences.append(confidence)
+            num_forced += is_forced
+            self._append(guide, token)
+            if is_verified:
+                follows = follows and i < num_proposals and token == proposals[i]
+                num_held += follows
+            elif is_forced or not config.needs_logits:
+                follows = follows and i < len(predictions.token_ids) and token == predictions.token_ids[i]
+            follows = follows and not config.one_token
+        count = len(confidences)
+        self._propose(guide, predictions, self.tokens[first:], num_held, num_proposals, is_verified)
+        if guide.is_over and self.finish_reason is None:
+            self.finish_reason = "stop"
+        elif not count:
+            return None
+        if count:
+            self.stats.count(count - num_forced, num_forced)
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        return Accepted(self.index, tuple(self.tokens[first:]), tuple(confidences), self.finish_reason)
+
+    def _append(self, guide: Guide, token: int) -> None:
+        guide.append(token)
+        self.tokens.append(token)
+        if token in self.eos_ids:
+            self.finish_reason = "eos"
+        elif self.stop is not None and self.stop(token):
+            self.finish_reason = "stop"
+
+    def _propose(
+        self,
+        guide: Guide,
+        predictions: Predictions,
+        given: list[int],
+        num_held: int,
+        num_fed: int,
+        is_verified: bool,
+    ) -> None:
+        """As `_settle`, under a grammar: what was predicted behind what was `given` is led by it."""
+        # At least one token is always fed again: its output is where the next prediction comes from.
+        self.cursor = min(self.cursor + num_held, len(self.tokens) - 1)
+        if not is_verified:
+            self.proposals = NONE
+            tau, metric = self.config.tau or 0.0, self.config.metric
+            passed = [i < len(given) or passes(c, tau, metric) for i, c in enumerate(predictions.confidences)]
+            self.pass_rates.saw(len(given), passed)
+            return
+        self.stats.proposed += num_fed
+        self.stats.verified += num_held
+        if self.finish_reason is None:
+            self.hopes.saw(self.proposals, num_fed, num_held)
+        probabilities = predictions.probabilities.tolist()
+        self.proposals = NONE
+        if num_held < num_fed or self.finish_reason is not None:
+            return
+        self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_fed + 1 :]])
+        count, config = len(given), self.config
+        # Predictions behind another token than the model's own are void, as in `_settle`.
+        if config.needs_logits or given == predictions.token_ids[:count].tolist():
+            predicted, _ = self._candidates(predictions, config, count)
+            self.proposals = guide.lead(Proposals(tuple(predicted), tuple(probabilities[count:])))
+
     def look_around(self, most: int) -> None:
         """Take another source's proposals where they promise more; it is asked where those at hand promise
         little.
@@ -209,6 +329,8 @@ class Row:
         if own >= ENOUGH:
             return
         others = self.proposer.propose(self.tokens, most)
+        if self.guide is not None:
+            others = self.guide.lead(others)
         if self._promise(others) > own:
             self.proposals = others
 
@@ -239,16 +361,16 @@ class Row:
         return Accepted(self.index, (), (), self.finish_reason, error)
 
     def _candidates(
-        self, predictions: Predictions, config: GenerationConfig
+        self, predictions: Predictions, config: GenerationConfig, first: int = 0
     ) -> tuple[list[int], list[float]]:
         if not config.needs_logits:
-            return predictions.token_ids.tolist(), predictions.confidences.tolist()
+            return predictions.token_ids[first:].tolist(), predictions.confidences[first:].tolist()
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
         tokens: list[int] = []
         confidences: list[float] = []
         # A later candidate only counts if all earlier ones are accepted, so they are part of what it has
         # seen.
-        for logits in predictions.logits:
+        for logits in predictions.logits[first:]:
             token, confidence = choose(
                 logits, config, [*self.tokens, *tokens], len(self.tokens) + len(tokens)
             )

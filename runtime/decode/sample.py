@@ -24,19 +24,22 @@ def uniform(seed: int, position: int) -> float:
 
 
 def choose(
-    logits: np.ndarray, config: GenerationConfig, seen: Iterable[int], position: int
+    logits: np.ndarray,
+    config: GenerationConfig,
+    seen: Iterable[int],
+    position: int,
+    allowed: np.ndarray | None = None,
 ) -> tuple[int, float]:
     """Pick the token for absolute `position` from float32 logits [vocab]; returns it and its confidence.
 
     The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones)
     belongs to the model's distribution; temperature, top-k and top-p only shape the draw. The confidence is
-    measured on the former.
+    measured on the former. `allowed`, bool [vocab]: nothing else is picked.
     """
     penalized = _penalized(logits, config.repetition_penalty, seen)
+    masked = penalized if allowed is None else np.where(allowed, penalized, -np.inf)
     token = (
-        int(penalized.argmax())
-        if config.is_greedy
-        else _draw(penalized, config, uniform(config.seed, position))
+        int(masked.argmax()) if config.is_greedy else _draw(masked, config, uniform(config.seed, position))
     )
     return token, confidence_of(penalized, token, config.metric)
 

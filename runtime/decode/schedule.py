@@ -154,6 +154,10 @@ class Schedule:
     def _prompt_pieces(self) -> Iterator[list[Accepted]]:
         left = self._piece
         while (row := self._reading()) is not None and (piece := self._next_piece(row)) <= left:
+            if row.guide is not None and (events := self._begin(row)):
+                yield events
+                self._drop_finished()
+                continue
             left -= piece
             self._turn += 1
             if piece < row.num_pending:
@@ -227,6 +231,8 @@ class Schedule:
     def _decode(self, rows: list[Row]) -> list[Accepted]:
         events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         for row in rows:
+            if row.guide is not None and row.finish_reason is None:
+                events += self._catch_up(row)
             if row.proposer is not None:
                 with Failing([row], events):
                     row.look_around(self._batch.room(row))
@@ -238,6 +244,23 @@ class Schedule:
             with Failing(rows, events):
                 feeds = self._feeds(rows)
         return events + (self._run(rows, feeds, _take) if feeds else [])
+
+    def _begin(self, row: Row) -> list[Accepted]:
+        """What a grammar forces before any prediction."""
+        events: list[Accepted] = []
+        with Failing([row], events):
+            if (event := row.begin(self.backend.max_capacity)) is not None:
+                events.append(event)
+        return events
+
+    def _catch_up(self, row: Row) -> list[Accepted]:
+        """More forced tokens than a step holds are fed first, in pieces of which nothing is asked."""
+        most = max(self.limits.prefill_tokens, 2 * self.block)
+        most = min(most, self.backend.max_slots or most)
+        failed: list[Accepted] = []
+        while row.num_pending > most and row.finish_reason is None:
+            failed += self._run([row], [Feed(most)], _fed)
+        return failed
 
     def _first_feed(self, row: Row) -> Feed:
         """The last piece of a prompt: a full window, since all the prompt is fed with it."""
@@ -311,7 +334,7 @@ class Failing:
         return True
 
 
-def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted:
+def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
     """What a row does with its outputs, the recording row of calibration another thing than the others."""
     return row.take(output, i, feed)
 
@@ -320,6 +343,12 @@ def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
     """A piece of a prompt is final; nothing was asked of it."""
     row.cursor += feed.known
     row.stats.prefill_forwards += 1
+
+
+def _fed(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+    """Tokens of an answer are final; nothing was asked of them."""
+    row.cursor += feed.known
+    row.stats.forwards += 1
 
 
 def decode(

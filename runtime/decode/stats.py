@@ -13,10 +13,11 @@ class Stats:
 
     forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the
     prefill chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens
-    that were fed to be verified; verified: those that held. cached_tokens: prompt tokens whose KV entries
-    were there before. Times in seconds from the making of the row, which is before its prompt is tokenized:
-    queue_time until its first forward, prefill_time from there to its first token, time_to_first_token both
-    together, decode_time after it.
+    that were fed to be verified; verified: those that held. forced: tokens that a grammar gave, among
+    `tokens` and never among `accepted`. cached_tokens: prompt tokens whose KV entries were there before. Times
+    in seconds from the making of the row, which is before its prompt is tokenized: queue_time until its first
+    forward, prefill_time from there to its first token, time_to_first_token both together, decode_time after
+    it.
     """
 
     prompt_tokens: int = 0
@@ -31,6 +32,7 @@ class Stats:
     tokens_after_first: int = 0
     proposed: int = 0
     verified: int = 0
+    forced: int = 0
     accepted: dict[int, int] = field(default_factory=dict)
     began: float = field(default_factory=perf_counter, repr=False, compare=False)
 
@@ -53,16 +55,17 @@ class Stats:
         if not self.forwards and not self.prefill_forwards:
             self.queue_time = perf_counter() - self.began
 
-    def count(self, num_accepted: int) -> None:
-        """Note one step that gave `num_accepted` tokens."""
+    def count(self, num_accepted: int, num_forced: int = 0) -> None:
+        """Note one step that gave `num_accepted` tokens of the model and `num_forced` of a grammar."""
         elapsed = perf_counter() - self.began
         if self.accepted:
-            self.tokens_after_first += num_accepted
+            self.tokens_after_first += num_accepted + num_forced
             self.decode_time = elapsed - self.time_to_first_token
         else:
             self.time_to_first_token, self.prefill_time = elapsed, elapsed - self.queue_time
         self.accepted[num_accepted] = self.accepted.get(num_accepted, 0) + 1
-        self.tokens += num_accepted
+        self.tokens += num_accepted + num_forced
+        self.forced += num_forced
 
     def copy(self) -> Stats:
         """What is counted up to now, which later steps do not change."""

@@ -154,10 +154,11 @@ class OrtBackend:
             for name in self.outputs:
                 if name == "token_ids":
                     results[name] = binding.expect(name, output_index.shape, INT64)
-                elif name != "logits":
+                elif name not in self._widths:
                     results[name] = binding.expect(name, output_index.shape, FLOAT32)
-                elif want_logits:
-                    results[name] = binding.expect(name, (*output_index.shape, self._vocab), FLOAT32)
+                elif name != "logits" or want_logits:
+                    shape = (*output_index.shape, *self._widths[name])
+                    results[name] = binding.expect(name, shape, INT64 if name == "topk_ids" else FLOAT32)
             if self._in_place:
                 binding.run()
             else:
@@ -229,8 +230,16 @@ class OrtBackend:
             # In place the two are one buffer; a `delta` graph's output has the slots' entries only.
             if past and present and (past.shape[2] == present.shape[2]) != self._in_place:
                 odd.add(f"present.{suffix} (KV layout)")
-        if "logits" in outputs and outputs["logits"].shape[2] != self._vocab:
-            odd.add("logits")
+        # Of the outputs that are wider than a number for each position.
+        wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in outputs]
+        self._widths = {name: tuple(outputs[name].shape[2:]) for name in wide}
+        right = {"logits": (self._vocab,), "topk_logprobs": self._widths.get("topk_ids")}
+        odd |= {name for name in wide if name in right and self._widths[name] != right[name]}
+        odd |= {
+            name
+            for name in wide
+            if not all(isinstance(n, int) and 0 < n <= self._vocab for n in self._widths[name])
+        }
         if odd:
             raise BundleError(
                 f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export"

@@ -1,0 +1,168 @@
+"""What a request may say of the form of its answer: values made canonical and checked. Knows no grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MOST_BYTES = 1_000_000  # of a schema, of tools
+MOST_CHARACTERS = 100_000  # of all choices together
+MOST_REGEX = 2048  # characters; a pattern of a schema, too
+MOST_SPELLED = 20_000  # characters of a regex with its repetitions {n} written out
+MOST_MULTIPLE = 100_000  # of multipleOf
+MOST_CHOICES, MOST_TOOLS = 10_000, 1000
+MOST_DEPTH = 64  # objects and lists in one another
+
+PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[0-9]{0,9},?[0-9]{0,9}\}|.", re.DOTALL)
+COUNTS = re.compile(r"\{([0-9]+)?,?([0-9]+)?\}")
+
+Json = str | Mapping[str, Any] | bool | Sequence[Mapping[str, Any]]
+
+
+def canonical(value: Any) -> Any:
+    """JSON text in one form, the order of keys kept; what is no JSON stays as it is, for a complaint."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) and len(value) <= MOST_BYTES else value
+        if value is None or isinstance(parsed, str):
+            return value
+        return json.dumps(parsed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return value
+
+
+def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separators: Any) -> list[str]:
+    """Everything that is wrong with these fields of a GenerationConfig; schema and tools are canonical."""
+    given = [
+        name
+        for name, value in (("schema", schema), ("regex", regex), ("choice", choice), ("tools", tools))
+        if value is not None
+    ]
+    wrong = [f"{' and '.join(given)} exclude each other: give one of them"] if len(given) > 1 else []
+    if schema is not None:
+        wrong += _json_problems("schema", schema, (dict, bool), "a JSON schema, an object or its text")
+    if tools is not None:
+        wrong += _json_problems("tools", tools, (list,), "a list of functions in OpenAI's form, or its text")
+    if regex is not None and not (isinstance(regex, str) and 0 < len(regex) <= MOST_REGEX):
+        wrong.append(f"regex must be a text of 1 to {MOST_REGEX} characters, not {_shown(regex)}")
+    elif regex is not None and _spelled(regex) > MOST_SPELLED:
+        wrong.append(f"regex repeats too much: written out it has more than {MOST_SPELLED} characters")
+    if choice is not None:
+        wrong += _choice_problems(choice)
+    if not (
+        isinstance(separators, tuple)
+        and len(separators) == 2
+        and all(isinstance(s, str) for s in separators)
+        and separators[0].strip(" \t\r\n") == ","
+        and separators[1].strip(" \t\r\n") == ":"
+        and max(map(len, separators)) <= 16
+    ):
+        wrong.append(
+            'separators must be a comma and a colon, with white space around them, such as (", ", ": "), not'
+            f" {_shown(separators)}"
+        )
+    return wrong
+
+
+def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> list[str]:
+    if not isinstance(text, str):
+        return [f"{name} must be {what}, not {_shown(text)}"]
+    if len(text.encode("utf-8", "replace")) > MOST_BYTES:
+        return [f"{name} has more than {MOST_BYTES} bytes; give a smaller one"]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return [f"{name} must be {what}: {str(error)[:200]}"]
+    if not isinstance(value, kinds):
+        return [f"{name} must be {what}, not {_shown(value)}"]
+    if _depth(value) > MOST_DEPTH:
+        return [f"{name} is nested more than {MOST_DEPTH} deep; make it flatter, or use $ref"]
+    return [f"{name}: {problem}" for problem in dict.fromkeys(_costly(value))] or (
+        _tool_problems(value) if name == "tools" else []
+    )
+
+
+def _costly(value: Any) -> Iterator[str]:
+    """Parts that would take a grammar minutes or gigabytes."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from _costly(inner)
+    elif isinstance(value, dict):
+        patterns = [
+            value.get("pattern"),
+            *(keys if isinstance(keys := value.get("patternProperties"), dict) else ()),
+        ]
+        if any(isinstance(pattern, str) and len(pattern) > MOST_REGEX for pattern in patterns):
+            yield f"a pattern has more than {MOST_REGEX} characters; give a shorter one"
+        if any(isinstance(p, str) and len(p) <= MOST_REGEX and _spelled(p) > MOST_SPELLED for p in patterns):
+            yield f"a pattern repeats too much: written out it has more than {MOST_SPELLED} characters"
+        multiple = value.get("multipleOf")
+        if isinstance(multiple, int | float) and abs(multiple) > MOST_MULTIPLE:
+            yield f"multipleOf is more than {MOST_MULTIPLE}; leave it out and check the answer"
+        for inner in value.values():
+            yield from _costly(inner)
+
+
+def _tool_problems(tools: Any) -> list[str]:
+    if not 1 <= len(tools) <= MOST_TOOLS:
+        return [f"tools must be a list of 1 to {MOST_TOOLS} functions, not of {len(tools)}"]
+    names: list[str] = []
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type", "function") != "function":
+            return [f'tools[{i}] must be {{"type": "function", "function": {{...}}}}, not {_shown(tool)}']
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            return [f"tools[{i}].function needs a name"]
+        if not isinstance(function.get("parameters", {}), dict):
+            return [f"tools[{i}].function.parameters must be a JSON schema, an object"]
+        names.append(function["name"])
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return [f"tools have the same name twice: {', '.join(twice)[:200]}"] if twice else []
+
+
+def _choice_problems(choice: Any) -> list[str]:
+    if not (isinstance(choice, tuple) and choice and all(isinstance(c, str) and c for c in choice)):
+        return [f"choice must be a tuple of one or more non-empty strings, not {_shown(choice)}"]
+    if len(choice) > MOST_CHOICES or sum(map(len, choice)) > MOST_CHARACTERS:
+        return [f"choice holds more than {MOST_CHOICES} strings or {MOST_CHARACTERS} characters; give fewer"]
+    return []
+
+
+def _spelled(regex: str) -> int:
+    """About how many characters a regex has once {n} and {n,m} are written out: what it costs to compile."""
+    sums, last = [0], 0
+    for part in PARTS.findall(regex):
+        if part == "(":
+            sums.append(0)
+            last = 0
+        elif part == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        elif (counts := COUNTS.fullmatch(part)) is not None:
+            more = last * (max(int(count) for count in counts.groups(default="1")) - 1)
+            last += max(more, 0)
+            sums[-1] += max(more, 0)
+        else:
+            last = 1
+            sums[-1] += 1
+    return sum(sums)
+
+
+def _depth(value: Any) -> int:
+    """How deep objects and lists lie in one another."""
+    level, depth = [value], 0
+    while level:
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        depth += bool(level)
+    return depth
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:100]}..."

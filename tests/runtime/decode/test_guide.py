@@ -1,0 +1,226 @@
+"""Rows that follow a grammar: whatever the steps are, the answer is the constrained model's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.automata import EOS, Automaton, Scoring, constrained, random_automaton
+from support.fake import MASK
+
+from mars_export.runtime import GenerationConfig, SessionError
+from mars_export.runtime.decode.blocks import check_blocks
+from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.guide import Guide
+from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.row import Accepted, Row
+from mars_export.runtime.decode.sample import choose
+from mars_export.runtime.decode.schedule import Limits, Schedule
+
+BLOCK = 4
+CONFIGS = st.builds(
+    GenerationConfig,
+    tau=st.sampled_from([None, None, 0.3, 0.6, 1.0]),
+    max_new_tokens=st.integers(1, 25),
+    window=st.sampled_from(["auto", "full", 1, 2, 3]),
+    temperature=st.sampled_from([0.0, 0.0, 0.0, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    seed=st.integers(0, 3),
+    min_p=st.sampled_from([0.0, 0.0, 0.2]),
+    lookup=st.sampled_from([0, 1]),
+)
+ROWS = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 9), min_size=1, max_size=6),
+        CONFIGS,
+        st.none() | st.integers(0, 10**6),  # of the grammar
+        st.sampled_from([(EOS,), (EOS, EOS + 1), ()]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def run(schedule: Schedule, rows: list[Row]) -> dict[int, list[Accepted]]:
+    for row in rows:
+        schedule.add(row)
+    events: dict[int, list[Accepted]] = {row.index: [] for row in rows}
+    while not schedule.is_idle:
+        for event in schedule.step():
+            events[event.row].append(event)
+    return events
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    rows=ROWS,
+    seed=st.integers(0, 10**6),
+    top_k=st.sampled_from([0, 2, 4]),
+    cost=st.lists(st.floats(0.1, 10), min_size=1, max_size=5),
+    chunk=st.integers(1, 6),
+    most=st.none() | st.integers(8, 9),
+    max_rows=st.integers(1, 4),
+)
+def test_any_cut_into_steps_gives_the_constrained_answer(
+    rows: list[tuple[list[int], GenerationConfig, int | None, tuple[int, ...]]],
+    seed: int,
+    top_k: int,
+    cost: list[float],
+    chunk: int,
+    most: int | None,
+    max_rows: int,
+) -> None:
+    backend = Scoring(seed, top_k, has_logits=True, max_slots=most)
+    table = Cost(tuple((2**i, seconds) for i, seconds in enumerate(cost)))
+    limits = Limits(max_rows, prefill_tokens=chunk)
+    schedule = Schedule(backend, BLOCK, MASK, limits, Policy(lambda: table))
+    batch = []
+    for i, (prompt, config, grammar, eos) in enumerate(rows):
+        guide = None if grammar is None else Guide(random_automaton(grammar), eos, can_ask=True)
+        batch.append(Row(i, prompt, config, eos, guide=guide))
+    events = run(schedule, batch)
+    for row, (prompt, config, grammar, eos) in zip(batch, rows, strict=True):
+        given = [token for event in events[row.index] for token in event.token_ids]
+        assert [event.error for event in events[row.index] if event.error] == []
+        assert given == row.tokens[len(prompt) :]
+        assert len(given) == row.stats.tokens == sum(len(e.confidences) for e in events[row.index])
+        if grammar is None:
+            continue
+        assert row.stats.tokens == row.stats.forced + sum(k * n for k, n in row.stats.accepted.items())
+        if config.exact or config.tau == 1.0:
+            answer = constrained(prompt, random_automaton(grammar), config, eos, seed)
+            assert (given, row.finish_reason) == answer
+        else:
+            follows(random_automaton(grammar), given, eos)
+
+
+def follows(matcher: Automaton, given: list[int], eos: tuple[int, ...]) -> None:
+    """The answer obeys, whatever was accepted."""
+    for token in given:
+        if token in eos:
+            assert matcher.may_end
+            return
+        assert matcher.mask()[token]
+        matcher.consume(token)
+
+
+def chain(*tokens: int) -> Automaton:
+    """The one answer of these tokens."""
+    edges = [*({token: i + 1} for i, token in enumerate(tokens)), dict[int, int]()]
+    return Automaton(edges, frozenset({len(tokens)}), 100)
+
+
+def test_a_single_answer_needs_no_forward() -> None:
+    backend = Scoring(1, 0, has_logits=False)
+    row = Row(0, [1], GenerationConfig(), (EOS,), guide=Guide(chain(3, 5, 4), (EOS,), False))
+    [event] = run(Schedule(backend, BLOCK, MASK, Limits()), [row])[0]
+    assert (event.token_ids, event.finish_reason) == ((3, 5, 4, EOS), "eos")
+    assert (backend.steps, row.stats.forced, row.stats.forwards) == ([], 4, 0)
+
+
+def test_forced_tokens_are_fed_with_the_next_step_and_not_accepted() -> None:
+    # 1 or 2, then 3 4 5, then 6 or 7, then the end.
+    edges = [{1: 1, 2: 1}, {3: 2}, {4: 3}, {5: 4}, {6: 5, 7: 5}, {}]
+    backend = Scoring(2, 9, has_logits=False)
+    guide = Guide(Automaton(edges, frozenset({5}), 9), (EOS,), False)
+    row = Row(0, [8, 8], GenerationConfig(tau=1.0), (EOS,), guide=guide)
+    events = run(Schedule(backend, BLOCK, MASK, Limits()), [row])[0]
+    assert [len(event.token_ids) for event in events] == [4, 2]
+    assert [event.confidences[1:] for event in events] == [(1.0, 1.0, 1.0), (1.0,)]
+    assert [step.input_ids[0].tolist()[1:] for step in backend.steps] == [[8], [3, 4, 5]]
+    assert row.stats.accepted == {1: 2} and row.stats.forced == 4 and row.stats.tokens == 6
+
+
+def test_more_forced_tokens_than_a_step_holds_are_fed_in_pieces() -> None:
+    edges = [{1: 1, 2: 1}, *({3 + i % 5: i + 2} for i in range(40)), {6: 42, 7: 42}, {}]
+    backend = Scoring(3, 9, has_logits=False, max_slots=8)
+    guide = Guide(Automaton(edges, frozenset({42}), 100), (EOS,), False)
+    row = Row(0, [8], GenerationConfig(), (EOS,), guide=guide)
+    run(Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=4)), [row])
+    assert row.finish_reason == "eos" and row.stats.tokens == 43
+    assert max(step.slots for step in backend.steps) <= 8
+
+
+def test_a_context_that_what_is_forced_does_not_fit_ends_the_row() -> None:
+    backend = Scoring(3, 9, has_logits=False, max_capacity=12)
+    edges = [*({3: i + 1} for i in range(40)), {1: 41, 2: 41}, dict[int, int]()]
+    guide = Guide(Automaton(edges, frozenset({41}), 100), (EOS,), False)
+    row = Row(0, [8], GenerationConfig(), (EOS,), guide=guide)
+    run(Schedule(backend, BLOCK, MASK, Limits()), [row])
+    assert row.finish_reason == "capacity" and row.tokens == [8, *[3] * 40]
+
+
+def test_a_refused_token_costs_one_more_forward_once() -> None:
+    edges = [dict.fromkeys(range(1, EOS), 0)]
+    backend = Scoring(4, 0, has_logits=True)
+    guide = Guide(Automaton([{1: 0, 2: 0}], frozenset({0}), 1), (EOS,), True)
+    row = Row(0, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), guide=guide)
+    free = Row(1, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), guide=Guide(
+        Automaton(edges, frozenset({0}), 1), (EOS,), True))  # fmt: skip
+    run(Schedule(backend, BLOCK, MASK, Limits(1)), [row])
+    assert row.stats.forwards == row.stats.tokens + 1
+    before = backend.num_wide
+    run(Schedule(backend, BLOCK, MASK, Limits(1)), [free])
+    assert backend.num_wide == before and free.stats.forwards == free.stats.tokens
+
+
+@pytest.mark.parametrize("top_k", [0, 1])
+def test_without_logits_a_refused_token_ends_the_row_and_says_what_to_export(top_k: int) -> None:
+    backend = Scoring(4, top_k, has_logits=False)
+    guide = Guide(Automaton([{1: 0, 2: 0}], frozenset({0}), 1), (), False)
+    other = Row(1, [3], GenerationConfig(tau=1.0, max_new_tokens=30), ())
+    row = Row(0, [8], GenerationConfig(max_new_tokens=30), (), guide=guide)
+    events = run(Schedule(backend, BLOCK, MASK, Limits()), [row, other])
+    assert isinstance(events[0][-1].error, SessionError) and "--logits" in str(events[0][-1].error)
+    assert other.finish_reason == "length", "what fails ends its own row only"
+
+
+class Broken(Automaton):
+    """Fails where it is asked."""
+
+    def forced(self) -> list[int]:
+        raise SessionError("the grammar broke")
+
+
+@pytest.mark.parametrize("prompt", [[8], [8] * 20])
+def test_a_grammar_that_fails_before_its_first_step_ends_its_own_row_only(prompt: list[int]) -> None:
+    backend = Scoring(4, 9, has_logits=False)
+    row = Row(0, prompt, GenerationConfig(), (), guide=Guide(Broken([{}], frozenset(), 1), (), False))
+    others = [Row(i, [3] * 9, GenerationConfig(max_new_tokens=30), ()) for i in (1, 2)]
+    events = run(Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=4)), [others[0], row, others[1]])
+    assert [str(event.error) for event in events[0]] == ["the grammar broke"] and row.tokens == prompt
+    assert all(other.finish_reason == "length" for other in others)
+
+
+def test_block_commit_refuses_a_grammar() -> None:
+    row = Row(0, [8], GenerationConfig(tau=0.9), (EOS,), guide=Guide(chain(3), (EOS,), False))
+    with pytest.raises(SessionError, match="cursor commit"):
+        check_blocks(Scoring(4, 0, has_logits=False), [row], 4)
+
+
+def test_exact_mode_is_led_to_longer_runs() -> None:
+    """What the grammar forces behind a likely token is proposed, too, and verified in the same step."""
+    # Two free tokens, each followed by five forced ones, four times.
+    edges: list[dict[int, int]] = []
+    for _ in range(4):
+        start = len(edges)
+        edges += [{1: start + 1, 2: start + 1}, *({3 + i: start + i + 2} for i in range(5))]
+    edges.append({})
+    found = {}
+    for name, config in {"exact": GenerationConfig(window="full"), "one": GenerationConfig(tau=1.0)}.items():
+        backend = Scoring(5, 9, has_logits=False)
+        guide = Guide(Automaton(edges, frozenset({len(edges) - 1}), 9), (EOS,), False)
+        found[name] = row = Row(0, [8], config, (EOS,), guide=guide)
+        run(Schedule(backend, BLOCK, MASK, Limits()), [row])
+    assert found["exact"].tokens == found["one"].tokens
+    assert found["exact"].stats.forwards <= found["one"].stats.forwards
+
+
+def test_a_draw_is_made_among_the_allowed() -> None:
+    logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
+    allowed = np.array([False, True, False, True])
+    config = GenerationConfig(temperature=2.0, top_k=2, exact=True)
+    drawn = {choose(logits, config, (), position, allowed)[0] for position in range(60)}
+    assert drawn == {1, 3}, "top-k counts the allowed ones"
+    assert choose(logits, GenerationConfig(repetition_penalty=9.0), (1,), 0, allowed)[0] == 3
