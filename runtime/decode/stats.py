@@ -14,10 +14,10 @@ class Stats:
     forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the
     prefill chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens
     that were fed to be verified; verified: those that held. forced: tokens that a grammar gave, among
-    `tokens` and never among `accepted`. cached_tokens: prompt tokens whose KV entries were there before. Times
-    in seconds from the making of the row, which is before its prompt is tokenized: queue_time until its first
-    forward, prefill_time from there to its first token, time_to_first_token both together, decode_time after
-    it.
+    `tokens` and never among `accepted`. cached_tokens: prompt tokens whose KV entries were there before.
+    Times in seconds from the making of the row, which is before its prompt is tokenized: queue_time until its
+    first forward, prefill_time from there to its first token, time_to_first_token both together, decode_time
+    after it.
     """
 
     prompt_tokens: int = 0
