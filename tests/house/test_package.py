@@ -18,9 +18,8 @@ import mars_export
 from mars_export.runtime import Engine
 
 NAMES = {"Session", "Batcher", "GenerationConfig", "Limits", "Completion", "Event"}
-ERRORS = {
-    "MarsError", "BundleError", "CalibrationError", "CheckpointError", "ExportError", "Overloaded", "SessionError",
-}  # fmt: skip
+ERRORS = {"MarsError", "BundleError", "CalibrationError", "CheckpointError", "ExportError", "SessionError"}
+ERRORS |= {"Overloaded"}
 HEAVY = ("numpy", "onnxruntime", "tokenizers", "jinja2", "torch", "typer")
 
 
