@@ -65,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
     results = []
     for path in args.bundles:
-        session = Session.open(path, threads=args.threads)
+        session = Session.open(path, threads=args.threads, cache_bytes=0)
         for task in args.tasks:
             session.generate(load(DATA / f"{task}.test.jsonl")[0].prompt, GenerationConfig(max_new_tokens=8))
             for batch in args.batches:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -193,8 +194,15 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._own, text.encode())
 
-    def interrupt(self) -> None:
-        self.program.send_signal(signal.SIGINT)
+    def interrupt(self, text: str, count: int = 1) -> None:
+        """Ctrl-C until `text` shows: one that comes just before input() waits is seen with the next key."""
+        for _ in range(20):
+            self.program.send_signal(signal.SIGINT)
+            with suppress(AssertionError):
+                self.until(text, count, seconds=3)
+                return
+            assert self.program.poll() is None, self.seen
+        raise AssertionError(f"no {text!r} in {self.seen!r}")
 
 
 def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named, tmp_path: Path) -> None:
@@ -203,10 +211,8 @@ def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named, tmp_path: Path) -> 
         terminal.until("> ")
         terminal.type("hello\n")
         terminal.until("tokens/forward")
-        terminal.interrupt()  # a moment after the answer has ended
-        terminal.until("Ctrl-D or /quit leaves")
-        terminal.interrupt()
-        terminal.until("Ctrl-D or /quit leaves", 2)
+        terminal.interrupt("Ctrl-D or /quit leaves")  # a moment after the answer has ended
+        terminal.interrupt("Ctrl-D or /quit leaves", 2)
         terminal.type(f"/save {tmp_path}/talk.json\n")
         terminal.until("2 messages saved")
         terminal.type("/quit\n")
