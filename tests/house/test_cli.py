@@ -276,6 +276,18 @@ def test_several_answers(plain: Path) -> None:
     assert (shown.returncode, shown.stderr.count("seed ")) == (0, 2)
 
 
+def test_answers_that_call_tools(plain: Path, tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"on": {"enum": [True]}}, "required": ["on"]}
+    tool = {"type": "function", "function": {"name": "lamp", "parameters": parameters}}
+    (tmp_path / "tools.json").write_text(json.dumps([tool]), "utf-8")
+    asked = ("generate", plain, "-p", "hello", "-n", "90", "--tools", tmp_path / "tools.json", "--json")
+    for options in ((), ("--temp", "1.5", "--n", "2")):
+        done = run(*asked, *options)
+        assert done.returncode == 0, done.stderr
+        for answer in (json.loads(line) for line in done.stdout.splitlines()):
+            assert {"name": "lamp", "arguments": '{"on": true}'} in answer["tool_calls"], answer
+
+
 def test_min_p_of_one_is_greedy(plain: Path) -> None:
     arguments = ("generate", plain, "-p", "hello", "-n", "8", "--json")
     greedy, drawn = run(*arguments), run(*arguments, "--temp", "1.5", "--min-p", "1")
