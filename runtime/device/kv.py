@@ -1,4 +1,8 @@
-"""KV rows in the memory that a session computes in. Knows addresses; names no library."""
+"""KV rows in the memory that a session computes in. Knows addresses; names no library.
+
+A `static` graph writes a step's entries itself, in place, into what is bound here; of a `delta` graph
+`KvRows.place` puts them there, by the copy of each kind of memory (memory.py, ort_memory.py, trt_memory.py).
+"""
 
 from __future__ import annotations
 
