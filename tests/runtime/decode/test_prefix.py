@@ -520,13 +520,15 @@ WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "
 def firm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Bundles by precision of a model whose entries do not depend on the size of a step."""
     root = tmp_path_factory.mktemp("firm")
-    checkpoint = tiny.write(WIDE, root / "checkpoint")
 
     @cache
-    def exported(precision: str) -> Path:
+    def exported(kind: str) -> Path:
+        precision, _, own = kind.partition(" ")
+        of = tiny.Tiny("own", "llama", {**WIDE.settings, "num_key_value_heads": 4}) if own else WIDE
+        checkpoint = tiny.write(of, root / f"checkpoint of {kind}")
         options = ExportOptions(block=6, precision=precision)
-        export_onnx(open_checkpoint(str(checkpoint)), root / precision, options)
-        return root / precision
+        export_onnx(open_checkpoint(str(checkpoint)), root / kind, options)
+        return root / kind
 
     return exported
 
@@ -553,10 +555,12 @@ def asked(seed: int) -> list[tuple[list[int], GenerationConfig]]:
     ]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
-def test_entries_of_firm_steps_have_the_same_bits(precision: str, firm: Callable[[str], Path]) -> None:
-    """Read in pieces of any sizes from two slots on, with masks behind or not, beside other rows or not."""
-    backend = Session.open(firm(precision), threads=2, cache_bytes=0).backend
+@pytest.mark.parametrize("kind", ["fp32", "w8a8", "fp32 own", "w8a8 own"])
+def test_entries_of_firm_steps_have_the_same_bits(kind: str, firm: Callable[[str], Path]) -> None:
+    """Read in pieces of any sizes from two slots on, with masks behind or not, beside other rows or not;
+    where heads share their keys and where each has its own.
+    """
+    backend = Session.open(firm(kind), threads=2, cache_bytes=0).backend
     assert backend.firm_slots == 2
     draw = random.Random(5)
     ids = [draw.randrange(250) for _ in range(150)]
