@@ -91,6 +91,27 @@ def test_the_system_message_stands_first_and_survives_a_reset() -> None:
     assert talk.messages == [{"role": "system", "content": "again"}]
 
 
+def test_turns_are_taken_back_and_asked_anew() -> None:
+    talk = Talk("be kind", GenerationConfig())
+    assert talk.obey("/undo") == "there is no turn to take back"
+    with pytest.raises(MarsError, match="no question yet"):
+        talk.edited("/edit what")
+    for question, answer in (("hi", "ho"), ("he", "ha")):
+        talk.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    assert [talk.edited(line) for line in ("/edit  what now ", "/edit", "/edits x", "edit x")] == [
+        "what now",
+        None,
+        None,
+        None,
+    ]
+    assert [m["content"] for m in talk.without_last] == ["be kind", "hi", "ho"]
+    assert len(talk.messages) == 5, "an edited question is forgotten when its successor is answered"
+    assert talk.obey("/undo") == "last turn taken back"
+    assert [m["content"] for m in talk.messages] == ["be kind", "hi", "ho"]
+    talk.obey("/undo")
+    assert talk.messages == [{"role": "system", "content": "be kind"}]
+
+
 def test_a_talk_is_saved_and_loaded(tmp_path: Path) -> None:
     talk = Talk("be kind", GenerationConfig())
     talk.messages.append({"role": "user", "content": "grüß dich 🙂"})
@@ -159,6 +180,21 @@ def test_a_talk_in_the_shell(bundles: Named, tmp_path: Path) -> None:
     assert [m["role"] for m in saved] == ["system", "user", "assistant"]
     assert saved[1]["content"] == "hello \nworld"
     assert "none: cannot be read" in done.stderr
+    assert done.stderr.count("tokens/forward") == 1
+
+
+def test_a_loaded_talk_goes_on_and_is_in_turns(bundles: Named, tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    done = run("chat", bundles("qwen2"), "-n", "4", stdin=f"one\ntwo\n/save {file}\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    lines = f"/load {file}\n/edit three\n/undo\nfour\n/save {file}\n"
+    done = run("chat", bundles("qwen2"), "-n", "4", stdin=lines)
+    saved = json.loads(file.read_text())
+    assert [m["content"] for m in saved if m["role"] == "user"] == ["one", "four"]
+    assert done.stderr.count("tokens/forward") == 2
+    file.write_text(json.dumps([{"role": "user", "content": "one"}]))
+    done = run("chat", bundles("qwen2"), "-n", "4", stdin=f"/load {file}\ntwo\n/reset\nthree\n")
+    assert "in pairs" in " ".join(done.stderr.split())
     assert done.stderr.count("tokens/forward") == 1
 
 

@@ -161,6 +161,27 @@ def test_undo_and_edit(opened: Open) -> None:
     assert [m["role"] for m in talk.messages] == ["system"]
 
 
+def test_messages_are_resumed_with_the_ids_that_were_said() -> None:
+    talk, asked = scripted([(THE, "length")] * 5)
+    for question in ("one", "two"):
+        talk.send(question)
+    messages = talk.messages
+    talk.resume(messages)
+    talk.send("three")
+    assert asked[2][: len(asked[1]) + len(THE)] == [*asked[1], *THE], "the same turns keep their ids"
+    talk.resume([*messages[:3], {"role": "user", "content": "new"}, {"role": "assistant", "content": "ha"}])
+    now = talk.messages
+    assert [turn.question for turn in talk.turns] == ["one", "new"]
+    talk.send("four")
+    assert asked[3] == TEXT.encode([*now, {"role": "user", "content": "four"}])
+    talk.resume([{"role": "system", "content": "be kind"}, *messages[1:]])
+    assert (talk.system, len(talk.turns)) == ("be kind", 2)
+    for wrong in (messages[:2], messages[2:], [*messages, {"role": "system", "content": "late"}]):
+        with pytest.raises(SessionError, match="in pairs"):
+            talk.resume(wrong)
+    assert len(talk.turns) == 2
+
+
 def test_an_answer_that_is_left_counts_as_far_as_it_came(opened: Open) -> None:
     talk = opened().conversation()
     reply = talk.send("go on", CONFIG.with_values(tau=1.0))

@@ -24,6 +24,7 @@ from mars_export.runtime import Batcher, Commit, GenerationConfig, Limits, Sessi
 from mars_export.runtime.decode.backend import Backend, StepOutput
 from mars_export.runtime.decode.batch import Batch
 from mars_export.runtime.decode.blocks import BlockSchedule
+from mars_export.runtime.decode.budget import KvBudget
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.prefix import Prefixes, Saved
@@ -307,6 +308,42 @@ def test_a_second_turn_reads_only_what_is_new() -> None:
     assert second.stats.prefill_forwards < first.stats.prefill_forwards
 
 
+@pytest.mark.parametrize("firm_slots", [None, 1, 2])
+def test_prompts_that_are_read_in_turns_say_the_same(firm_slots: int | None) -> None:
+    """A short prompt comes into a long one's reading, and begins with what is saved."""
+    store = Prefixes(PLENTY, firm_slots)
+    long, short = [1 + i * i % 9 for i in range(150)], [*SYSTEM, 5, 3]
+    jobs = [([*long, 2], greedy(9)), (short, greedy(5)), (long, greedy(7)), ([*short, 8], greedy(5))]
+    wanted = [spoken(Strict(firm_slots), None, [job])[0].tokens for job in jobs]
+    for _ in range(3):
+        backend = Strict(firm_slots)
+        rows = spoken(backend, store, jobs)
+        assert [row.tokens for row in rows] == wanted
+    assert all(
+        row.stats.cached_tokens >= len(prompt) - 9 for row, (prompt, _) in zip(rows, jobs, strict=True)
+    )
+    alone = spoken(first := Strict(firm_slots), None, jobs)
+    assert [row.tokens for row in alone] == wanted
+    reads = [int(step.kv_length[0]) for step in first.steps if step.slots == 8]
+    assert reads != sorted(reads), "two were read in turns"
+
+
+def test_a_long_entry_does_not_widen_rows_beyond_their_memory() -> None:
+    store, long = Prefixes(PLENTY, 1), [*SYSTEM, *range(1, 900)]
+    spoken(FakeBackend(chaotic), store, [(long, greedy())], piece=256)
+    for num_bytes, cached in ((None, 40), (8 * 2 * 2000, 40), (8 * 2 * 256, 0)):
+        backend = FakeBackend(chaotic)
+        budget = KvBudget(2, num_bytes, 8, backend.max_capacity)
+        row = Row(0, [*SYSTEM, 999], greedy(), (), stem=store.stem())
+        budget.check(row)
+        schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=64), budget=budget)
+        for _ in run(schedule, [row]):
+            used = max(held.capacity for held in backend.caches)
+            assert num_bytes is None or 8 * 2 * used <= num_bytes
+        assert row.stats.cached_tokens == cached
+        assert row.tokens == spoken(FakeBackend(chaotic), None, [(row.tokens[:41], greedy())])[0].tokens
+
+
 def test_salts_never_share() -> None:
     store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
     cached = [
@@ -483,13 +520,15 @@ WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "
 def firm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Bundles by precision of a model whose entries do not depend on the size of a step."""
     root = tmp_path_factory.mktemp("firm")
-    checkpoint = tiny.write(WIDE, root / "checkpoint")
 
     @cache
-    def exported(precision: str) -> Path:
+    def exported(kind: str) -> Path:
+        precision, _, own = kind.partition(" ")
+        of = tiny.Tiny("own", "llama", {**WIDE.settings, "num_key_value_heads": 4}) if own else WIDE
+        checkpoint = tiny.write(of, root / f"checkpoint of {kind}")
         options = ExportOptions(block=6, precision=precision)
-        export_onnx(open_checkpoint(str(checkpoint)), root / precision, options)
-        return root / precision
+        export_onnx(open_checkpoint(str(checkpoint)), root / kind, options)
+        return root / kind
 
     return exported
 
@@ -516,10 +555,12 @@ def asked(seed: int) -> list[tuple[list[int], GenerationConfig]]:
     ]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
-def test_entries_of_firm_steps_have_the_same_bits(precision: str, firm: Callable[[str], Path]) -> None:
-    """Read in pieces of any sizes from two slots on, with masks behind or not, beside other rows or not."""
-    backend = Session.open(firm(precision), threads=2, cache_bytes=0).backend
+@pytest.mark.parametrize("kind", ["fp32", "w8a8", "fp32 own", "w8a8 own"])
+def test_entries_of_firm_steps_have_the_same_bits(kind: str, firm: Callable[[str], Path]) -> None:
+    """Read in pieces of any sizes from two slots on, with masks behind or not, beside other rows or not;
+    where heads share their keys and where each has its own.
+    """
+    backend = Session.open(firm(kind), threads=2, cache_bytes=0).backend
     assert backend.firm_slots == 2
     draw = random.Random(5)
     ids = [draw.randrange(250) for _ in range(150)]
