@@ -26,6 +26,8 @@ from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles
+# Statistics that libmars lacks: it has neither a store of prefixes nor grammars yet (docs/cpp.md).
+PYTHON_ONLY = ("cached_tokens", "forced")
 TAUS = (1.0, 0.7, 0.4, 0.0)
 MODES = ({}, {"tau": 1.0}, {"tau": 0.4})
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -438,7 +440,8 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         assert made["finish_reason"] == wanted.finish_reason
         assert (made["exact"], made["tau"]) == (False, 0.4)
         assert made["confidences"] == [round(c, 6) for c in wanted.confidences]
-        assert list(made["stats"]) == list(wanted.stats.to_dict())
+        words = [word for word in wanted.stats.to_dict() if word not in PYTHON_ONLY]
+        assert list(made["stats"]) == words
         assert made["stats"]["accepted"] == wanted.stats.to_dict()["accepted"]
     exact = sessions("llama").generate(chat, GenerationConfig(max_new_tokens=20, window="full", lookup=2))
     for words in ((), ("--exact",), ("--draft", bundles("llama")), ("--lookup", 2)):
