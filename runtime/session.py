@@ -396,6 +396,11 @@ class Session:
             raise SessionError("schema, regex, choice and tools need a bundle with a tokenizer")
         if config.stop and self.text is None:
             raise SessionError("stop strings need a bundle with a tokenizer")
+        if config.exact and self.variant.is_engine:
+            from .device.variants import why_not_exact
+
+            if (reason := why_not_exact(self.bundle, self.variant)) is not None:
+                raise SessionError(f"{self.bundle.path}: {reason}")
 
     def _new_rows(
         self, prompts: Sequence[Prompt], config: GenerationConfig | Sequence[GenerationConfig] | None

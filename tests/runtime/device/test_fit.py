@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.fake import FakeBackend
 from support.fake_cuda import MODEL, engine_info, engine_variant
 from support.manifests import GOOD
 
-from mars_export.runtime import SessionError
+from mars_export.runtime import GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.manifest import Bundle, Variant
 from mars_export.runtime.device import trt_engine
 from mars_export.runtime.device.trt_engine import LoadedEngine
@@ -283,6 +284,12 @@ def test_an_engine_of_before_decodes_with_tau_and_says_how_it_is_renewed_for_exa
     assert why_not_exact(held, GRAPH) is None
     fixed = engine_variant(engine_info(2, 4, 16, fixed=True), 64, fixed=True)
     assert why_not_exact(held, fixed) is None, "all its slots are predictions"
+    held = replace(held, manifest=replace(held.manifest, text=None))
+    session = Session(held, old(), FakeBackend(lambda known, masks: (1, 0.0)))
+    with pytest.raises(SessionError, match="renew it: mars-export trt 'my bundle' --target rtx"):
+        session.check(GenerationConfig())
+    session.check(GenerationConfig(tau=0.95))
+    Session(held, engine(), session.backend).check(GenerationConfig())
 
 
 @pytest.mark.parametrize(
