@@ -299,6 +299,18 @@ def test_a_bundle_that_cannot_serve(
         add_engine(open_bundle(small), small, replace(SMALL, **options), **settings)
 
 
+def test_top_k_outputs_are_refused_and_nothing_is_written(
+    graphs: Callable[[str, str, str], Path], tmp_path: Path
+) -> None:
+    bundle = open_bundle(graphs("llama", "fp16", "static"))
+    [graph] = bundle.manifest.variants
+    wide = replace(graph, outputs=(*graph.outputs, "topk_ids", "topk_logprobs"))
+    held = replace(bundle, manifest=replace(bundle.manifest, variants=(wide,)))
+    with pytest.raises(ExportError, match="engines have no top-k outputs yet"):
+        add_engine(held, tmp_path / "b", SMALL)
+    assert not (tmp_path / "b").exists()
+
+
 def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Path) -> None:
     done = run(
         "trt",
