@@ -61,9 +61,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/rounds": ("calibration/rows",),
     "calibration/tau": ("calibration/rounds", "calibration/drawing"),
     "calibration/bench": ("calibration/rounds", "calibration/drawing"),
+    "calibration/gpucheck": ("calibration/rounds",),
     "calibration/harness": ("runtime/__init__",),
     "calibration/lm_eval": ("calibration/harness",),
-    "calibration/commands": ("calibration/tau", "calibration/bench", "runtime/console"),
+    "calibration/commands": ("calibration/tau", "calibration/bench", "calibration/gpucheck", "runtime/console"),
     "cli": (
         "runtime/commands",
         "runtime/bundle_commands",
