@@ -17,6 +17,7 @@ HEAVY = {
 MOST_DIFFERENT = 0.1  # of answers in half precision or integer codes: ties are broken the other way
 TAU, LOW_TAU = 0.95, 0.5
 CLIENTS = 8
+PIECE, LONG = 256, 600  # tokens of a piece that a prefix store keeps on any device, and of a prompt with two
 
 
 def opens(subject: Subject) -> Found:
@@ -88,9 +89,12 @@ def block_commit(subject: Subject) -> Found:
 
 def prefixes(subject: Subject) -> Found:
     """A prompt that was read before is not read again, and its answer is the same."""
-    session = subject.open(cache_bytes=256 << 20)
-    prompt = max(subject.prompts, key=len)
-    settings = subject.config
+    session, settings = subject.open(cache_bytes=256 << 20), subject.config
+    room = session.backend.max_capacity - settings.max_new_tokens - 2 * subject.block
+    if room <= PIECE:
+        raise NotHere(f"rows hold {session.backend.max_capacity} tokens; pieces of {PIECE} are kept")
+    longest = max(subject.prompts, key=len)
+    prompt = (list(longest) * LONG)[: min(LONG, room)]
     first, again = (session.generate(prompt, settings) for _ in range(2))
     cached = again.stats.cached_tokens
     found = _agreement(subject, [again], [first], "as without the store")

@@ -64,7 +64,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/gpucheck": ("calibration/rounds",),
     "calibration/harness": ("runtime/__init__",),
     "calibration/lm_eval": ("calibration/harness",),
-    "calibration/commands": ("calibration/tau", "calibration/bench", "calibration/gpucheck", "runtime/console"),
+    "calibration/commands": (
+        "calibration/tau",
+        "calibration/bench",
+        "calibration/gpucheck",
+        "runtime/console",
+    ),
     "cli": (
         "runtime/commands",
         "runtime/bundle_commands",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ def test_every_wheels_folder_is_offered_and_nothing_is_printed(
 
     def preload(directory: str | None) -> None:
         asked.append(directory)
-        print("Failed to load libcufft.so.12")
+        sys.stdout.write("Failed to load libcufft.so.12\n")
         if directory and directory.endswith("cudnn/lib"):
             raise RuntimeError("Invalid parameter")
 
