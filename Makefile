@@ -10,7 +10,7 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test cpp attack gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check format lint types test cpp cpp-aarch64 attack gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
@@ -43,6 +43,11 @@ test: $(VENV)/.installed
 cpp: $(VENV)/.installed
 	@if runtime/cpp/setup.sh $(BIN)/python; then $(MAKE) --no-print-directory cpp-release; \
 	elif [ -n "$$CI" ]; then exit 1; else echo "NOT CHECKED: the C++ runtime, because of the above (docs/cpp.md)"; fi
+
+# The library for 64-bit Arm, its tests run by qemu-user. Not part of `check` outside CI: two compilers more.
+cpp-aarch64: $(VENV)/.installed
+	runtime/cpp/setup.sh $(BIN)/python && runtime/cpp/setup_aarch64.sh $(BIN)/python
+	cd runtime/cpp && cmake --preset aarch64 && cmake --build --preset aarch64 && ctest --preset aarch64
 
 cpp-%:
 	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* $(if $(filter release,$*),,--parallel 1) && ctest --preset $*

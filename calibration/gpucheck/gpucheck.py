@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -126,7 +126,7 @@ def _report(subject: Subject, journal: Journal) -> CheckReport:
         device=subject.device,
         device_name=device_name(subject.device),
         versions=installed(PACKAGES),
-        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         outcomes=tuple(outcomes),
     )
 

@@ -21,7 +21,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/errors": (),
     "runtime/accept": (),
     "runtime/machine": (),
-    "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine"),
+    "runtime/hashes": (),
+    "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine", "runtime/hashes"),
     "runtime/decode": ("runtime/errors", "runtime/accept"),  # token ids only: no text, no bundle, no device
     "runtime/device": ("runtime/bundle", "runtime/decode"),
     "runtime/template": ("runtime/bundle",),
