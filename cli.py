@@ -43,6 +43,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "chat": (RUN,),
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
+    "gpucheck": (RUN,),
 }
 
 

@@ -246,7 +246,8 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
 
 def _as_torch(torch: Any, array: np.ndarray) -> Any:
     """The same memory as a tensor; numpy's bfloat16 is a type that torch does not know."""
-    with warnings.catch_warnings(action="ignore"):  # a mapped file cannot be written to, and nobody tries
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a mapped file cannot be written to, and nobody tries
         if array.dtype == NUMPY_DTYPES["bfloat16"]:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)

@@ -21,7 +21,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/errors": (),
     "runtime/accept": (),
     "runtime/machine": (),
-    "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine"),
+    "runtime/hashes": (),
+    "runtime/bundle": ("runtime/errors", "runtime/accept", "runtime/machine", "runtime/hashes"),
     "runtime/decode": ("runtime/errors", "runtime/accept"),  # token ids only: no text, no bundle, no device
     "runtime/device": ("runtime/bundle", "runtime/decode"),
     "runtime/template": ("runtime/bundle",),
@@ -61,9 +62,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/rounds": ("calibration/rows",),
     "calibration/tau": ("calibration/rounds", "calibration/drawing"),
     "calibration/bench": ("calibration/rounds", "calibration/drawing"),
+    "calibration/gpucheck": ("calibration/rounds",),
     "calibration/harness": ("runtime/__init__",),
     "calibration/lm_eval": ("calibration/harness",),
-    "calibration/commands": ("calibration/tau", "calibration/bench", "runtime/console"),
+    "calibration/commands": (
+        "calibration/tau",
+        "calibration/bench",
+        "calibration/gpucheck",
+        "runtime/console",
+    ),
     "cli": (
         "runtime/commands",
         "runtime/bundle_commands",
