@@ -31,7 +31,7 @@ def behind_a_gate(session: Session) -> tuple[Session, Stalling]:
 
 
 class Paced(Recording):
-    """Another backend whose steps pass one by one, once `hold` was called, as `let` allows; `open` ends it."""
+    """Another backend whose steps pass one by one once `hold` was called, as `let` allows; until `open`."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)

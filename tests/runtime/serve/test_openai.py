@@ -260,7 +260,7 @@ def test_a_running_stream_is_steered(session: Session) -> None:
     slow, pace = paced(session)
     with serving({"tiny": slow}) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         pace.hold()
-        stream = chat(client, max_tokens=40, stream=True, extra_body={"tau": 1.0, "return_steps": True})
+        stream = chat(client, max_tokens=150, stream=True, extra_body={"tau": 1.0, "return_steps": True})
         chunks: list[Any] = []
         reader = threading.Thread(target=lambda: chunks.extend(stream))
         pace.let(1)
