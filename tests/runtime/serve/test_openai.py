@@ -260,7 +260,7 @@ def test_a_running_stream_is_steered(session: Session) -> None:
     slow, pace = paced(session)
     with serving({"tiny": slow}) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         pace.hold()
-        stream = chat(client, max_tokens=150, stream=True, extra_body={"tau": 1.0, "return_steps": True})
+        stream = chat(client, max_tokens=40, stream=True, extra_body={"tau": 1.0, "return_steps": True})
         chunks: list[Any] = []
         reader = threading.Thread(target=lambda: chunks.extend(stream))
         pace.let(1)
@@ -271,10 +271,14 @@ def test_a_running_stream_is_steered(session: Session) -> None:
         finally:
             pace.open()
         reader.join(30)
-        hows = [[t["how"] for t in s["tokens"]] for c in chunks for s in c.choices[0].steps]
-        assert [len(how) for how in hows[:4]] == [1] * 4, "at tau 1"
-        assert len(hows[4]) > 1 and {how for step in hows[:6] for how in step} == {"accepted"}, "at tau 0"
-        assert "verified" in {how for step in hows[6:] for how in step}, "in exact mode"
+        steps = [step["tokens"] for chunk in chunks for step in chunk.choices[0].steps]
+        assert [len(step) for step in steps[:4]] == [1] * 4, "at tau 1"
+        assert len(steps[4]) > 1 and len(steps[5]) > 1, "at tau 0"
+        assert {token["how"] for step in steps[:6] for token in step} == {"accepted"}
+        before, rest = ([t["id"] for step in part for t in step] for part in (steps[:6], steps[6:]))
+        one_token = GenerationConfig(tau=1.0, max_new_tokens=len(rest))
+        alone = session.generate([*session.encode(HELLO), *before], one_token)
+        assert list(alone.token_ids) == rest, "in exact mode"
         assert chunks[-1].mars["exact"] is True
         until(lambda: server.call(f"/v1/mars/streams/{name}", {"tau": 0.5}).status == 404)
 
