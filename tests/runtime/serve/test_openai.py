@@ -284,7 +284,7 @@ def test_a_running_stream_is_steered(session: Session) -> None:
 
 
 def _steer(server: Serving, path: str, pace: Paced) -> None:
-    """Four steps at tau 1, one at 0, the rest exact: a step that waits was fed before its settings changed."""
+    """Four steps at tau 1, one at 0, the rest exact: one that waits was fed before settings changed."""
     pace.let(2)
     until(lambda: pace.is_waiting)
     assert server.call(path, {"tau": 0.0}).json["mars"]["tau"] == 0.0
