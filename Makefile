@@ -85,7 +85,7 @@ format: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,dev$(if $(CI),$(comma)lm-eval)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,serve,rtx,dev$(if $(CI),$(comma)lm-eval)]'
 	touch $@
 
 clean:
