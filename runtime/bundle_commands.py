@@ -92,7 +92,8 @@ def _codes_of(quantizer: Any) -> str:
         return ""
     words = f"; codes by {quantizer.name}"
     if quantizer.sequences is not None:
-        words += f" on {quantizer.sequences} sequences of a text with sha256 {(quantizer.text_sha256 or '?')[:16]}"
+        digest = (quantizer.text_sha256 or "?")[:16]
+        words += f" on {quantizer.sequences} sequences of a text with sha256 {digest}"
     return words
 
 
