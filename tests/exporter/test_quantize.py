@@ -424,3 +424,4 @@ def test_auto_precision_names_its_reason(tmp_path: Path) -> None:
     assert "avx512_vnni" in choose_precision(tmp_path / "new")[1]
     assert choose_precision(tmp_path / "old")[0] == "int8"
     assert choose_precision(tmp_path / "absent")[0] == "int8"
+    assert all("--calibration-text" in choose_precision(tmp_path / n)[1] for n in ("new", "old", "absent"))
