@@ -16,10 +16,9 @@ import onnx
 
 from ...runtime.errors import ExportError
 from ..checkpoint import names
-from ..checkpoint.compressed import PackedTensors
 from ..checkpoint.family import Dims
 from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
-from ..codes import Codec, Encoded, Quantization, pack
+from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 from .hashed import HashedFile
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
@@ -277,10 +276,8 @@ def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensor
             zeros[:, to] = encoded.zeros.T
 
     for source, size in zip(recipe.sources, sizes, strict=True):
-        if isinstance(tensors, PackedTensors) and tensors.holds(source, codec):
-            place(
-                tensors.encoded(source, dtype), start
-            )  # codes that the checkpoint has already are kept as they are
+        if isinstance(tensors, CodeSource) and tensors.holds(source, codec):
+            place(tensors.encoded(source, dtype), start)  # codes that are there already are kept as they are
         else:
 
             def encode(at: int, rows: np.ndarray, start: int = start) -> None:
