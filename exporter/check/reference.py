@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..checkpoint import names
 from ..checkpoint.family import Dims
+from ..checkpoint.rope import Rope
 from ..checkpoint.tensors import Tensors, chunks
 
 
@@ -37,6 +38,7 @@ def logits(
         x = torch.from_numpy(
             np.array(table[[token for sequence in sequences for token in sequence]], np.float32)
         )
+        x = x * dims.knobs.embedding_factor
         for i in range(dims.num_layers):
             layer = {
                 name.removeprefix(names.layer(i)): read(name)
@@ -47,11 +49,12 @@ def logits(
             del layer
             if progress is not None:
                 progress()
-        normed = _rms(x, read(names.FINAL_NORM), dims.rms_norm_eps)
+        normed = _rms(x, read(names.FINAL_NORM) + dims.knobs.norm_offset, dims.rms_norm_eps)
         parts = []
         for rows in chunks(table if dims.tied else tensors.read(names.HEAD)):
             head = torch.from_numpy(np.array(rows, np.float32))
-            parts.append((normed @ head.T).numpy())
+            product = normed @ head.T * dims.knobs.logit_factor
+            parts.append(_capped(product, dims.knobs.logit_cap).numpy())
         return np.split(np.concatenate(parts, -1), np.cumsum(lengths)[:-1])
 
 
@@ -63,6 +66,10 @@ def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
+def _capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * torch.tanh(x / cap) if cap else x
+
+
 def _layer(
     dims: Dims,
     i: int,
@@ -72,21 +79,32 @@ def _layer(
     owner: torch.Tensor,
 ) -> torch.Tensor:
     """Layer i on x [tokens, hidden]; token t is at `positions[t]` of sequence `owner[t]`."""
+    knobs = dims.knobs
 
     def linear(part: str, value: torch.Tensor) -> torch.Tensor:
         return F.linear(value, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
 
-    def norm(part: str, value: torch.Tensor) -> torch.Tensor:
-        return _rms(value, weights[f"{part}.weight"], dims.rms_norm_eps)
+    def norm(part: str | None, value: torch.Tensor) -> torch.Tensor:
+        if part is None:
+            return value
+        return _rms(value, weights[f"{part}.weight"] + knobs.norm_offset, dims.rms_norm_eps)
 
-    normed = norm(names.INPUT_NORM, x)
-    # [tokens, heads, head_dim]
-    q, k, v = (
-        linear(part, normed).unflatten(-1, (-1, dims.head_dim)) for part in (names.Q, names.K, names.V)
-    )
-    if dims.qk_norm:
-        q, k = norm(names.Q_NORM, q), norm(names.K_NORM, k)
-    q, k = _rotate(dims, q, positions), _rotate(dims, k, positions)
+    normed = norm(knobs.norms.before_attention, x)
+    sizes = [dims.num_heads * dims.head_dim, *[dims.num_kv_heads * dims.head_dim] * 2]
+    q, k, v = torch.cat([linear(part, normed) for part in knobs.qkv], -1).split(sizes, -1)
+    heads = knobs.head_norms
+    if heads is not None and heads.whole:
+        q, k = norm(heads.q, q), norm(heads.k, k)
+    q, k, v = (value.unflatten(-1, (-1, dims.head_dim)) for value in (q, k, v))  # [tokens, heads, head_dim]
+    if heads is not None and not heads.whole and not heads.rotated:
+        q, k = norm(heads.q, q), norm(heads.k, k)
+    if (rope := dims.rope(i)) is not None:
+        q, k = (_rotate(rope, value, positions, knobs.interleaved) for value in (q, k))
+    if heads is not None and heads.rotated:
+        q, k = norm(heads.q, q), norm(heads.k, k)
+    if knobs.query_growth is not None:
+        beta, length = knobs.query_growth
+        q = q * (1 + beta * torch.log(1 + torch.floor(positions / length)))[:, None, None]
     distance = positions[:, None] - positions[None, :]
     mask = (distance >= 0) & (owner[:, None] == owner[None, :])
     window = dims.windows[i]
@@ -94,14 +112,26 @@ def _layer(
         mask &= distance < window
     groups = dims.num_heads // dims.num_kv_heads
     keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
-    mixed = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], mask)[0]
-    x = x + linear(names.O, mixed.transpose(0, 1).flatten(1))
-    normed = norm(names.POST_NORM, x)
-    return x + linear(names.DOWN, F.silu(linear(names.GATE, normed)) * linear(names.UP, normed))
+    scores = _capped(q.transpose(0, 1) @ keys.mT * dims.attention_scale, knobs.attention_cap)
+    mixed = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values
+    attended = norm(knobs.norms.after_attention, linear(names.O, mixed.transpose(0, 1).flatten(1)))
+    x = x + attended * knobs.residual_factor
+    normed = norm(knobs.norms.before_mlp, x)
+    gate, up = torch.cat([linear(part, normed) for part in knobs.gate_up], -1).chunk(2, -1)
+    gate = F.gelu(gate, approximate="tanh") if knobs.activation == "gelu_tanh" else F.silu(gate)
+    made = norm(knobs.norms.after_mlp, linear(names.DOWN, gate * up))
+    return x + made * knobs.residual_factor
 
 
-def _rotate(dims: Dims, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    angles = positions.to(torch.float32)[:, None] * torch.from_numpy(dims.rope.inv_freq)
-    cos, sin = (f(angles)[:, None, :] * dims.rope.scale for f in (torch.cos, torch.sin))
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+def _rotate(rope: Rope, x: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    angles = positions.to(torch.float32)[:, None] * torch.from_numpy(rope.inv_freq)
+    cos, sin = (f(angles)[:, None, :] * rope.scale for f in (torch.cos, torch.sin))
+    size = 2 * angles.shape[-1]
+    turning, rest = x[..., :size], x[..., size:]
+    if interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]
+        pairs = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+    else:
+        first, second = turning.chunk(2, -1)
+        pairs = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return torch.cat([pairs, rest], -1)
