@@ -28,10 +28,10 @@ class Family:
     """What distinguishes one decoder family from another.
 
     Biases are there or not, or the config field that says so. `windows` is who slides: "no layer", "all"
-    where the config has a window, "flagged" by `use_sliding_window` and layer, "typed" by layer. `every`: of
-    so many layers the last one is different (it does not slide, or, with `unrotated`, does not rotate), where
-    the config has no list. `defaults`: what transformers assumes for a field that config.json leaves out (not
-    for one that is null). `adjust` reads knobs from the config.
+    where the config has a window, "flagged" by `use_sliding_window` and layer, "typed" by layer. `unrotated`
+    is who has no rotary embedding: "no layer", "listed" by `no_rope_layers`, "full" beside layers that slide.
+    `rope_by_kind`: layers that slide have frequencies of their own. `defaults`: what transformers assumes for
+    a field that config.json leaves out (not for one that is null). `adjust` reads knobs from the config.
     """
 
     qkv_bias: bool | str = False
@@ -40,7 +40,7 @@ class Family:
     knobs: Knobs = field(default_factory=Knobs)
     activation_field: str = "hidden_act"
     windows: str = "no layer"
-    unrotated: str = "no layer"  # or "listed" by `no_rope_layers`, "full" beside layers that slide
+    unrotated: str = "no layer"
     partial_rotary: bool = False
     rope_by_kind: bool = False
     defaults: Config = field(default_factory=dict)
@@ -111,7 +111,7 @@ LLAMA_BIASES: dict[str, Any] = {
 }
 QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 GEMMA = Knobs(norms=SANDWICH, norm_offset=1.0, activation=GELU_TANH)
-GEMMA_BIASES = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
+GEMMA_BIASES: dict[str, Any] = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 GEMMA_DEFAULTS = {
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -265,7 +265,16 @@ EXPERTS = (
     "standard operators would read all experts of a layer, or copy the chosen ones, for every step, and each"
     " mask of a window chooses its own (docs/families.md)"
 )
+REORDERED = (
+    "its masks stand at positions that are not contiguous and predict their own token, not the next one:"
+    " another loop, although its weights are a stock decoder's (docs/families.md)"
+)
+DIFFUSION = "it denoises blocks with attention in both directions, and this loop is causal (docs/families.md)"
 REFUSED: Mapping[str, str] = {
+    "wedlm": REORDERED,
+    **dict.fromkeys(
+        ("bd3lm", "a2d-bd3lm", "llada", "llada2_moe", "dream", "sdar", "fast_dllm_v2"), DIFFUSION
+    ),
     **dict.fromkeys(
         (
             "lfm2",

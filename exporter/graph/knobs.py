@@ -5,6 +5,7 @@ off.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -46,7 +47,7 @@ def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: b
     return nodes.add("Mul", gate, share, name="gate_gelu")
 
 
-def attention_settings(knobs: Knobs) -> dict[str, float]:
+def attention_settings(knobs: Knobs) -> dict[str, Any]:
     """Attributes of the operator Attention; it caps scores before it masks them."""
     settings = {"scale": knobs.attention_scale, "softcap": knobs.attention_cap or None}
     return {name: value for name, value in settings.items() if value is not None}

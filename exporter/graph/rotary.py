@@ -6,6 +6,8 @@ part of them, one set of frequencies or two.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto
 
@@ -62,7 +64,7 @@ def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_delta: bo
         return x
     size = 2 * len(rope.inv_freq)
     if not is_delta:
-        settings = {"interleaved": 1} if dims.knobs.interleaved else {}
+        settings: dict[str, Any] = {"interleaved": 1} if dims.knobs.interleaved else {}
         settings |= {"rotary_embedding_dim": size} if size != dims.head_dim else {}
         angles = (f"cos{_suffix(which)}", f"sin{_suffix(which)}")
         return nodes.add("RotaryEmbedding", x, *angles, name=name, **settings)

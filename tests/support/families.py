@@ -131,7 +131,7 @@ FAMILIES = {
             },
             tied=True,
         ),
-        Tiny("ministral3", "ministral3", {"head_dim": 12, "rope_parameters": GROWING}),
+        Tiny("ministral3", "ministral3", {"head_dim": 12, "rope_parameters": GROWING}, seed=3),
         Tiny("olmo2", "olmo2", {"attention_bias": True}),
         Tiny("olmo2-mha", "olmo2", {"num_key_value_heads": 4}, tied=True),
         Tiny(
