@@ -37,6 +37,10 @@ Tied = Annotated[
         "--tied/--untied", help="Whether lm_head is the embedding, where config.json and weights disagree."
     ),
 ]
+LongContext = Annotated[
+    bool,
+    typer.Option("--long-context", help="Longrope's frequencies for long texts, and the whole context."),
+]
 TokenizerDirectory = Annotated[
     str | None,
     typer.Option("--tokenizer", metavar="DIR", help="Tokenizer files to use instead of the checkpoint's."),
@@ -110,6 +114,7 @@ def onnx(
     mask_token: MaskToken = None,
     tokenizer: TokenizerDirectory = None,
     tied: Tied = None,
+    long_context: LongContext = False,
     revision: Revision = None,
     base: Base = None,
     kv_layout: Annotated[
@@ -145,8 +150,9 @@ def onnx(
     )  # fmt: skip
     with progress_bars() as bars:
         opened = open_checkpoint(
-            checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
-        )
+            checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied,
+            tokenizer=tokenizer, long_context=long_context,
+        )  # fmt: skip
         _say_which_mask(opened.vocabulary, mask_token)
         manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
     if as_json:
@@ -223,6 +229,7 @@ def trt(
     mask_token: MaskToken = None,
     tokenizer: TokenizerDirectory = None,
     tied: Tied = None,
+    long_context: LongContext = False,
     revision: Revision = None,
     base: Base = None,
     allow_drift: AllowDrift = False,
@@ -277,8 +284,9 @@ def trt(
                 allow_drift=allow_drift, oracle=not no_oracle,
             )  # fmt: skip
             opened = open_checkpoint(
-                source, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
-            )
+                source, revision=revision, base=base, mask_token=mask_token, tied=tied,
+                tokenizer=tokenizer, long_context=long_context,
+            )  # fmt: skip
             _say_which_mask(opened.vocabulary, mask_token)
             outcome = export_engine(
                 opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)

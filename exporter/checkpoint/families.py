@@ -55,7 +55,10 @@ class Family:
                 f"config.json: {self.activation_field} `{given[:80]}` is not supported"
                 f" (known: {', '.join(usual)})"
             )
-        return self.knobs if self.adjust is None else self.adjust(self.knobs, config)
+        try:
+            return self.knobs if self.adjust is None else self.adjust(self.knobs, config)
+        except KeyError as error:
+            raise CheckpointError(f"config.json: the parameter {error} is missing") from error
 
     def has_bias(self, which: bool | str, config: Config) -> bool:
         return which if isinstance(which, bool) else bool(config.get(which))
