@@ -6,7 +6,7 @@ A family sets some of them (families.py); who writes a layer reads all of them, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from . import names
 
@@ -63,6 +63,12 @@ class Knobs:
     residual_factor: float = 1.0  # of what attention and MLP add
     logit_factor: float = 1.0
     logit_cap: float = 0.0
+
+    @property
+    def turned(self) -> frozenset[str]:
+        """The names of knobs that are set otherwise than Llama's."""
+        usual = Knobs()
+        return frozenset(f.name for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name))
 
     @property
     def qkv(self) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError
-from . import adapter, compressed, default
-from .family import Dims, check_shapes, dims_from_config
+from . import adapter, autogptq, compressed, default
+from .family import Dims, check_shapes, dims_from_config, expected_shapes
 from .names import EMBEDDING, HEAD
 from .tensors import Tensors, open_tensors, read_json, same_numbers
 from .vocabulary import Vocabulary, read_vocabulary
@@ -68,9 +68,7 @@ def open_checkpoint(
         model = default.base_directory() if is_default else _directory(base, config_of_adapter.revision)
     config = _read_config(model)
     dims, tensors = dims_from_config(config, long_context=long_context), open_tensors(model)
-    codec = compressed.read_scheme(config.get("quantization_config"))
-    if codec is not None:
-        tensors = compressed.unpacked(tensors, codec)
+    tensors = _unpacked(model, config, tensors, dims)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)
@@ -101,6 +99,15 @@ def _refuse_other_loops(location: str) -> None:
             " trained to fill blocks with attention in both directions, and would answer nonsense in this"
             " causal loop (docs/families.md). If the name misleads, rename the directory"
         )
+
+
+def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims) -> Tensors:
+    """The tensors of a quantized checkpoint seen as weights; those of any other as they are."""
+    raw = autogptq.read_config(model, config)
+    if (form := autogptq.read_form(raw)) is not None:
+        return autogptq.unpacked(tensors, form, dict(expected_shapes(dims)))
+    codec = compressed.read_scheme(raw)
+    return tensors if codec is None else compressed.unpacked(tensors, codec)
 
 
 def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | None) -> bool:
