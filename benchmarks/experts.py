@@ -6,9 +6,9 @@
     python benchmarks/experts.py --experts 16 --hidden 64 --inner 32 --rounds 1
 
 Three ways to write the layer, as multiples of a dense MLP of as many weights as one token's experts have:
-`all`, every expert for every token, weighted; `gathered`, the chosen experts' weights, gathered for each token;
-`branches`, one `If` for each expert, taken where any token chose it. Weights are fp32, routing is random, the
-best of some rounds counts. Experts used are counted; times depend on the machine.
+`all`, every expert for every token, weighted; `gathered`, the chosen experts' weights, gathered for each
+token; `branches`, one `If` for each expert, taken where any token chose it. Weights are fp32, routing is
+random, the best of some rounds counts. Experts used are counted; times depend on the machine.
 """
 
 from __future__ import annotations
