@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -185,6 +185,22 @@ class LlgMatcher:
                 )
             self._mask = mask
         return self._mask
+
+    def likely(self) -> tuple[int, float] | None:
+        """Of the ways to write a text that is forced: the commonest first token, and its share."""
+        data = bytes(self._matcher.compute_ff_bytes())
+        self._check()
+        if not data or len(data) > 16 * MOST_SETTLED:
+            return None
+        after = self.copy()
+        if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
+            return None
+        variants = [] if after.is_over else self._alphabet.variants(data, after.mask())
+        if not variants:
+            return None
+        counts = Counter(variant[0] for variant in variants)
+        token = max(counts, key=lambda token: (counts[token], -token))
+        return (token, counts[token] / len(variants)) if self.mask()[token] else None
 
     def consume(self, token: int) -> None:
         self._mask = self._forced = None
