@@ -124,6 +124,14 @@ class Alphabet:
         self.vocab_size, self.ends = vocab_size, list(eos_ids)
         self._tokenizer = tokenizer
         self._texts = [tokenizer.decode_bytes([token]) for token in range(vocab_size)]
+        # All tokens by their first bytes, short ones first; and for each where its first byte begins.
+        texts = self._texts
+        order = sorted(
+            range(vocab_size), key=lambda token: (texts[token][:1], len(texts[token]), texts[token])
+        )
+        begins = [i == 0 or texts[order[i - 1]][:1] != texts[order[i]][:1] for i in range(vocab_size)]
+        self._shortest = np.array(order, np.int64)
+        self._first = np.maximum.accumulate(np.where(begins, np.arange(vocab_size), 0))
         self._variants: OrderedDict[tuple[bytes, bytes], list[list[int]]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -142,11 +150,10 @@ class Alphabet:
             if key in self._variants:
                 self._variants.move_to_end(key)
                 return self._variants[key]
-        first: dict[bytes, list[bytes]] = {}
-        for token in np.flatnonzero(behind).tolist():
-            first.setdefault(self._texts[token][:1], []).append(self._texts[token])
-        few = [sorted(own, key=lambda text: (len(text), text))[:PER_BYTE] for own in first.values()]
-        found = [self.write(data + text) for own in few for text in own]
+        fits = behind[self._shortest]
+        before = np.cumsum(fits) - fits  # such tokens so far
+        few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
+        found = [self.write(data + self._texts[token]) for token in few.tolist()]
         with self._lock:
             self._variants[key] = found
             while len(self._variants) > REMEMBERED:
