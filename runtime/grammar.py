@@ -12,6 +12,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -132,7 +133,7 @@ class Alphabet:
         begins = [i == 0 or texts[order[i - 1]][:1] != texts[order[i]][:1] for i in range(vocab_size)]
         self._shortest = np.array(order, np.int64)
         self._first = np.maximum.accumulate(np.where(begins, np.arange(vocab_size), 0))
-        self._variants: OrderedDict[tuple[bytes, bytes], list[list[int]]] = OrderedDict()
+        self._ways: OrderedDict[tuple[bytes, bytes], Ways] = OrderedDict()
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> list[int]:
@@ -143,22 +144,41 @@ class Alphabet:
         fits = [token for token, text in enumerate(self._texts) if text and data.startswith(text)]
         return sorted(fits, key=lambda token: -len(self._texts[token]))
 
-    def variants(self, data: bytes, behind: np.ndarray) -> list[list[int]]:
-        """How `data` is written before tokens of the mask `behind`: a few of each first byte."""
+    def ways(self, data: bytes, behind: np.ndarray) -> Ways:
+        """How `data` is written before tokens of the mask `behind`: a few of each first byte are tried."""
         key = (data, np.packbits(behind).tobytes())
         with self._lock:
-            if key in self._variants:
-                self._variants.move_to_end(key)
-                return self._variants[key]
+            if key in self._ways:
+                self._ways.move_to_end(key)
+                return self._ways[key]
         fits = behind[self._shortest]
         before = np.cumsum(fits) - fits  # such tokens so far
         few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
-        found = [self.write(data + self._texts[token]) for token in few.tolist()]
+        found = Ways.of([self.write(data + self._texts[token]) for token in few.tolist()])
         with self._lock:
-            self._variants[key] = found
-            while len(self._variants) > REMEMBERED:
-                self._variants.popitem(last=False)
+            self._ways[key] = found
+            while len(self._ways) > REMEMBERED:
+                self._ways.popitem(last=False)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Some writings of a text: the tokens that all begin with, and the first tokens, the commonest first."""
+
+    common: tuple[int, ...]
+    first: tuple[int, ...]
+    share: float
+    """Of the commonest."""
+
+    @classmethod
+    def of(cls, variants: Sequence[Sequence[int]]) -> Ways:
+        counts = Counter(variant[0] for variant in variants)
+        first = sorted(counts, key=lambda token: (-counts[token], token))
+        common = next(iter(variants), ())
+        for variant in variants:
+            common = common[: _num_alike(common, variant)]
+        return cls(tuple(common), tuple(first), counts[first[0]] / len(variants) if first else 0.0)
 
 
 class LlgMatcher:
@@ -202,12 +222,10 @@ class LlgMatcher:
         after = self.copy()
         if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
             return None
-        variants = [] if after.is_over else self._alphabet.variants(data, after.mask())
-        if not variants:
+        if after.is_over:
             return None
-        counts = Counter(variant[0] for variant in variants)
-        token = max(counts, key=lambda token: (counts[token], -token))
-        return (token, counts[token] / len(variants)) if self.mask()[token] else None
+        ways = self._alphabet.ways(data, after.mask())
+        return (ways.first[0], ways.share) if ways.first and self.mask()[ways.first[0]] else None
 
     def consume(self, token: int) -> None:
         self._mask = self._forced = None
@@ -245,13 +263,10 @@ class LlgMatcher:
             return forced
         if after.is_over:
             return self._alphabet.write(data)
-        variants = self._alphabet.variants(data, after.mask())
-        num = 0
-        while num < len(forced) and all(v[num : num + 1] == forced[num : num + 1] for v in variants):
-            num += 1
+        ways = self._alphabet.ways(data, after.mask())
+        num = _num_alike(forced, ways.common)
         if num == 0:
-            written = {variant[0] for variant in variants}
-            allowed = [token for token in written if self._matcher.validate_tokens([token]) == 1]
+            allowed = [token for token in ways.first if self._matcher.validate_tokens([token]) == 1]
             if not allowed:
                 return forced
             self._mask = np.zeros(self._alphabet.vocab_size, bool)
@@ -275,6 +290,12 @@ def leaves_a_choice(matcher: LlgMatcher) -> bool:
         for token in forced:
             matcher.consume(token)
     return left <= 0 or not matcher.is_over
+
+
+def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _escaped(text: str) -> str:
