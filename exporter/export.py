@@ -18,6 +18,7 @@ from ..runtime.bundle.manifest import (
     Manifest,
     ModelInfo,
     QuantizationInfo,
+    Separators,
     TextInfo,
     TokenInfo,
     Variant,
@@ -175,8 +176,8 @@ def write_bundle(
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-    drift = _self_check(directory, checkpoint, options, placed, report)
-    manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights)
+    drift, separators = _self_check(directory, checkpoint, options, placed, report)
+    manifest = _manifest(directory, checkpoint, options, model, variants, drift, separators, weights)
     write_manifest(directory, manifest)
     return manifest
 
@@ -279,7 +280,7 @@ def _self_check(
     options: ExportOptions,
     placed: dict[str, Placed],
     report: Progress,
-) -> Drift:
+) -> tuple[Drift, Separators | None]:
     from .check import selfcheck
 
     layers, done = checkpoint.dims.num_layers, 0
@@ -330,6 +331,7 @@ def _manifest(
     model: ModelInfo,
     variants: list[Variant],
     drift: Drift,
+    separators: Separators | None,
     weights: FileEntry,
 ) -> Manifest:
     vocabulary = checkpoint.vocabulary
@@ -354,6 +356,7 @@ def _manifest(
             vocabulary.bos_token,
             vocabulary.eos_token,
             derive_chat_turns(vocabulary),
+            separators,
         ),
         variants=tuple(judged),
         files=tuple(files),

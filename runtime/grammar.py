@@ -23,6 +23,7 @@ from .decode.config import GenerationConfig
 from .errors import SessionError
 
 PER_BYTE = 4  # continuations that begin with the same byte, of those that are tried
+SEPARATORS = (", ", ": ")  # of models whose habit is not known
 MOST_SETTLED = 256  # tokens that are forced at once; more follow in the next run
 REMEMBERED = 1024  # texts whose continuations were tried
 CACHED = 64  # compiled grammars of a session
@@ -44,15 +45,21 @@ class Grammars:
     """The grammars of one tokenizer, each compiled once and kept while it is asked for.
 
     tokenizer: JSON text of the tokenizers library. vocab_size: tokens of the model, padding included.
-    eos_ids: the model's own, which a tokenizer file does not tell. dialect: how the model writes calls. May
-    be used from several threads. Raises SessionError where llguidance is missing or cannot use the tokenizer.
+    eos_ids: the model's own, which a tokenizer file does not tell. dialect: how the model writes calls.
+    separators: those of JSON answers where a request names none. May be used from several threads. Raises
+    SessionError where llguidance is missing or cannot use the tokenizer.
     """
 
     def __init__(
-        self, tokenizer: str, vocab_size: int, eos_ids: Sequence[int], dialect: toolcalls.Dialect
+        self,
+        tokenizer: str,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        dialect: toolcalls.Dialect,
+        separators: tuple[str, str] = SEPARATORS,
     ) -> None:
         self._library = _import()
-        self._dialect = dialect
+        self._dialect, self._separators = dialect, separators
         with _no_panic("the grammar library cannot use the bundle's tokenizer", "export the bundle again"):
             self._tokenizer = self._library.LLTokenizer(
                 tokenizer, n_vocab=vocab_size, eos_token=list(eos_ids) or None
@@ -64,7 +71,7 @@ class Grammars:
 
     def matcher(self, config: GenerationConfig) -> LlgMatcher:
         """A matcher at the beginning of an answer. Raises SessionError for what nothing can satisfy."""
-        parts = [config.schema, config.regex, config.choice, config.tools, config.separators]
+        parts = [config.schema, config.regex, config.choice, config.tools, self._separators_of(config)]
         key = sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
             if key in self._compiled:
@@ -76,6 +83,9 @@ class Grammars:
             while len(self._compiled) > CACHED:
                 self._compiled.popitem(last=False)
         return self._of(compiled.deep_copy())
+
+    def _separators_of(self, config: GenerationConfig) -> tuple[str, str]:
+        return self._separators if config.separators is None else config.separators
 
     def _of(self, matcher: Any) -> LlgMatcher:
         return LlgMatcher(matcher, self._alphabet)
@@ -92,7 +102,7 @@ class Grammars:
         return compiled
 
     def _grammar(self, config: GenerationConfig) -> str:
-        library, (item, key) = self._library.LLMatcher, config.separators
+        library, (item, key) = self._library.LLMatcher, self._separators_of(config)
         options = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
         if config.regex is not None:
             return str(library.grammar_from_regex(config.regex))

@@ -96,7 +96,9 @@ def test_regex_and_choice(name: str, session: Session) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tools_give_calls(name: str, session: Session) -> None:
-    config = GenerationConfig(tools=[WEATHER, STOP], max_new_tokens=60, **SETTINGS[name])
+    config = GenerationConfig(
+        tools=[WEATHER, STOP], max_new_tokens=60, separators=(", ", ": "), **SETTINGS[name]
+    )
     stream = session.stream([{"role": "user", "content": "hi"}], config)
     reader = session.tool_stream()
     for event in stream:
@@ -115,7 +117,8 @@ def test_separators_are_those_that_were_asked_for(session: Session) -> None:
         "required": ["a", "b"],
         "additionalProperties": False,
     }
-    assert session.generate(PROMPT, GenerationConfig(schema=schema)).text == '{"a": 1, "b": [1, 2]}'
+    spaced = GenerationConfig(schema=schema, separators=(", ", ": "))
+    assert session.generate(PROMPT, spaced).text == '{"a": 1, "b": [1, 2]}'
     compact = GenerationConfig(schema=schema, separators=(",", ":"))
     assert session.generate(PROMPT, compact).text == '{"a":1,"b":[1,2]}'
 
