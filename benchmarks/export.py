@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import random_checkpoint
 import watched
 
+import random_checkpoint
 from peers import machine
 
 ROOT = Path(__file__).resolve().parent
