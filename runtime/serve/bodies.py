@@ -31,11 +31,10 @@ class Bodies:
             raise Refused(415, "compressed bodies are not taken; send plain JSON", headers=CLOSE)
         pieces: list[bytes] = []
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._whole(request, pieces)
+            await asyncio.wait_for(self._whole(request, pieces), self._seconds)
             size = sum(map(len, pieces))
             return await asyncio.to_thread(parse, pieces) if size > LONG else parse(pieces)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise Refused(
                 408, f"the body did not come within {self._seconds:g} s; send it faster", headers=CLOSE
             ) from None
