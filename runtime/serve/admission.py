@@ -48,6 +48,7 @@ class Admitted:
         """Those that still run end before their next step."""
         for request in self.requests:
             request.cancel()
+            self.served.left(request)
 
 
 async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashable) -> Admitted:
@@ -111,7 +112,7 @@ def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationCo
         level = EXACT
         # A bound that was tested with the likeliest tokens says nothing of others.
         if config.is_greedy and not config.needs_logits and not config.is_structured:
-            level = served.adaptive.names[served.adaptive.choose(served.longest_wait)]
+            level = served.adaptive.names[served.level]
             config = _with_knob(config, served.levels[level])
     return repeatable(config, has_window="window" in ask.given, has_seed=ask.has_seed), level
 

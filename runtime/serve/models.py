@@ -77,19 +77,32 @@ class Served:
         """A request came in; it waits until it has its row."""
         self._waiting[request.number] = request
 
+    def left(self, request: Request) -> None:
+        """A request waits no more."""
+        if self._waiting.pop(request.number, None) is not None:
+            self._tell(request)
+
     @property
     def longest_wait(self) -> float:
         """Seconds that the oldest of those that wait has waited. Those that began tell how long they did."""
         longest = 0.0
         for number, request in list(self._waiting.items()):
-            stats = request.stats
-            if stats.queue_time or request.finish_reason is not None:
-                self._waiting.pop(number, None)
-                if self.adaptive is not None and stats.queue_time:
-                    self.adaptive.saw(stats.queue_time)
+            if request.stats.queue_time or request.finish_reason is not None:
+                del self._waiting[number]
+                self._tell(request)
             else:
-                longest = max(longest, perf_counter() - stats.began)
+                longest = max(longest, perf_counter() - request.stats.began)
         return longest
+
+    @property
+    def level(self) -> int:
+        """The level of load of a request that would come now."""
+        return self.adaptive.choose(self.longest_wait) if self.adaptive is not None else 0
+
+    def _tell(self, request: Request) -> None:
+        waited = request.stats.queue_time
+        if self.adaptive is not None and waited:
+            self.adaptive.saw(waited)
 
     # --- as clients see it ---
 
