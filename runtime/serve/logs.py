@@ -45,10 +45,10 @@ def listen(level: str, *, as_json: bool) -> None:
     """Write what this package and the HTTP server say to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=as_json))
-    for name in ("mars_export", "uvicorn"):
+    # The server's own tell of each broken connection and of bytes that are no HTTP; anybody can send those.
+    others = "DEBUG" if level == "debug" else "ERROR"
+    for name in ("mars_export", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
-        logger.setLevel(level.upper())
+        logger.setLevel(level.upper() if name == "mars_export" else others)
         logger.propagate = False
-    # It tells of each connection that breaks off; what matters is in our own lines.
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger("uvicorn").level))

@@ -91,6 +91,11 @@ class Answering:
             yield choice, choice.push(event)
         self._outcome = "finished"
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next piece is there already."""
+        return self._events is not None and self._events.has_more
+
     def close(self) -> None:
         """Nothing of it runs on."""
         if self._events is not None:
