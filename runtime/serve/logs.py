@@ -45,10 +45,11 @@ def listen(level: str, *, as_json: bool) -> None:
     """Write what this package and the HTTP server say to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=as_json))
-    # The server's own tell of each broken connection and of bytes that are no HTTP; anybody can send those.
-    others = "DEBUG" if level == "debug" else "ERROR"
-    for name in ("mars_export", "uvicorn", "asyncio"):
+    # A batcher tells of each request, too, and the HTTP server of bytes that are none, which anybody can send.
+    least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
+    for name, own in least.items():
         logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level.upper() if name == "mars_export" else others)
-        logger.propagate = False
+        logger.setLevel((level if level == "debug" else max(own, level, key=LEVELS.index)).upper())
+        if name != "mars_export.serve":  # which hands on what it is told
+            logger.addHandler(handler)
+            logger.propagate = False

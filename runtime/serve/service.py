@@ -148,7 +148,8 @@ class Answering:
         admitted, stats = reply.admitted, reply.admitted.requests[0].stats
         fields: dict[str, Any] = {
             "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,
-            "level": admitted.level, "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
+            "load_level": admitted.level,
+            "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
             "answers": len(admitted.requests), "prompt_tokens": stats.prompt_tokens,
             "cached_tokens": stats.cached_tokens,
             "tokens": sum(request.stats.tokens for request in admitted.requests),
