@@ -45,7 +45,7 @@ def listen(level: str, *, as_json: bool) -> None:
     """Write what this package and the HTTP server say to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=as_json))
-    # A batcher tells of each request, too, and the HTTP server of bytes that are none, which anybody can send.
+    # A batcher tells of each request, too, and the HTTP server of bytes that are none, as anybody can send.
     least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
     for name, own in least.items():
         logger = logging.getLogger(name)
