@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -18,7 +18,7 @@ class Lines(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         fields = getattr(record, "fields", {})
         message = record.getMessage()
         if record.exc_info:
@@ -45,10 +45,11 @@ def listen(level: str, *, as_json: bool) -> None:
     """Write what this package and the HTTP server say to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=as_json))
-    for name in ("mars_export", "uvicorn"):
+    # A batcher tells of each request, too, and the HTTP server of bytes that are none, as anybody can send.
+    least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
+    for name, own in least.items():
         logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level.upper())
-        logger.propagate = False
-    # It tells of each connection that breaks off; what matters is in our own lines.
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger("uvicorn").level))
+        logger.setLevel((level if level == "debug" else max(own, level, key=LEVELS.index)).upper())
+        if name != "mars_export.serve":  # which hands on what it is told
+            logger.addHandler(handler)
+            logger.propagate = False

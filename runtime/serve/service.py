@@ -91,6 +91,11 @@ class Answering:
             yield choice, choice.push(event)
         self._outcome = "finished"
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next piece is there already."""
+        return self._events is not None and self._events.has_more
+
     def close(self) -> None:
         """Nothing of it runs on."""
         if self._events is not None:
@@ -113,12 +118,13 @@ class Answering:
     # --- parts ---
 
     def _count(self, i: int, event: Event) -> None:
-        assert self._admitted is not None
-        now = perf_counter()
-        before = self._steps.get(i)
+        assert self._admitted is not None, "it has begun"
+        served, now, before = self._admitted.served, perf_counter(), self._steps.get(i)
+        if before is None:
+            served.left(self._admitted.requests[i])  # it waits no more
         if event.token_ids:
             self._steps[i] = now
-        self._service.metrics.step(self._admitted.served, event, None if before is None else now - before)
+        self._service.metrics.step(served, event, None if before is None else now - before)
 
     def _failed(self, error: BaseException) -> Refused:
         self._outcome = "failed"
@@ -142,7 +148,8 @@ class Answering:
         admitted, stats = reply.admitted, reply.admitted.requests[0].stats
         fields: dict[str, Any] = {
             "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,
-            "level": admitted.level, "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
+            "load_level": admitted.level,
+            "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
             "answers": len(admitted.requests), "prompt_tokens": stats.prompt_tokens,
             "cached_tokens": stats.cached_tokens,
             "tokens": sum(request.stats.tokens for request in admitted.requests),

@@ -301,6 +301,7 @@ def test_the_log_has_numbers_and_no_secrets(
     assert len(lines) == text.count("\n") + 1
     if as_json:
         [told] = [line for line in map(json.loads, lines) if line["message"] == "answer"]
+        assert told["level"] == "info" and told["load_level"] is None
         assert told["tokens"] == 8 and told["outcome"] == "finished" and told["client"] == 0
         statuses = [line["status"] for line in map(json.loads, lines) if line["message"] == "request"]
         assert statuses == [200, 400, 400, 400, 401, 200]
@@ -343,3 +344,6 @@ def test_many_clients_get_what_they_would_get_alone(session: Session) -> None:
 
         assert list(pool.map(ask, range(12))) == alone
         assert server.batcher.counts.finished == 13  # one of its own
+        until(lambda: not server.server.server_state.tasks)
+        [served] = server.door.service.models.served.values()
+        assert len(server.door.service.streams) == 0 and not served._waiting, "nothing is kept of them"
