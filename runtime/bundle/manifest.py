@@ -19,6 +19,7 @@ from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Reader, Rule, parse
 from .files import FileEntry, is_safe_name, locked, read_small, verify, write_whole
+from .stored import StoredPrefix, file_size
 from .turns import ChatTurns
 
 FORMAT_VERSION = "1.2"
@@ -185,6 +186,7 @@ class Manifest:
     variants: Annotated[tuple[Variant, ...], Rule(most=64)]
     files: Annotated[tuple[FileEntry, ...], Rule(most=1000)]
     profiles: Annotated[tuple[Profile, ...], Rule(most=10_000)] = ()
+    prefixes: Annotated[tuple[StoredPrefix, ...], Rule(absent=(), most=256)] = ()
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -382,6 +384,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
+    used |= {p.file: f"prefix {p.name}" for p in manifest.prefixes}
     problems += [
         f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
         for path, user in used.items()
@@ -397,6 +400,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
         for p in manifest.profiles
         if p.variant not in names
     ]
+    problems += _prefix_contradictions(manifest, where)
     model = manifest.model
     if model.num_heads % model.num_kv_heads:
         problems.append(
@@ -407,3 +411,20 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     if manifest.tokens.mask in manifest.tokens.eos:
         problems.append(f"{where}.tokens: the mask token cannot end a sequence")
     return problems
+
+
+def _prefix_contradictions(manifest: Manifest, where: str) -> Iterator[str]:
+    names = {v.name for v in manifest.variants}
+    sizes = {entry.path: entry.size for entry in manifest.files}
+    once = Counter((p.name, p.variant, p.piece) for p in manifest.prefixes)
+    for p in manifest.prefixes:
+        mine = f"{where}: prefix `{p.name[:60]}`"
+        if p.variant not in names:
+            yield f"{mine} is for variant `{p.variant[:60]}`, which is not there"
+        if p.length > manifest.model.context_length:
+            yield f"{mine} has {p.length} tokens, the context holds {manifest.model.context_length}"
+        due = file_size(manifest.model, p.kv_dtype, p.length)
+        if sizes.get(p.file, due) != due:
+            yield f"{mine}: {p.length} tokens take {due} bytes, {p.file} has {sizes[p.file]}"
+        if once.pop((p.name, p.variant, p.piece), 1) > 1:
+            yield f"{mine} is there twice for variant `{p.variant[:60]}`"
