@@ -23,7 +23,7 @@ KV_TYPES: dict[str, np.dtype[Any]] = {
 
 
 def written(ids: Sequence[int], arrays: Sequence[np.ndarray], kv_dtype: str) -> tuple[str, bytes]:
-    """Name and content of the file; `arrays`: [kv_heads, length, head_dim], a layer's keys, then its values."""
+    """Name and content of the file; `arrays`: [kv_heads, length, head_dim], of each layer keys and values."""
     head = np.asarray(ids, ID_TYPE).tobytes()
     parts = [head, bytes(ids_size(len(ids)) - len(head))]
     parts += [np.ascontiguousarray(array, KV_TYPES[kv_dtype]).tobytes() for array in arrays]

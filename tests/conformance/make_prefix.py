@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,18 @@ HERE = Path(__file__).parent
 Ids = tuple[int, ...]
 
 
-@dataclass
 class Entry:
-    salt: str
-    grain: int
-    ids: Ids
-    fixed: bool
-    request: int
+    def __init__(self, salt: str, grain: int, ids: Ids, fixed: bool, request: int) -> None:
+        self.salt, self.grain, self.ids, self.fixed, self.request = salt, grain, ids, fixed, request
 
 
-@dataclass
 class Store:
     """Everything by looking at everything; the first entry is the least recently used."""
 
-    case: dict[str, Any]
-    entries: list[Entry] = field(default_factory=list)
-    evicted: int = 0
-    saved: int = 0
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case = case
+        self.entries: list[Entry] = []
+        self.evicted = self.saved = 0
 
     def num_bytes(self) -> int:
         return sum(len(e.ids) for e in self.entries) * int(self.case["entry_bytes"])
