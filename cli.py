@@ -5,6 +5,7 @@ becomes of errors.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,8 +19,9 @@ from .calibration import commands as calibration
 from .exporter import commands as exporter
 from .runtime import bundle_commands as bundles
 from .runtime import commands as runtime
-from .runtime.console import out, print_error
-from .runtime.errors import MarsError
+from .runtime import prefix_commands as prefixes
+from .runtime.console import out, print_error, print_warning
+from .runtime.errors import MarsError, MarsWarning
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for part in (exporter, runtime, calibration, bundles):
+for part in (exporter, runtime, calibration, bundles, prefixes):
     app.add_typer(part.app)
 
 
@@ -111,6 +113,15 @@ def describe(version: Version = False) -> None:
 
 def main() -> None:
     """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks."""
+    others = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, MarsWarning):
+            print_warning(message)
+        else:
+            others(message, category, *rest)
+
+    warnings.showwarning = show
     try:
         app()
     except MarsError as error:

@@ -147,5 +147,10 @@ def print_error(error: MarsError) -> None:
     err.print(visible(error), markup=False)
 
 
+def print_warning(warning: object) -> None:
+    err.print("warning: ", style="yellow", end="")
+    err.print(visible(warning), markup=False)
+
+
 def listed(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -18,7 +18,7 @@ from ..accept import METRICS
 from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Reader, Rule, parse
-from .files import FileEntry, is_safe_name, locked, read_small, verify, write_whole
+from .files import FileEntry, clear_leftovers, is_safe_name, locked, read_small, verify, write_whole
 from .stored import StoredPrefix, file_size
 from .turns import ChatTurns
 
@@ -235,16 +235,24 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     if not file.is_file():
         raise BundleError(_no_bundle(str(path), directory))
     data, is_vouched_for = _read(directory)
-    try:
-        manifest = parse_manifest(data.decode("utf-8"), str(file))
-    except UnicodeDecodeError as error:
-        raise BundleError(f"{file}: not readable ({error})") from error
-    if not is_vouched_for:
-        raise BundleError(
-            f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again"
-        )
-    verify(directory, manifest.files, manifest.graphs, full=full)
-    return Bundle(directory, manifest)
+    while True:
+        try:
+            manifest = parse_manifest(data.decode("utf-8"), str(file))
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{file}: not readable ({error})") from error
+        if not is_vouched_for:
+            raise BundleError(
+                f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle"
+                " again"
+            )
+        try:
+            verify(directory, manifest.files, manifest.graphs, full=full)
+            return Bundle(directory, manifest)
+        except BundleError:
+            before = data  # a writer may have taken a file away meanwhile, with what lists it
+            data, is_vouched_for = _read(directory)
+            if data == before:
+                raise
 
 
 def _no_bundle(path: str, directory: Path) -> str:
@@ -289,10 +297,14 @@ def _read(directory: Path) -> tuple[bytes, bool]:
 def changing(directory: Path) -> Iterator[Manifest]:
     """The manifest of a bundle that nobody else changes meanwhile: read, change and write it in here.
 
-    Raises BundleError when another program does not let go of it.
+    Raises BundleError when another program does not let go of it. What a writer that was killed left beside
+    the bundle's files goes first.
     """
-    with locked(directory, WRITERS_WAIT):
-        yield open_bundle(directory).manifest
+    with locked(directory, WRITERS_WAIT) as is_alone:
+        manifest = open_bundle(directory).manifest
+        if is_alone:
+            clear_leftovers(directory, {entry.path for entry in manifest.files})
+        yield manifest
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -416,7 +428,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
 def _prefix_contradictions(manifest: Manifest, where: str) -> Iterator[str]:
     names = {v.name for v in manifest.variants}
     sizes = {entry.path: entry.size for entry in manifest.files}
-    once = Counter((p.name, p.variant, p.piece) for p in manifest.prefixes)
+    once = Counter((p.name, p.variant, p.device, p.piece) for p in manifest.prefixes)
     for p in manifest.prefixes:
         mine = f"{where}: prefix `{p.name[:60]}`"
         if p.variant not in names:
@@ -426,5 +438,5 @@ def _prefix_contradictions(manifest: Manifest, where: str) -> Iterator[str]:
         due = file_size(manifest.model, p.kv_dtype, p.length)
         if sizes.get(p.file, due) != due:
             yield f"{mine}: {p.length} tokens take {due} bytes, {p.file} has {sizes[p.file]}"
-        if once.pop((p.name, p.variant, p.piece), 1) > 1:
+        if once.pop((p.name, p.variant, p.device, p.piece), 1) > 1:
             yield f"{mine} is there twice for variant `{p.variant[:60]}`"

@@ -78,6 +78,12 @@ class KvRows:
     def load(self, row: int, saved: list[Any], length: int) -> None:
         self.memory.load(self.buffers, row, saved, length)
 
+    def bring(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        return self.memory.bring(arrays)
+
+    def fetch(self, saved: list[Any]) -> list[np.ndarray]:
+        return self.memory.fetch(saved)
+
     def place(self, first: int, kv_length: np.ndarray, new: Sequence[Tensor]) -> None:
         """Put a step's new entries behind the cursors of the rows first, first + 1, ..."""
         self.memory.place(self.buffers, first, kv_length, new)

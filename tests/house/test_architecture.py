@@ -30,7 +30,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/grammar": ("runtime/decode", "runtime/toolcalls"),
     "runtime/costs": ("runtime/device",),
     "runtime/conversation": ("runtime/text", "runtime/decode"),
-    "runtime/session": ("runtime/costs", "runtime/conversation", "runtime/grammar"),
+    "runtime/warm": ("runtime/bundle", "runtime/decode"),
+    "runtime/session": ("runtime/costs", "runtime/conversation", "runtime/grammar", "runtime/warm"),
+    "runtime/prefix_maker": ("runtime/session",),
     "runtime/counts": (),
     "runtime/request": ("runtime/session",),
     "runtime/places": ("runtime/decode", "runtime/counts"),
@@ -41,6 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/console": ("runtime/errors", "runtime/machine"),
     "runtime/commands": ("runtime/console", "runtime/__init__", "runtime/chat"),
     "runtime/bundle_commands": ("runtime/console", "runtime/doctor"),
+    "runtime/prefix_commands": ("runtime/console", "runtime/prefix_maker"),
     "exporter/__init__": (),
     "exporter/codes": (),
     "exporter/precision": ("runtime/machine",),
@@ -67,6 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cli": (
         "runtime/commands",
         "runtime/bundle_commands",
+        "runtime/prefix_commands",
         "exporter/commands",
         "calibration/commands",
         "__init__",
@@ -75,6 +79,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runtime/bundle_commands"} | {
+    "runtime/prefix_commands",
     "exporter/commands",
     "calibration/commands",
 }

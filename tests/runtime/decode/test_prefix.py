@@ -17,9 +17,8 @@ from support import tiny
 from support.agreement import LOOPS, MAIN
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
+from support.firm import export_firm
 
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Batcher, Commit, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.decode.backend import Backend, StepOutput
 from mars_export.runtime.decode.batch import Batch
@@ -513,24 +512,11 @@ def test_an_entry_that_goes_while_it_is_loaded_is_whole() -> None:
 # --- sessions over ONNX Runtime: the very bits ---
 
 
-WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
-
-
 @pytest.fixture(scope="module")
 def firm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Bundles by precision of a model whose entries do not depend on the size of a step."""
     root = tmp_path_factory.mktemp("firm")
-
-    @cache
-    def exported(kind: str) -> Path:
-        precision, _, own = kind.partition(" ")
-        of = tiny.Tiny("own", "llama", {**WIDE.settings, "num_key_value_heads": 4}) if own else WIDE
-        checkpoint = tiny.write(of, root / f"checkpoint of {kind}")
-        options = ExportOptions(block=6, precision=precision)
-        export_onnx(open_checkpoint(str(checkpoint)), root / kind, options)
-        return root / kind
-
-    return exported
+    return cache(lambda kind: export_firm(kind, root))
 
 
 def twins(path: Path, cache_bytes: int = PLENTY) -> tuple[Session, Session]:
