@@ -113,7 +113,20 @@ def describe(version: Version = False) -> None:
 
 def main() -> None:
     """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks."""
-    others = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.showwarning = _shown_by(warnings.showwarning)
+        try:
+            app()
+        except MarsError as error:
+            print_error(error)
+            sys.exit(1)
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader went away, as in `| head`
+            sys.exit(0)
+
+
+def _shown_by(others: Callable[..., None]) -> Callable[..., None]:
+    """Warnings of ours in one block, `others` as ever."""
 
     def show(message: Any, category: type[Warning], *rest: Any) -> None:
         if issubclass(category, MarsWarning):
@@ -121,15 +134,7 @@ def main() -> None:
         else:
             others(message, category, *rest)
 
-    warnings.showwarning = show
-    try:
-        app()
-    except MarsError as error:
-        print_error(error)
-        sys.exit(1)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away, as in `| head`
-        sys.exit(0)
+    return show
 
 
 if __name__ == "__main__":

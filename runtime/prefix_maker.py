@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from . import machine
-from .bundle.prefix_file import written
 from .bundle.prefixes import Made, check_name, store
 from .bundle.profiles import sha256_of
 from .bundle.stored import StoredPrefix
@@ -27,6 +26,7 @@ from .decode.schedule import Limits, Schedule, run
 from .errors import SessionError
 from .session import Session
 from .text import Message
+from .warm import written
 
 # A user's next words, to see where the tokens before them end: a word, white space, a digit, nothing.
 PROBES = ("a", " a", "\n", "1", "é", "", "<")

@@ -373,9 +373,8 @@ class Session:
 
     def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
         """Of `num_bytes` of KV memory for at most `max_rows` rows; None for as much as comes."""
-        model, variant = self.bundle.manifest.model, self.variant
-        number = 4 if variant.kv_dtype == "float32" else 2
-        entry = 2 * model.num_layers * model.num_kv_heads * model.head_dim * number
+        variant = self.variant
+        entry = self.bundle.manifest.model.entry_bytes(variant.kv_dtype)
         return KvBudget(max_rows, num_bytes, entry, self.backend.max_capacity, variant.is_engine)
 
     def policy(self) -> Policy:

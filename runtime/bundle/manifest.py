@@ -19,7 +19,7 @@ from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Reader, Rule, parse
 from .files import FileEntry, clear_leftovers, is_safe_name, locked, read_small, verify, write_whole
-from .stored import StoredPrefix, file_size
+from .stored import KV_DTYPES, StoredPrefix, file_size
 from .turns import ChatTurns
 
 FORMAT_VERSION = "1.2"
@@ -28,7 +28,6 @@ MANIFEST_LIMIT, CHECKSUM_LIMIT = 16_000_000, 1000  # bytes
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
-KV_DTYPES = ("float32", "float16", "bfloat16")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
@@ -53,6 +52,11 @@ class ModelInfo:
     num_kv_heads: Annotated[int, Rule(1, 2**16)]
     head_dim: Annotated[int, Rule(1, 2**16)]
     context_length: Annotated[int, Rule(1, 2**31)]
+
+    def entry_bytes(self, kv_dtype: str) -> int:
+        """What the KV entries of one token take."""
+        number = 4 if kv_dtype == "float32" else 2
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +439,7 @@ def _prefix_contradictions(manifest: Manifest, where: str) -> Iterator[str]:
             yield f"{mine} is for variant `{p.variant[:60]}`, which is not there"
         if p.length > manifest.model.context_length:
             yield f"{mine} has {p.length} tokens, the context holds {manifest.model.context_length}"
-        due = file_size(manifest.model, p.kv_dtype, p.length)
+        due = file_size(manifest.model.entry_bytes(p.kv_dtype), p.length)
         if sizes.get(p.file, due) != due:
             yield f"{mine}: {p.length} tokens take {due} bytes, {p.file} has {sizes[p.file]}"
         if once.pop((p.name, p.variant, p.device, p.piece), 1) > 1:

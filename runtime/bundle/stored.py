@@ -1,6 +1,6 @@
 """What a manifest says of KV entries that are kept in the bundle: the beginning of a prompt, read once.
 
-Knows sizes and names; prefix_file.py reads and writes the files.
+Knows sizes and names; runtime/warm.py reads and writes the files.
 """
 
 from __future__ import annotations
@@ -8,18 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from .fields import Rule
-
-if TYPE_CHECKING:
-    from .manifest import ModelInfo
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FILE = re.compile(r"prefix-[0-9a-f]{16}\.kv")
 ALIGNMENT = 64  # bytes: where the entries begin, behind the ids
 ID_SIZE = 4
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+KV_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class StoredPrefix:
     variant_sha256: str
     weights_sha256: str | None
     precision: str
-    kv_dtype: Annotated[str, Rule(choices=tuple(ITEM_SIZES))]
+    kv_dtype: Annotated[str, Rule(choices=KV_DTYPES)]
     kv_layout: str
     device: str
     accuracy_level: int | None = None
@@ -60,7 +57,6 @@ def ids_size(length: int) -> int:
     return -(-ID_SIZE * length // ALIGNMENT) * ALIGNMENT
 
 
-def file_size(model: ModelInfo, kv_dtype: str, length: int) -> int:
+def file_size(entry_bytes: int, length: int) -> int:
     """Bytes of a file of `length` entries."""
-    entry = 2 * model.num_layers * model.num_kv_heads * model.head_dim * ITEM_SIZES[kv_dtype]
-    return ids_size(length) + length * entry
+    return ids_size(length) + length * entry_bytes

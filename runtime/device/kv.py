@@ -16,6 +16,13 @@ from ..errors import SessionError
 from .binding import Binding
 from .memory import Memory, Tensor
 
+# Entries as the host has them. numpy has no bfloat16, and nobody computes with these bits there.
+KV_TYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
+
 
 class KvRows:
     """KV memory of some rows, and what a session has bound of it: never an address that was given back."""

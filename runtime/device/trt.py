@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..bundle.manifest import Bundle, ModelInfo, Variant
-from ..bundle.prefix_file import KV_TYPES
 from ..decode.backend import StepOutput
 from ..errors import SessionError
+from .kv import KV_TYPES
 from .trt_engine import LoadedEngine
 from .trt_memory import ALIGNMENT, KvMemory, Pool, TrtCache
 

@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/grammar": ("runtime/decode", "runtime/toolcalls"),
     "runtime/costs": ("runtime/device",),
     "runtime/conversation": ("runtime/text", "runtime/decode"),
-    "runtime/warm": ("runtime/bundle", "runtime/decode"),
+    "runtime/warm": ("runtime/device",),
     "runtime/session": ("runtime/costs", "runtime/conversation", "runtime/grammar", "runtime/warm"),
     "runtime/prefix_maker": ("runtime/session",),
     "runtime/counts": (),

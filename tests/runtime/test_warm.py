@@ -23,9 +23,9 @@ from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, Sess
 from mars_export.runtime.bundle import prefixes
 from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 from mars_export.runtime.bundle.pack import pack, unpack
-from mars_export.runtime.bundle.prefix_file import read
 from mars_export.runtime.errors import MarsWarning
 from mars_export.runtime.prefix_maker import Beginning, make, read_entries
+from mars_export.runtime.warm import read
 
 PLENTY = 1 << 30
 
