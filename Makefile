@@ -53,6 +53,7 @@ attack: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
 	$(BIN)/python benchmarks/attack/load.py --rounds 1000 --state build/load.jsonl --figures build/load.json
+	$(BIN)/python benchmarks/attack/prefixes.py --trials 1000
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

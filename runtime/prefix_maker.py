@@ -61,9 +61,9 @@ class Beginning:
     def ids(self, session: Session) -> list[int]:
         """What all prompts have in common that begin so: up to the user's words, or to the answer."""
         if self.messages and self.messages[-1].get("role") == "user":
-            return session.encode(self.messages, tools=self.tools)  # type: ignore[arg-type]
+            return session.encode(self.messages, tools=self.tools)
         prompts = [
-            session.encode([*self.messages, {"role": "user", "content": probe}], tools=self.tools)  # type: ignore[arg-type]
+            session.encode([*self.messages, {"role": "user", "content": probe}], tools=self.tools)
             for probe in PROBES
         ]
         alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*prompts, strict=False))
