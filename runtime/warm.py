@@ -69,7 +69,7 @@ def adopt(bundle: Bundle, variant: Variant, device: str, store: Prefixes) -> Non
                 if isinstance(error.__cause__, FileNotFoundError):
                     continue  # it was taken out of the bundle since that was opened
                 raise
-            store.adopt(prefix.piece or 1, ids, Stored(arrays, prefix.length))
+            store.adopt(("", prefix.piece or 1), ids, Stored(arrays, prefix.length))
     if stale:
         text = "\n".join(stale)
         warnings.warn(f"{bundle.path}: stale and not used, make it again: {text}", MarsWarning, stacklevel=3)

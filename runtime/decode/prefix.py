@@ -115,13 +115,13 @@ class Prefixes:
         """A row's share; `marks`: lengths of its prompt that others may begin with. None without a budget."""
         return Stem(self, salt, marks) if self.budget > 0 else None
 
-    def adopt(self, grain: int, ids: Sequence[int], saved: Saved) -> None:
+    def adopt(self, group: Group, ids: Sequence[int], saved: Saved) -> None:
         """Take in entries that lie elsewhere: they serve every salt, take no room here and never go."""
-        key = _key(ids)
+        key, of = _key(ids), group[1:]
         with self._lock:
-            stored = self._stored.setdefault(grain, {})
+            stored = self._stored.setdefault(of, {})
             stored[key] = saved
-            self._sorted_stored[grain] = sorted(stored)
+            self._sorted_stored[of] = sorted(stored)
 
     def clear(self) -> None:
         """Forget everything that was saved."""
@@ -145,11 +145,11 @@ class Prefixes:
         key = _key(ids)
         with self._lock:
             length, best = _nearest(self._sorted.get(group, []), key)
-            long, outer = _nearest(self._sorted_stored.get(group[1], []), key)
+            long, outer = _nearest(self._sorted_stored.get(group[1:], []), key)
             if not max(length, long):
                 return None
             if long >= length:
-                length, saved = long, self._stored[group[1]][outer]
+                length, saved = long, self._stored[group[1:]][outer]
             else:
                 if (group, key[: 4 * length]) in self._entries:
                     best = key[: 4 * length]  # no more than is needed: a longer one may grow old
@@ -197,7 +197,7 @@ class Prefixes:
     # --- with the lock held ---
 
     def _is_there(self, group: Group, key: bytes, fixed: bool) -> bool:
-        if _begins_one(self._sorted_stored.get(group[1], []), key):
+        if _begins_one(self._sorted_stored.get(group[1:], []), key):
             return True
         if fixed:
             entry = self._entries.get((group, key))

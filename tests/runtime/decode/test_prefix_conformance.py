@@ -41,7 +41,7 @@ def test_every_request_finds_and_leaves_what_it_should(case: dict[str, Any]) -> 
     store = Prefixes(case["budget"], case["firm_slots"])
     stored = [np.array(prefix["ids"]) for prefix in case["stored"]]
     for prefix, ids in zip(case["stored"], stored, strict=True):
-        store.adopt(prefix["piece"] or 1, prefix["ids"], Stored(ids, len(ids)))
+        store.adopt(("", prefix["piece"] or 1), prefix["ids"], Stored(ids, len(ids)))
     for request in case["requests"]:
         prompt, tokens = request["prompt"], request["prompt"] + request["answer"]
         cache, stem = Small(case["entry_bytes"]), store.stem(request["salt"], request["marks"])

@@ -138,7 +138,7 @@ def test_an_engine_begins_with_entries_of_the_host(kv_layout: str, fixed: bool) 
     gc.collect()
     again, plain = build(kv_layout, fixed=fixed)[0], build(kv_layout, fixed=fixed)[0]
     store = Prefixes(1 << 20, None)
-    store.adopt(piece, PROMPTS[0][:24], Stored(arrays, 24))
+    store.adopt(("", piece), PROMPTS[0][:24], Stored(arrays, 24))
     had, wanted = spoken(again, store, PROMPTS, piece), spoken(plain, None, PROMPTS, piece)
     assert [row.tokens for row in had] == [row.tokens for row in wanted]
     assert all(row.stats.cached_tokens == 24 for row in had), "the first request, too"
@@ -151,7 +151,7 @@ def test_an_engine_without_room_for_a_prefix_reads_the_prompt() -> None:
     spoken(backend, None, PROMPTS)
     store, device.left = Prefixes(1 << 20, None), 0
     arrays = [np.ones((MODEL.num_kv_heads, 24, MODEL.head_dim), "f4") for _ in range(2 * MODEL.num_layers)]
-    store.adopt(8, PROMPTS[0][:24], Stored(arrays, 24))
+    store.adopt(("", 8), PROMPTS[0][:24], Stored(arrays, 24))
     had = spoken(backend, store, PROMPTS)
     assert [row.tokens for row in had] == [row.tokens for row in spoken(build()[0], None, PROMPTS)]
     assert not any(row.stats.cached_tokens for row in had)
