@@ -19,6 +19,7 @@ from .calibration import commands as calibration
 from .exporter import commands as exporter
 from .runtime import bundle_commands as bundles
 from .runtime import commands as runtime
+from .runtime import hub_commands as hub
 from .runtime import prefix_commands as prefixes
 from .runtime.console import out, print_error, print_warning
 from .runtime.errors import MarsError, MarsWarning
@@ -35,6 +36,7 @@ class Need:
 
 RUN = Need("cpu", ("onnxruntime", "tensorrt", "tensorrt_rtx"), any)
 EXPORT = Need("export", ("torch", "onnx", "ml_dtypes", "safetensors", "huggingface_hub"))
+HUB = Need("hub", ("huggingface_hub",))
 REPORT = Need("calibrate", ("matplotlib",))
 # What must be there before a command begins; a command that is not named needs nothing beyond the base.
 NEEDS: dict[str, tuple[Need, ...]] = {
@@ -43,6 +45,8 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "demo": (EXPORT, RUN),
     "generate": (RUN,),
     "chat": (RUN,),
+    "push": (HUB,),
+    "pull": (HUB,),
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
 }
@@ -88,7 +92,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for part in (exporter, runtime, calibration, bundles, prefixes):
+for part in (exporter, runtime, calibration, bundles, prefixes, hub):
     app.add_typer(part.app)
 
 

@@ -44,6 +44,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/commands": ("runtime/console", "runtime/__init__", "runtime/chat"),
     "runtime/bundle_commands": ("runtime/console", "runtime/doctor"),
     "runtime/prefix_commands": ("runtime/console", "runtime/prefix_maker"),
+    "runtime/card": ("runtime/bundle",),
+    "runtime/hub": ("runtime/card",),
+    "runtime/hub_commands": ("runtime/console", "runtime/hub"),
     "exporter/__init__": (),
     "exporter/codes": (),
     "exporter/precision": ("runtime/machine",),
@@ -71,6 +74,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "runtime/commands",
         "runtime/bundle_commands",
         "runtime/prefix_commands",
+        "runtime/hub_commands",
         "exporter/commands",
         "calibration/commands",
         "__init__",
@@ -80,6 +84,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runtime/bundle_commands"} | {
     "runtime/prefix_commands",
+    "runtime/hub_commands",
     "exporter/commands",
     "calibration/commands",
 }
@@ -90,6 +95,7 @@ HOMES: dict[str, set[str]] = {
     "tensorrt": {"runtime/device/trt_engine", "exporter/tensorrt"},
     "tensorrt_rtx": {"runtime/device/trt_engine", "exporter/tensorrt"},
     "cuda": {"runtime/device/cuda"},
+    "huggingface_hub": {"runtime/hub", "exporter/checkpoint"},
     "llguidance": {"runtime/grammar"},
     "jinja2": {"runtime/template", "runtime/text", "calibration"},
     "tokenizers": {"runtime/text", "exporter"},
