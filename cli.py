@@ -109,20 +109,23 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 interrupted."
+    epilog="Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 interrupted. With"
+    ' --json an error is {"error": {"kind", "message"}} on standard output, too.'
 )
 def describe(version: Version = False) -> None:
     """Export MARS multi-token language models and run them with a speed/quality knob per request."""
 
 
 def main() -> None:
-    """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks."""
+    """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks. With
+    --json they are a line of JSON on standard output, too.
+    """
     with warnings.catch_warnings():
         warnings.showwarning = _shown_by(warnings.showwarning)
         try:
             app()
         except MarsError as error:
-            print_error(error)
+            print_error(error, as_json="--json" in sys.argv)
             sys.exit(1)
         except BrokenPipeError:
             sys.stderr.close()  # the reader went away, as in `| head`
