@@ -50,6 +50,8 @@ class StoredPrefix:
             )
         if FILE.fullmatch(self.file) is None:
             yield "file", f"`{self.file[:60]}` is not prefix-, 16 hexadecimal digits and .kv"
+        if self.piece is not None and self.length % self.piece:
+            yield "length", f"{self.length} is not a multiple of piece, {self.piece}"
 
 
 def ids_size(length: int) -> int:

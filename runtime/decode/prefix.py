@@ -94,10 +94,9 @@ class Prefixes:
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[Group, bytes], Entry] = OrderedDict()  # the last is the latest used
         self._sorted: dict[Group, list[bytes]] = {}  # neighbours begin alike
-        self._stored: dict[
-            int, dict[bytes, Saved]
-        ] = {}  # by the size of pieces: for every salt, and for ever
-        self._sorted_stored: dict[int, list[bytes]] = {}
+        # By a group without its salt: for every salt, and for ever.
+        self._stored: dict[tuple[int], dict[bytes, Saved]] = {}
+        self._sorted_stored: dict[tuple[int], list[bytes]] = {}
         self._num_bytes = 0  # of the entries and of those that are being copied
         self._counts = dict.fromkeys(
             ("queries", "hits", "query_tokens", "hit_tokens", "saved", "evicted", "failed"), 0

@@ -271,6 +271,7 @@ def test_the_manifest_says_it() -> None:
         ("prefixes.0.length", 2**30, "the context holds"),
         ("prefixes.0.length", 2**70, r"prefixes\[0\].length: an integer of 1 to"),
         ("prefixes.0.piece", 0, r"prefixes\[0\].piece: an integer of 1 to"),
+        ("prefixes.0.piece", 4, r"prefixes\[0\].length: 2 is not a multiple of piece, 4"),
         ("prefixes.0.variant", "none", "prefix `system` is for variant `none`, which is not there"),
         ("prefixes.0.kv_dtype", "int8", r"prefixes\[0\].kv_dtype: `int8` is not one of"),
         ("prefixes.0.variant_sha256", ..., r"prefixes\[0\].variant_sha256: a non-empty string"),

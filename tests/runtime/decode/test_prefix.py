@@ -26,7 +26,7 @@ from mars_export.runtime.decode.blocks import BlockSchedule
 from mars_export.runtime.decode.budget import KvBudget
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.policy import Policy
-from mars_export.runtime.decode.prefix import Prefixes, Saved
+from mars_export.runtime.decode.prefix import Prefixes, Saved, Stored
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits as Bounds
 from mars_export.runtime.decode.schedule import Schedule, run
@@ -241,6 +241,7 @@ TURNS = st.lists(
     budget=st.sampled_from([200, 600, PLENTY]),
     batch=st.integers(1, 3),
     block=st.sampled_from([None, None, 1, 5]),
+    stored=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=20), max_size=3),
 )
 def test_conversations_say_the_same_with_a_store(
     turns: list[tuple[int, list[int], GenerationConfig]],
@@ -250,10 +251,18 @@ def test_conversations_say_the_same_with_a_store(
     budget: int,
     batch: int,
     block: int | None,
+    stored: list[list[int]],
 ) -> None:
-    """Each turn goes on from any earlier conversation, whole or cut in its middle."""
+    """Each turn goes on from any earlier conversation, or from a prefix of the bundle, whole or cut in its
+    middle.
+    """
     store, commit = Prefixes(budget, firm_slots), None if block is None else Commit("block", block)
     histories: list[list[int]] = [[1, 2, 1, 2, 3, 3, 1, 1, 2]]
+    for ids in stored:  # of the bundle
+        ids = ids if firm_slots is not None else ids[: len(ids) // piece * piece]
+        if ids:
+            store.adopt(("", piece if firm_slots is None else 1), ids, Stored(np.array(ids), len(ids)))
+            histories.append(ids)
     options: dict[str, Any] = {"piece": piece, "max_rows": max_rows, "commit": commit}
     for at in range(0, len(turns), batch):
         jobs = []
