@@ -23,6 +23,7 @@ from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, Sess
 from mars_export.runtime.bundle import prefixes
 from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 from mars_export.runtime.bundle.pack import pack, unpack
+from mars_export.runtime.decode.batch import Batch
 from mars_export.runtime.errors import MarsWarning
 from mars_export.runtime.prefix_maker import Beginning, make, read_entries
 from mars_export.runtime.warm import read
@@ -206,6 +207,30 @@ def test_what_was_read_behind_is_not_in_it(kind: str, size: int, made: Callable[
     for a, b in zip(read_entries(session, ids, size), whole, strict=True):
         assert a.shape[1] == 32
         assert np.array_equal(a, b[:, :32])
+
+
+@pytest.mark.parametrize(("kind", "size"), [("fp32", 256), ("fp32", 7), ("int8", 8)])
+def test_nothing_behind_the_cursor_is_stored(
+    kind: str, size: int, made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN everywhere behind the row's cursor before each copy: what is stored is the same."""
+    session, ids = opened(made(kind), 0), ids_of(6, 40)
+    wanted, keep, kept = read_entries(session, ids, size), Batch.keep, 0
+
+    def poisoned(self: Batch, place: int) -> None:
+        nonlocal kept
+        for buffer in self.cache.buffers:  # type: ignore[attr-defined]
+            buffer.array[place, :, self.active[place].cursor :] = np.nan
+        keep(self, place)
+        for buffer in self.cache.buffers:  # type: ignore[attr-defined]
+            buffer.array[place, :, self.active[place].cursor :] = 0  # 0 * NaN is NaN, behind a mask too
+        kept += 1
+
+    monkeypatch.setattr(Batch, "keep", poisoned)
+    for array, other in zip(read_entries(session, ids, size), wanted, strict=True):
+        assert np.isfinite(array).all()
+        assert np.array_equal(array, other)
+    assert kept >= 1
 
 
 @pytest.mark.parametrize(
