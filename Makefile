@@ -59,6 +59,7 @@ attack: $(VENV)/.installed
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
 	$(BIN)/python benchmarks/attack/load.py --rounds 1000 --state build/load.jsonl --figures build/load.json
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
+	$(BIN)/python benchmarks/attack/prefixes.py --trials 1000
 
 # What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
 gpu: $(VENV)/.installed

@@ -5,6 +5,7 @@ becomes of errors.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,9 +19,11 @@ from .calibration import commands as calibration
 from .exporter import commands as exporter
 from .runtime import bundle_commands as bundles
 from .runtime import commands as runtime
+from .runtime import hub_commands as hub
+from .runtime import prefix_commands as prefixes
 from .runtime import serve_command as serving
-from .runtime.console import out, print_error
-from .runtime.errors import MarsError
+from .runtime.console import out, print_error, print_warning
+from .runtime.errors import MarsError, MarsWarning
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Need:
 RUN = Need("cpu", ("onnxruntime", "tensorrt", "tensorrt_rtx"), any)
 EXPORT = Need("export", ("torch", "onnx", "ml_dtypes", "safetensors", "huggingface_hub"))
 SERVE = Need("serve", ("starlette", "uvicorn", "prometheus_client"))
+HUB = Need("hub", ("huggingface_hub",))
 REPORT = Need("calibrate", ("matplotlib",))
 # What must be there before a command begins; a command that is not named needs nothing beyond the base.
 NEEDS: dict[str, tuple[Need, ...]] = {
@@ -44,6 +48,8 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "generate": (RUN,),
     "chat": (RUN,),
     "serve": (RUN, SERVE),
+    "push": (HUB,),
+    "pull": (HUB,),
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
     "gpucheck": (RUN,),
@@ -90,7 +96,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for part in (exporter, runtime, serving, calibration, bundles):
+for part in (exporter, runtime, serving, calibration, bundles, prefixes, hub):
     app.add_typer(part.app)
 
 
@@ -107,22 +113,39 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 interrupted."
+    epilog="Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 interrupted. With"
+    ' --json an error is {"error": {"kind", "message"}} on standard output, too.'
 )
 def describe(version: Version = False) -> None:
     """Export MARS multi-token language models and run them with a speed/quality knob per request."""
 
 
 def main() -> None:
-    """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks."""
-    try:
-        app()
-    except MarsError as error:
-        print_error(error)
-        sys.exit(1)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away, as in `| head`
-        sys.exit(0)
+    """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks. With
+    --json they are a line of JSON on standard output, too.
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = _shown_by(warnings.showwarning)
+        try:
+            app()
+        except MarsError as error:
+            print_error(error, as_json="--json" in sys.argv)
+            sys.exit(1)
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader went away, as in `| head`
+            sys.exit(0)
+
+
+def _shown_by(others: Callable[..., None]) -> Callable[..., None]:
+    """Warnings of ours in one block, `others` as ever."""
+
+    def show(message: Any, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, MarsWarning):
+            print_warning(message)
+        else:
+            others(message, category, *rest)
+
+    return show
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     # once: virtual environments with pip, 5 to 60 minutes (llama.cpp is compiled)
     python benchmarks/peers.py --setup
     python benchmarks/peers.py --authors MARS_CHECKOUT    # make the models that are absent, then measure
+    python benchmarks/peers.py --turns 1000 --rounds 9    # the second turn of a talk, beside llama.cpp
 
 Each peer runs in an environment of its own under --venvs and answers through benchmarks/peers/; one that is
 absent is named
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import catalog, goals, machine, measure, rows
+from peers import catalog, goals, machine, measure, rows, turns
 from peers.catalog import Entry, Program
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
@@ -92,7 +93,8 @@ def make_model(program: Program, work: Path) -> str | None:
 
 def start(program: Program, args: argparse.Namespace) -> Process:
     model = program.model / program.options["file"] if "file" in program.options else program.model
-    options = {**program.options, "model": str(model), "threads": args.threads}
+    keeping = turns.KEEPING if args.turns else {}
+    options = {**program.options, **keeping, "model": str(model), "threads": args.threads}
     command = [catalog.python_of(args.venvs, program.environment), "-m", f"peers.{program.module}"]
     threads = {"OMP_NUM_THREADS": str(args.threads), "ORT_DISABLE_TELEMETRY": "1"}
     return Process(command, options, args.work / "logs" / f"{program.name}.log", threads)
@@ -112,6 +114,8 @@ def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, s
     )
     for program in catalog.programs(args.work, args.venvs, args.authors):
         if args.only and not any(word in program.name for word in [*args.only, "ours fp32"]):
+            continue
+        if args.turns and not turns.takes_part(program.name):
             continue
         problem = why_absent(program, args.venvs) or make_model(program, args.work)
         if problem is None:
@@ -237,6 +241,17 @@ def measure_all(args: argparse.Namespace, processes: dict[str, Process], results
                 results.add(prompts, entries, made)
 
 
+def compare_turns(args: argparse.Namespace, processes: dict[str, Process], about: dict[str, Any]) -> None:
+    prompts = rows.read("assistant", 12, args.work / "fp32.bundle")
+    found = turns.measure(processes, prompts, args.turns, args.rounds)
+    value = {"about": about, "turns": {name: each.to_dict() for name, each in found.items()}}
+    path = args.json.with_name("turns.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(value, indent=1).replace(str(args.venvs), "VENVS").replace(str(args.work), "WORK")
+    path.write_text(text.replace(sys.executable, "python") + "\n", encoding="utf-8")
+    print(turns.table(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -269,6 +284,14 @@ def main() -> None:
         "--batch-rows", type=int, default=16, help="rows of each task in batches; 0: no batches"
     )
     parser.add_argument("--batch-bundles", nargs="*", choices=catalog.PRECISIONS, default=["fp32", "w8a8"])
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="instead: the second turn behind a history of so many tokens, ours and llama.cpp, kept by both;"
+        " written to turns.json beside --json",
+    )
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "peers.json")
     args = parser.parse_args()
     wrong = [
@@ -298,6 +321,9 @@ def main() -> None:
     try:
         if REFERENCE.removesuffix(" tau 1") not in processes:
             sys.exit("error: our own fp32 bundle does not run, so there is nothing to compare with")
+        if args.turns:
+            compare_turns(args, processes, about)
+            return
         warm_up(processes, rows.read("assistant", 1, args.work / "fp32.bundle"), absent)
         measure_all(args, processes, results)
     except KeyboardInterrupt:

@@ -1,21 +1,32 @@
 """The second turn of a talk, and many requests with one system prompt, with saved prefixes and without.
 
-    python benchmarks/prefix.py BUNDLE [--history 1000] [--question 30] [--rounds 9]
+    python benchmarks/prefix.py BUNDLE [--only NAME ...] [--history 1000] [--question 30] [--rounds 9]
                                 [--requests 50] [--system 800] [--batch 8] [--new 32] [--threads 2]
-                                [--json FILE]
+                                [--talks 10000] [--json FILE]
+    python benchmarks/prefix.py --only memory          # needs no bundle
 
 Two sessions of one bundle, one without a store, take turns within each round, the first of them by turns.
-Every round has texts of its own, so that a hit is one of its own first turn. `turn`: a history is read and
-answered, then a question behind it is timed to its first token. `requests`: as many with one beginning, so
-many at a time, the store forgotten before. `miss`: looking up a prompt that has nothing in common with what
-is saved, beside a one-slot step.
+Every round has texts of its own, so that a hit is one of its own first turn.
+
+turn      a history is read and answered, then a question behind it is timed to its first token (goal: 0.12
+          of the time without)
+requests  as many with one beginning, so many at a time, the store forgotten before (goal: 0.35)
+first     the first request of a session that was just opened, whose system prompt `mars-export prefix`
+          stored in the bundle (in a copy of it)
+miss      looking up a prompt that has nothing in common with what is saved, beside a one-slot step (goal:
+          0.01)
+memory    random talks over a backend without a model: bytes that saved entries hold, and growth of the
+          process (goal: never above the budget)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -24,7 +35,16 @@ from typing import Any
 
 import numpy as np
 
-from mars_export.runtime import Completion, GenerationConfig, Session
+from mars_export.runtime import Completion, GenerationConfig, Session, machine
+from mars_export.runtime.decode.backend import StepOutput
+from mars_export.runtime.decode.prefix import Prefixes
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule, run
+from mars_export.runtime.device.kv import KvRows
+from mars_export.runtime.device.memory import HostMemory
+from mars_export.runtime.prefix_maker import make
+
+NAMES = ("turn", "requests", "first", "miss", "memory")
 
 
 class Texts:
@@ -98,20 +118,121 @@ def requests(sessions: dict[str, Session], args: argparse.Namespace) -> dict[str
     }
 
 
+def first(args: argparse.Namespace) -> dict[str, Any]:
+    """A copy of the bundle by links: what is written into it does not touch the other."""
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    config = GenerationConfig(max_new_tokens=args.new, eos_ids=())
+    same = cached = num_bytes = 0
+    with tempfile.TemporaryDirectory(prefix="prefix-", dir=args.bundle.parent) as place:
+        path = Path(place) / args.bundle.name
+        shutil.copytree(args.bundle, path, copy_function=os.link)
+        session = Session.open(path, threads=args.threads, cache_bytes=0)
+        texts, cost = Texts(session, 4), session.cost
+        system = texts.ids(args.system)
+        begun = perf_counter()
+        stored = make(session, "system", system)
+        making = perf_counter() - begun
+        num_bytes = sum((path / prefix.file).stat().st_size for prefix in stored)
+        for number in range(max(1, args.rounds // 3)):
+            prompt, answers = [*system, *texts.ids(args.question)], []
+            for name, budget in sorted((("with", 1 << 30), ("without", 0)), reverse=bool(number % 2)):
+                session = Session.open(path, threads=args.threads, cache_bytes=budget)
+                session.cost = cost
+                done = session.generate(prompt, config)
+                times[name].append(done.stats.time_to_first_token)
+                answers.append(done.token_ids)
+                cached = max(cached, done.stats.cached_tokens)
+            same += answers[0] == answers[1]
+    middle = {name: median(seconds) for name, seconds in times.items()}
+    return {
+        "first_token_s": middle,
+        "ratio": middle["with"] / middle["without"],
+        "cached_tokens": cached,
+        "prompt_tokens": args.system + args.question,
+        "file_bytes": num_bytes,
+        "making_s": making,
+        "same_tokens": same,
+    }
+
+
+class Echo:
+    """A backend that knows no model: real host memory, tokens by counting."""
+
+    outputs = ("token_ids", "confidence")
+    max_slots = max_outputs = None
+    max_capacity, firm_slots = 4096, 2
+
+    def new_cache(self, num_rows: int) -> KvRows:
+        return KvRows(HostMemory(), 4, num_rows, 2, 16, np.dtype("f4"))  # 512 bytes a token
+
+    def step(self, cache: Any, first: int, ids: Any, lengths: Any, index: Any, logits: bool) -> StepOutput:  # noqa: ARG002
+        for i, length in enumerate(lengths.tolist()):
+            for buffer in cache.buffers:
+                buffer.array[first + i, :, length : length + ids.shape[1]] = ids[i, :, None]
+        picked = np.take_along_axis(ids, index, 1)
+        return StepOutput(picked % 250 + 1, np.full(index.shape, 0.5, np.float32))
+
+
+def memory(args: argparse.Namespace) -> dict[str, Any]:
+    """Talks that go on from earlier ones, whole or cut, some with a system message, some with a salt."""
+    draw, budget = random.Random(5), 16 << 20
+    store, backend = Prefixes(budget, Echo.firm_slots), Echo()
+    systems = [[draw.randrange(1, 250) for _ in range(200)] for _ in range(5)]
+    histories, most, over, checked = list(systems), 0, 0, 0
+    begun = machine.resident()
+    peak = begun
+    for number in range(args.talks):
+        history = draw.choice(histories)[: draw.randint(1, 1200)]
+        prompt = [*history, *(draw.randrange(1, 250) for _ in range(draw.randint(1, 200)))]
+        config = GenerationConfig(
+            max_new_tokens=draw.randint(1, 40), eos_ids=(), cache_salt=draw.choice(("", "", "", "b"))
+        )
+        row = Row(0, prompt, config, (), stem=store.stem(config.cache_salt, (200,)))
+        for events in run(Schedule(backend, 8, 0, Limits(1, prefill_tokens=256)), [row]):
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+        histories = [*histories, row.tokens][-40:]
+        most = max(most, store.stats.num_bytes)
+        if number % 100 == 0:
+            arrays = [array for entry in store._entries.values() for array in entry.saved.data]
+            held = sum(array.nbytes for array in arrays)
+            checked += 1
+            over += held > budget or held != store.stats.num_bytes
+            peak = max(peak, machine.resident())
+    stats = store.stats
+    return {
+        "talks": args.talks,
+        "budget": budget,
+        "most_bytes": most,
+        "held_otherwise": over,
+        "checks": checked,
+        "growth_of_process": peak - begun,
+        "hits": stats.hits,
+        "hit_tokens": stats.hit_tokens,
+        "query_tokens": stats.query_tokens,
+        "saved": stats.saved,
+        "evicted": stats.evicted,
+        "failed": stats.failed,
+    }
+
+
 def miss(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     texts, store = Texts(session, 3), session._prefixes
     store.clear()
     for _ in range(20):
         session.generate(texts.ids(args.history // 4), GenerationConfig(max_new_tokens=1))
-    group = next(iter(store._sorted))
     prompt = texts.ids(args.history)
     cache, seconds = session.backend.new_cache(1), []
     cache.reserve(64)
     zero = np.zeros((1, 1), np.int64)
     for _ in range(20):
         begun = perf_counter()
-        store.match(group, prompt)
+        stem = store.stem()
+        assert stem is not None
+        found = stem.recall(cache, 0, prompt, 256, session.backend.max_capacity)
         between = perf_counter()
+        assert found == 0
         session.backend.step(cache, 0, zero, np.array([32]), zero, False)
         seconds.append((between - begun, perf_counter() - between))
     look, step = (median(values) for values in zip(*seconds, strict=True))
@@ -122,32 +243,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=Path, nargs="?")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
     for name, default in (
         ("history", 1000), ("question", 30), ("rounds", 9), ("requests", 50), ("system", 800), ("batch", 8),
-        ("new", 32), ("threads", 2),
+        ("new", 32), ("threads", 2), ("talks", 10_000),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.bundle is None and args.only != ["memory"]:
+        parser.error("a BUNDLE is needed for all but --only memory")
+    sessions = opened(args) if {"turn", "requests", "miss"} & set(args.only) else {}
+    works: dict[str, Callable[[], dict[str, Any]]] = {
+        "turn": lambda: turns(sessions, args),
+        "requests": lambda: requests(sessions, args),
+        "first": lambda: first(args),
+        "miss": lambda: miss(sessions["with"], args),
+        "memory": lambda: memory(args),
+    }
+    settings = {k: v for k, v in vars(args).items() if isinstance(v, int)}
+    results: dict[str, Any] = {"bundle": args.bundle.name if args.bundle else None, "settings": settings}
+    for name in NAMES:
+        if name in args.only:
+            results[name] = works[name]()
+            print(name, json.dumps(results[name]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def opened(args: argparse.Namespace) -> dict[str, Session]:
     sessions = {
         "with": Session.open(args.bundle, threads=args.threads, cache_bytes=1 << 30),
         "without": Session.open(args.bundle, threads=args.threads, cache_bytes=0),
     }
     sessions["without"].cost = sessions["with"].cost  # the same windows
-    results = {
-        "bundle": args.bundle.name,
-        "settings": {k: v for k, v in vars(args).items() if isinstance(v, int)},
-    }
-    for name, values in (
-        ("turn", turns(sessions, args)),
-        ("requests", requests(sessions, args)),
-        ("miss", miss(sessions["with"], args)),
-    ):
-        print(name, json.dumps(values))
-        results[name] = values
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+    return sessions
 
 
 if __name__ == "__main__":

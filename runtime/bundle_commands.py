@@ -84,6 +84,9 @@ def inspect(
     out.print(files)
     for profile in manifest.profiles:
         _say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+    for prefix in manifest.prefixes:
+        pieces = "" if prefix.piece is None else f", pieces of {prefix.piece}"
+        _say(f"prefix    {prefix.name}: {prefix.length} tokens on {prefix.variant} ({prefix.device}{pieces})")
 
 
 def _codes_of(quantizer: Any) -> str:

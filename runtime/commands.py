@@ -235,10 +235,12 @@ def generate(
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)
     if done.finish_reason == "capacity":
-        raise MarsError(
+        error = MarsError(
             f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short."
             " Shorten the prompt"
         )
+        print_error(error)  # in JSON the answer's finish_reason says it
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -327,7 +329,7 @@ def _turn(said: Conversation[Stream], talk: Talk, line: str, as_json: bool) -> N
         elif line.strip():
             _answer(said, talk, talk.messages, line, as_json)
     except MarsError as error:
-        print_error(error)
+        print_error(error, as_json=as_json)
 
 
 def _answer(

@@ -142,9 +142,17 @@ def advance(bars: Progress) -> Any:
     return report
 
 
-def print_error(error: MarsError) -> None:
+def print_error(error: MarsError, *, as_json: bool = False) -> None:
+    """For people on standard error; with `as_json` for programs, too, where they read results."""
+    if as_json:
+        print_json({"error": {"kind": type(error).__name__, "message": str(error)}})
     err.print("error: ", style="bold red", end="")
     err.print(visible(error), markup=False)
+
+
+def print_warning(warning: object) -> None:
+    err.print("warning: ", style="yellow", end="")
+    err.print(visible(warning), markup=False)
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -45,6 +45,10 @@ class CalibrationError(MarsError):
     """The task or its answers do not allow the wanted calibration."""
 
 
+class MarsWarning(UserWarning):
+    """Something that works, and not as well as it could. The command line prints it in one block, too."""
+
+
 def listed(problems: Sequence[str], most: int = 20) -> str:
     """Problems as the end of a message: each on a line of its own, and how many more there are
     than `most`.

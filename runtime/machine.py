@@ -31,6 +31,11 @@ def peak() -> int:
     return _kilobytes(Path("/proc/self/status"), "VmHWM") or 0
 
 
+def resident() -> int:
+    """The bytes this process holds now; 0 where unknown."""
+    return _kilobytes(Path("/proc/self/status"), "VmRSS") or 0
+
+
 def available() -> int | None:
     """Bytes that this process may still take: free memory, or its control group's limit. None
     where unknown.

@@ -37,6 +37,7 @@ from .errors import SessionError
 from .grammar import SEPARATORS, Grammars, leaves_a_choice
 from .text import Message, Text, TextStream
 from .toolcalls import ToolStream, dialect_of
+from .warm import adopt
 
 CACHE_SHARE, MOST_CACHE = (
     16,
@@ -114,8 +115,9 @@ class Session:
         backend: Backend,
         cost_file: CostFile | None = None,
         cache_bytes: int = 0,
+        device: str = "cpu",
     ) -> None:
-        self.bundle, self.variant, self.backend = bundle, variant, backend
+        self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
         self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
         self._openings: dict[str, list[int]] = {}  # by system message: what every prompt with it begins with
         self._cost: Cost | None = None
@@ -148,8 +150,9 @@ class Session:
         to 8-bit blocks and is fast; None is the level the export measured. `verify` hashes all files even if
         they were found good before. `draft` is the bundle of a smaller model with the same tokenizer, whose
         proposals exact mode verifies. `cache_bytes`: memory for KV entries of texts that were read before
-        (docs/conversations.md); None for a small share of what is free, 0 to keep none. Raises BundleError
-        for a bad bundle, SessionError when no variant runs here; never falls back to another device.
+        (docs/conversations.md); None for a small share of what is free, 0 to keep none, and to leave the
+        bundle's prefixes alone. Raises BundleError for a bad bundle, SessionError when no variant runs here;
+        never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
 
@@ -167,7 +170,9 @@ class Session:
         running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
         cost_file = CostFile.of(bundle, running, device, threads)
         budget = _share(device) if cache_bytes is None else cache_bytes
-        session = cls(bundle, running, backend, cost_file, budget)
+        session = cls(bundle, running, backend, cost_file, budget, device)
+        if budget > 0:
+            adopt(bundle, running, device, session._prefixes)
         if draft is not None:
             session._draft = cls.open(draft, device, threads=threads, verify=verify, cache_bytes=0)
             _check_draft(bundle, session._draft.bundle)
@@ -274,7 +279,7 @@ class Session:
         return self._prefixes.stats
 
     def forget_prefixes(self) -> None:
-        """Give the memory of the store of KV entries back."""
+        """Give the memory of the store of KV entries back; prefixes of the bundle stay."""
         self._prefixes.clear()
 
     def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation[Stream]:
@@ -379,9 +384,8 @@ class Session:
 
     def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
         """Of `num_bytes` of KV memory for at most `max_rows` rows; None for as much as comes."""
-        model, variant = self.bundle.manifest.model, self.variant
-        number = 4 if variant.kv_dtype == "float32" else 2
-        entry = 2 * model.num_layers * model.num_kv_heads * model.head_dim * number
+        variant = self.variant
+        entry = self.bundle.manifest.model.entry_bytes(variant.kv_dtype)
         return KvBudget(max_rows, num_bytes, entry, self.backend.max_capacity, variant.is_engine)
 
     def policy(self) -> Policy:

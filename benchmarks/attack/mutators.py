@@ -150,9 +150,38 @@ def side_files(bundle: Path, draw: random.Random) -> None:
                 file.truncate(6 << 30)
 
 
+def prefix(bundle: Path, draw: random.Random) -> None:
+    """A stored beginning of a prompt: any ids and entries, NaN too; then its file or its fields change."""
+    value = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+    model, variant = value["model"], value["variants"][0]
+    length = draw.choice((1, 5, 256))
+    ids = b"".join(draw.randrange(model["vocab_size"]).to_bytes(4, "little") for _ in range(length))
+    entry = 2 * model["num_layers"] * model["num_kv_heads"] * model["head_dim"]
+    entry *= 4 if variant["kv_dtype"] == "float32" else 2
+    data = ids + bytes(-len(ids) % 64) + draw.choice((bytes, draw.randbytes, b"\xff".__mul__))(length * entry)
+    if draw.random() < 0.4:
+        data = _damaged(data, draw)
+    name = f"prefix-{hashlib.sha256(data).hexdigest()[:16]}.kv"
+    (bundle / name).write_bytes(data)
+    hashes = {file["path"]: file["sha256"] for file in value["files"]}
+    value["files"].append({"path": name, "size": 0, "sha256": ""})
+    same = ("precision", "kv_dtype", "kv_layout", "accuracy_level")
+    stored = {key: variant.get(key) for key in same} | {
+        "name": "p", "file": name, "length": length, "piece": length, "variant": variant["name"],
+        "device": "cpu", "variant_sha256": hashes[variant["file"]],
+        "weights_sha256": hashes[variant["weights"]], "evidence": {},
+    }  # fmt: skip
+    value["prefixes"] = [stored] * draw.choice((1, 1, 2))
+    if draw.random() < 0.6:
+        _change(value["prefixes"], draw)
+    _write_manifest(bundle, json.dumps(value))
+    if draw.random() < 0.9:
+        rehash(bundle)
+
+
 MUTATORS: dict[str, Mutator] = {
     f.__name__: f
-    for f in (manifest_field, manifest_bytes, file_bytes, graph, tokenizer, template, side_files)
+    for f in (manifest_field, manifest_bytes, file_bytes, graph, tokenizer, template, side_files, prefix)
 }
 
 

@@ -1,4 +1,6 @@
-"""llama.cpp through llama-cpp-python: a GGUF file, greedy, one token a step, each prompt read anew."""
+"""llama.cpp through llama-cpp-python: a GGUF file, greedy, one token a step. Each prompt is read anew, or
+with the setting `keep` from where it differs from the last one and its answer, which are in its context.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def load(options: dict[str, Any]) -> tuple[Answer, str]:
     def answer(request: Request) -> Reply:
         (prompt,), (limit,) = request.prompts, request.limits
         begun = perf_counter()
-        model.reset()
+        if not request.settings.get("keep"):
+            model.reset()
         new: list[int] = []
         first_seconds = 0.0
         for token in model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0):

@@ -16,7 +16,9 @@ from peers.protocol import Answer, Reply, Request, serve
 
 
 def load(options: dict[str, Any]) -> tuple[Answer, str]:
-    session = Session.open(options["model"], threads=options["threads"], cache_bytes=0)
+    session = Session.open(
+        options["model"], threads=options["threads"], cache_bytes=options.get("cache_bytes", 0)
+    )
 
     def answer(request: Request) -> Reply:
         settings = request.settings

@@ -108,6 +108,8 @@ class Reader:
             rest = next(kind for kind in inner if kind is not NoneType and get_origin(kind) is not Literal)
             return self._value(rest, value, where, path, rule)
         if origin is tuple:
+            if value is None and rule.absent is not None:
+                return rule.absent
             return self._list(inner[0], value, where, rule)
         if origin is not None and issubclass(origin, Mapping):
             return self._mapping(inner[1], value, where, rule)

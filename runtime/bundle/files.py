@@ -14,7 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,10 @@ from ..machine import cache_dir
 from .external import external_names
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+# Of scratch files of what is rewritten in a bundle, and of a prefix's file: nothing that a user would name.
+LEFT_OVER = re.compile(
+    r"\.(manifest\.(json|sha256)|prefix-[0-9a-f]{16}\.kv)\.[0-9a-f]{16}|prefix-[0-9a-f]{16}\.kv"
+)
 STAMPS, STAMP_LIMIT, MOST_STAMPS = "verified", 1_000_000, 256
 PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(
     os, "O_CLOEXEC", 0
@@ -104,9 +108,21 @@ def write_whole(path: Path, content: bytes) -> None:
             scratch.unlink(missing_ok=True)
 
 
+def clear_leftovers(directory: Path, listed: Collection[str]) -> None:
+    """Delete what a writer that was killed left: scratch files, and prefixes that no manifest lists.
+
+    Only for the one who alone writes to `directory`.
+    """
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if path.name not in listed and LEFT_OVER.fullmatch(path.name):
+                with suppress(OSError):
+                    path.unlink()
+
+
 @contextmanager
-def locked(directory: Path, wait: float) -> Iterator[None]:
-    """The only writer of `directory` among those that ask.
+def locked(directory: Path, wait: float) -> Iterator[bool]:
+    """The only writer of `directory` among those that ask; False where nobody can know that.
 
     Raises BundleError when another one keeps it for `wait` seconds.
 
@@ -114,7 +130,7 @@ def locked(directory: Path, wait: float) -> Iterator[None]:
     nothing is.
     """
     if fcntl is None:
-        yield
+        yield False
         return
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -122,24 +138,25 @@ def locked(directory: Path, wait: float) -> Iterator[None]:
         raise BundleError(f"{directory}: cannot be opened ({error.strerror})") from error
     end = time.monotonic() + wait
     try:
-        while not _try_lock(handle):
+        while (got := _try_lock(handle)) is False:
             if time.monotonic() > end:
                 raise BundleError(
                     f"{directory}: another program has been writing to it for {wait:.0f} s; try again"
                 )
             time.sleep(0.01)
-        yield
+        yield got is True
     finally:
         os.close(handle)
 
 
-def _try_lock(handle: int) -> bool:
+def _try_lock(handle: int) -> bool | None:
+    """Whether the lock is ours; None on a file system without locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks
+        return None
     return True
 
 

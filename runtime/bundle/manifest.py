@@ -18,7 +18,8 @@ from ..accept import METRICS
 from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Reader, Rule, parse
-from .files import FileEntry, is_safe_name, locked, read_small, verify, write_whole
+from .files import FileEntry, clear_leftovers, is_safe_name, locked, read_small, verify, write_whole
+from .stored import KV_DTYPES, StoredPrefix, file_size
 from .turns import ChatTurns
 
 FORMAT_VERSION = "1.2"
@@ -27,7 +28,6 @@ MANIFEST_LIMIT, CHECKSUM_LIMIT = 16_000_000, 1000  # bytes
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
-KV_DTYPES = ("float32", "float16", "bfloat16")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
@@ -52,6 +52,11 @@ class ModelInfo:
     num_kv_heads: Annotated[int, Rule(1, 2**16)]
     head_dim: Annotated[int, Rule(1, 2**16)]
     context_length: Annotated[int, Rule(1, 2**31)]
+
+    def entry_bytes(self, kv_dtype: str) -> int:
+        """What the KV entries of one token take."""
+        number = 4 if kv_dtype == "float32" else 2
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,7 @@ class Manifest:
     variants: Annotated[tuple[Variant, ...], Rule(most=64)]
     files: Annotated[tuple[FileEntry, ...], Rule(most=1000)]
     profiles: Annotated[tuple[Profile, ...], Rule(most=10_000)] = ()
+    prefixes: Annotated[tuple[StoredPrefix, ...], Rule(absent=(), most=256)] = ()
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -265,16 +271,24 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     if not file.is_file():
         raise BundleError(_no_bundle(str(path), directory))
     data, is_vouched_for = _read(directory)
-    try:
-        manifest = parse_manifest(data.decode("utf-8"), str(file))
-    except UnicodeDecodeError as error:
-        raise BundleError(f"{file}: not readable ({error})") from error
-    if not is_vouched_for:
-        raise BundleError(
-            f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle again"
-        )
-    verify(directory, manifest.files, manifest.graphs, full=full)
-    return Bundle(directory, manifest)
+    while True:
+        try:
+            manifest = parse_manifest(data.decode("utf-8"), str(file))
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{file}: not readable ({error})") from error
+        if not is_vouched_for:
+            raise BundleError(
+                f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle"
+                " again"
+            )
+        try:
+            verify(directory, manifest.files, manifest.graphs, full=full)
+            return Bundle(directory, manifest)
+        except BundleError:
+            before = data  # a writer may have taken a file away meanwhile, with what lists it
+            data, is_vouched_for = _read(directory)
+            if data == before:
+                raise
 
 
 def _no_bundle(path: str, directory: Path) -> str:
@@ -319,10 +333,14 @@ def _read(directory: Path) -> tuple[bytes, bool]:
 def changing(directory: Path) -> Iterator[Manifest]:
     """The manifest of a bundle that nobody else changes meanwhile: read, change and write it in here.
 
-    Raises BundleError when another program does not let go of it.
+    Raises BundleError when another program does not let go of it. What a writer that was killed left beside
+    the bundle's files goes first.
     """
-    with locked(directory, WRITERS_WAIT):
-        yield open_bundle(directory).manifest
+    with locked(directory, WRITERS_WAIT) as is_alone:
+        manifest = open_bundle(directory).manifest
+        if is_alone:
+            clear_leftovers(directory, {entry.path for entry in manifest.files})
+        yield manifest
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -414,6 +432,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
+    used |= {p.file: f"prefix {p.name}" for p in manifest.prefixes}
     problems += [
         f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
         for path, user in used.items()
@@ -429,6 +448,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
         for p in manifest.profiles
         if p.variant not in names
     ]
+    problems += _prefix_contradictions(manifest, where)
     model = manifest.model
     if model.num_heads % model.num_kv_heads:
         problems.append(
@@ -439,3 +459,20 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     if manifest.tokens.mask in manifest.tokens.eos:
         problems.append(f"{where}.tokens: the mask token cannot end a sequence")
     return problems
+
+
+def _prefix_contradictions(manifest: Manifest, where: str) -> Iterator[str]:
+    names = {v.name for v in manifest.variants}
+    sizes = {entry.path: entry.size for entry in manifest.files}
+    once = Counter((p.name, p.variant, p.device, p.piece) for p in manifest.prefixes)
+    for p in manifest.prefixes:
+        mine = f"{where}: prefix `{p.name[:60]}`"
+        if p.variant not in names:
+            yield f"{mine} is for variant `{p.variant[:60]}`, which is not there"
+        if p.length > manifest.model.context_length:
+            yield f"{mine} has {p.length} tokens, the context holds {manifest.model.context_length}"
+        due = file_size(manifest.model.entry_bytes(p.kv_dtype), p.length)
+        if sizes.get(p.file, due) != due:
+            yield f"{mine}: {p.length} tokens take {due} bytes, {p.file} has {sizes[p.file]}"
+        if once.pop((p.name, p.variant, p.device, p.piece), 1) > 1:
+            yield f"{mine} is there twice for variant `{p.variant[:60]}`"

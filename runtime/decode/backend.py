@@ -4,6 +4,7 @@ this.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +55,14 @@ class Cache(Protocol):
 
     def load(self, row: int, saved: Any, length: int) -> None:
         """Make the first `length` entries of what was saved those of `row`; all of it has room there."""
+        ...
+
+    def bring(self, arrays: Sequence[np.ndarray]) -> Any:
+        """What `load` takes, of host arrays [kv_heads, length, head_dim], one of each KV tensor."""
+        ...
+
+    def fetch(self, saved: Any) -> list[np.ndarray]:
+        """What was saved, as such host arrays."""
         ...
 
 

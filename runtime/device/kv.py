@@ -16,6 +16,13 @@ from ..errors import SessionError
 from .binding import Binding
 from .memory import Memory, Tensor
 
+# Entries as the host has them. numpy has no bfloat16, and nobody computes with these bits there.
+KV_TYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
+
 
 class KvRows:
     """KV memory of some rows, and what a session has bound of it: never an address that was given back."""
@@ -77,6 +84,12 @@ class KvRows:
 
     def load(self, row: int, saved: list[Any], length: int) -> None:
         self.memory.load(self.buffers, row, saved, length)
+
+    def bring(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        return self.memory.bring(arrays)
+
+    def fetch(self, saved: list[Any]) -> list[np.ndarray]:
+        return self.memory.fetch(saved)
 
     def place(self, first: int, kv_length: np.ndarray, new: Sequence[Tensor]) -> None:
         """Put a step's new entries behind the cursors of the rows first, first + 1, ..."""

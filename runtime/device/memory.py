@@ -64,6 +64,14 @@ class Memory(Protocol):
         """Copy at least the first `length` entries of what was saved over row `row`."""
         ...
 
+    def bring(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        """What `load` takes, of host arrays [kv_heads, length, head_dim]."""
+        ...
+
+    def fetch(self, saved: Sequence[Any]) -> list[np.ndarray]:
+        """What was saved, as host arrays."""
+        ...
+
     def place(self, buffers: Sequence[Any], first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
         """Put new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
         ...
@@ -113,6 +121,12 @@ class HostMemory:
     def load(self, buffers: Sequence[HostTensor], row: int, saved: Sequence[np.ndarray], length: int) -> None:
         for buffer, entries in zip(buffers, saved, strict=True):
             buffer.array[row, :, :length] = entries[:, :length]
+
+    def bring(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(arrays)
+
+    def fetch(self, saved: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(saved)
 
     def place(
         self, buffers: Sequence[HostTensor], first: int, kv_length: np.ndarray, new: Sequence[HostTensor]

@@ -89,6 +89,13 @@ class OrtMemory:
         addresses = [(copy.address, buffer.address + at) for buffer, copy in zip(buffers, saved, strict=True)]
         self._pad(addresses, (heads, saved[0].shape[1] * dim), (heads, capacity * dim), dtype)
 
+    def bring(self, arrays: Sequence[np.ndarray]) -> list[OrtTensor]:
+        make = self._ort.OrtValue.ortvalue_from_numpy
+        return [OrtTensor(make(np.ascontiguousarray(array), self.device, 0)) for array in arrays]
+
+    def fetch(self, saved: Sequence[OrtTensor]) -> list[np.ndarray]:
+        return [tensor.read() for tensor in saved]
+
     def place(
         self, buffers: Sequence[OrtTensor], first: int, kv_length: np.ndarray, new: Sequence[Tensor]
     ) -> None:

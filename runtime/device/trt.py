@@ -16,6 +16,7 @@ import numpy as np
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import SessionError
+from .kv import KV_TYPES
 from .trt_engine import LoadedEngine
 from .trt_memory import ALIGNMENT, KvMemory, Pool, TrtCache
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..decode.backend import Cache
     from .cuda import Device
 
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 INPUTS = ("input_ids", "kv_length", "output_index")
 MOST_GRAPHS = 64  # captured steps that are remembered; each holds an execution context
 
@@ -77,7 +77,7 @@ class TrtBackend:
         self.max_outputs: int | None = outputs
         self.max_capacity = min(model.context_length, self._capacity - spare)
         self.firm_slots: int | None = None  # an engine has kernels by the size of a step
-        self._item = ITEM_SIZES[variant.kv_dtype]
+        self._item = KV_TYPES[variant.kv_dtype].itemsize
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         self._lock = threading.RLock()
         self._decode: OrderedDict[Shape, Step] = OrderedDict()
@@ -95,7 +95,9 @@ class TrtBackend:
         head = self._capacity * entry
         empty = KvMemory((), model.num_kv_heads * head, head, entry, 0, model.num_kv_heads, self._capacity)
         most = rows if self._fixed is None else 2 * rows - 1
-        self._pool = Pool(device, self._lock, empty, len(self._suffixes), most, self._forget)
+        self._pool = Pool(
+            device, self._lock, empty, len(self._suffixes), most, self._forget, KV_TYPES[variant.kv_dtype]
+        )
 
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant) -> TrtBackend:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import SessionError
 from .kv import shortage
@@ -84,6 +86,12 @@ class TrtCache:
     def load(self, row: int, saved: TrtSaved, length: int) -> None:
         self._pool.load(self.memory, row, saved, length)
 
+    def bring(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
+        return self._pool.bring(arrays)
+
+    def fetch(self, saved: TrtSaved) -> list[np.ndarray]:
+        return self._pool.fetch(saved)
+
 
 class Pool:
     """KV memory of `count` tensors for an engine of at most `max_rows` rows. The lock is the backend's.
@@ -101,9 +109,11 @@ class Pool:
         count: int,
         max_rows: int,
         forget: Callable[[KvMemory], None],
+        dtype: np.dtype[Any],
     ) -> None:
         self._device, self._lock, self._forget = device, lock, forget
         self._empty, self._count, self._max_rows = empty, count, max_rows
+        self._dtype = dtype  # of KV entries as the host has them
         self._idle: list[KvMemory] = []
         self._dropped: list[int] = []  # of saved entries that nobody holds any more
 
@@ -148,6 +158,29 @@ class Pool:
             for i, address in enumerate(memory.addresses):
                 there, here = address + row * memory.row_bytes, saved.address + i * memory.kv_heads * pitch
                 self._device.copy_rows(there, memory.head_bytes, here, pitch, run, memory.kv_heads)
+
+    def bring(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
+        """What `load` takes, of host arrays [kv_heads, length, head_dim]."""
+        heads, length, _ = arrays[0].shape
+        size = heads * length * self._empty.entry_bytes
+        with self._lock:
+            saved = self.saved(length, len(arrays) * size)
+            for i, array in enumerate(arrays):
+                host = np.ascontiguousarray(array)
+                self._device.upload(saved.address + i * size, host)
+                self._device.synchronize()  # until then it is held
+        return saved
+
+    def fetch(self, saved: TrtSaved) -> list[np.ndarray]:
+        """What was saved, as host arrays [kv_heads, length, head_dim] of numbers as wide as a KV entry's."""
+        e = self._empty
+        shape = (e.kv_heads, saved.length, e.entry_bytes // self._dtype.itemsize)
+        with self._lock:
+            arrays = [np.empty(shape, self._dtype) for _ in range(self._count)]
+            for i, array in enumerate(arrays):
+                self._device.download(array, saved.address + i * array.nbytes)
+            self._device.synchronize()
+        return arrays
 
     def saved(self, length: int, num_bytes: int) -> TrtSaved:
         """Memory for `length` entries of a row; it is given back when the result is no longer used."""

@@ -19,7 +19,7 @@ from support.tiny import Named
 
 from mars_export.calibration.tasks.tasks import Task
 from mars_export.exporter.checkpoint.tensors import SafetensorsFile
-from peers import catalog, goals, measure, ours, tensors_file
+from peers import catalog, goals, measure, ours, tensors_file, turns
 from peers.catalog import Entry
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
@@ -260,3 +260,34 @@ def test_wrong_usage_is_explained(tmp_path: Path) -> None:
     ]:
         done = run(*words)
         assert done.returncode == 2 and message in done.stderr, json.dumps(done.stderr)
+
+
+def test_turns_are_histories_that_begin_otherwise_and_their_second_turns() -> None:
+    asked: dict[str, list[Request]] = {"ours fp32": [], "llama.cpp q8_0": []}
+
+    class Noting:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def answer(self, request: Request) -> Reply:
+            asked[self.name].append(request)
+            [ids], [limit] = request.prompts, request.limits
+            return Reply([[7] * limit], 9.0, 0.002 * len(ids), 1)
+
+    prompts = Prompts("t", (), tuple((1, 2, 3, *range(i, i + 60)) for i in (9, 40)), (0,), 5, None)  # type: ignore[arg-type]
+    processes = {name: Noting(name) for name in (*asked, "genai fp32")}
+    found = turns.measure(processes, prompts, 200, 3)
+    assert list(found) == ["ours fp32", "llama.cpp q8_0"]
+    for name, requests in asked.items():
+        assert len(requests) == 8, "a round to warm up, and three"
+        firsts, seconds = requests[::2], requests[1::2]
+        for one, two in zip(firsts, seconds, strict=True):
+            assert (len(one.prompts[0]), one.limits, two.limits) == (200, [turns.ANSWER], [1])
+            assert two.prompts[0][:232] == one.prompts[0] + [7] * 32
+            assert len(two.prompts[0]) == 232 + turns.QUESTION
+        assert len({tuple(one.prompts[0][:2]) for one in firsts}) == 4, "no round is a hit of another"
+        assert [r.settings for r in requests] == [{} if name.startswith("ours") else {"keep": True}] * 8
+    assert found["ours fp32"].to_dict() == pytest.approx(
+        {"first_turn_s": 0.4, "second_turn_s": 0.524, "rounds": 3}
+    )
+    assert turns.table(found).splitlines()[-1] == "| llama.cpp q8_0 | 0.400 | 0.524 | 1.310 |"

@@ -416,3 +416,29 @@ def test_threads_of_another_kind(plain: Path) -> None:
 def test_an_array_of_ids_is_a_prompt(plain: Path) -> None:
     session = Session.open(plain, threads=1)
     assert session.encode(np.array([1, 2, 3])) == [1, 2, 3]  # type: ignore[arg-type]
+
+
+def test_errors_are_json_where_results_are(plain: Path, tmp_path: Path) -> None:
+    absent = str(tmp_path / "none")
+    for words in (
+        ("inspect", absent),
+        ("generate", absent, "-p", "x"),
+        ("profiles", "list", absent),
+        ("prefix", "list", absent),
+        ("unpack", absent),
+        ("onnx", absent, "-o", str(tmp_path / "out")),
+    ):
+        done, plainly = run(*words, "--json"), run(*words)
+        assert (done.returncode, plainly.returncode) == (1, 1)
+        error = json.loads(done.stdout)["error"]
+        assert error["kind"].endswith("Error")
+        assert absent in error["message"]
+        assert plainly.stdout == ""
+        assert done.stderr == plainly.stderr, "people see the same"
+        assert " ".join(error["message"].split()) in " ".join(done.stderr.split())
+    [bad, good] = map(
+        json.loads,
+        run("chat", plain, "--json", "-n", "2", stdin="/load nowhere\nhello\n").stdout.splitlines(),
+    )
+    assert bad["error"]["message"]
+    assert good["text"]

@@ -17,9 +17,8 @@ from support import tiny
 from support.agreement import LOOPS, MAIN
 from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
+from support.firm import export_firm
 
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Batcher, Commit, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.decode.backend import Backend, StepOutput
 from mars_export.runtime.decode.batch import Batch
@@ -27,7 +26,7 @@ from mars_export.runtime.decode.blocks import BlockSchedule
 from mars_export.runtime.decode.budget import KvBudget
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.policy import Policy
-from mars_export.runtime.decode.prefix import Prefixes, Saved
+from mars_export.runtime.decode.prefix import Prefixes, Saved, Stored
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits as Bounds
 from mars_export.runtime.decode.schedule import Schedule, run
@@ -242,6 +241,7 @@ TURNS = st.lists(
     budget=st.sampled_from([200, 600, PLENTY]),
     batch=st.integers(1, 3),
     block=st.sampled_from([None, None, 1, 5]),
+    stored=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=20), max_size=3),
 )
 def test_conversations_say_the_same_with_a_store(
     turns: list[tuple[int, list[int], GenerationConfig]],
@@ -251,10 +251,18 @@ def test_conversations_say_the_same_with_a_store(
     budget: int,
     batch: int,
     block: int | None,
+    stored: list[list[int]],
 ) -> None:
-    """Each turn goes on from any earlier conversation, whole or cut in its middle."""
+    """Each turn goes on from any earlier conversation, or from a prefix of the bundle, whole or cut in its
+    middle.
+    """
     store, commit = Prefixes(budget, firm_slots), None if block is None else Commit("block", block)
     histories: list[list[int]] = [[1, 2, 1, 2, 3, 3, 1, 1, 2]]
+    for ids in stored:  # of the bundle
+        ids = ids if firm_slots is not None else ids[: len(ids) // piece * piece]
+        if ids:
+            store.adopt(("", piece if firm_slots is None else 1), ids, Stored(np.array(ids), len(ids)))
+            histories.append(ids)
     options: dict[str, Any] = {"piece": piece, "max_rows": max_rows, "commit": commit}
     for at in range(0, len(turns), batch):
         jobs = []
@@ -513,24 +521,11 @@ def test_an_entry_that_goes_while_it_is_loaded_is_whole() -> None:
 # --- sessions over ONNX Runtime: the very bits ---
 
 
-WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
-
-
 @pytest.fixture(scope="module")
 def firm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Bundles by precision of a model whose entries do not depend on the size of a step."""
     root = tmp_path_factory.mktemp("firm")
-
-    @cache
-    def exported(kind: str) -> Path:
-        precision, _, own = kind.partition(" ")
-        of = tiny.Tiny("own", "llama", {**WIDE.settings, "num_key_value_heads": 4}) if own else WIDE
-        checkpoint = tiny.write(of, root / f"checkpoint of {kind}")
-        options = ExportOptions(block=6, precision=precision)
-        export_onnx(open_checkpoint(str(checkpoint)), root / kind, options)
-        return root / kind
-
-    return exported
+    return cache(lambda kind: export_firm(kind, root))
 
 
 def twins(path: Path, cache_bytes: int = PLENTY) -> tuple[Session, Session]:

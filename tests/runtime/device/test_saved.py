@@ -10,7 +10,7 @@ import pytest
 from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
 
 from mars_export.runtime import GenerationConfig
-from mars_export.runtime.decode.prefix import Prefixes
+from mars_export.runtime.decode.prefix import Prefixes, Stored
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, run
 from mars_export.runtime.device.kv import KvRows
@@ -63,6 +63,25 @@ def test_saved_entries_are_those_and_no_others(kind: str, dtype: Any) -> None:
         assert np.array_equal(buffer.read()[0, :, :50], value[1, :, :50])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("kind", ["host", "ort"])
+def test_entries_come_from_the_host_and_go_there(kind: str, dtype: Any) -> None:
+    draw = np.random.default_rng(1)
+    rows = KvRows(memory(kind), 4, 2, HEADS, DIM, np.dtype(dtype))
+    rows.reserve(128)
+    arrays = [draw.standard_normal((HEADS, 2 * 30, DIM)).astype(dtype)[:, ::2] for _ in range(4)]
+    there = rows.bring(arrays)
+    rows.load(1, there, 30)
+    for array, buffer in zip(arrays, rows.buffers, strict=True):
+        now = buffer.read()
+        assert np.array_equal(now[1, :, :30], array)
+        assert not now[0].any()
+    for array, back in zip(arrays, rows.fetch(rows.save(1, 25)), strict=True):
+        assert np.array_equal(back, array[:, :25])
+    for array, back in zip(arrays, rows.fetch(there), strict=True):
+        assert np.array_equal(back, array)
+
+
 def build(kv_layout: str = "static", *, fixed: bool = False) -> tuple[TrtBackend, FakeDevice]:
     device = FakeDevice(size=1 << 21)
     info = engine_info(3, BLOCK, 16, fixed=fixed)
@@ -101,6 +120,41 @@ def test_an_engine_says_the_same_with_a_store(kv_layout: str, fixed: bool) -> No
     gc.collect()
     spoken(backend, None, PROMPTS[:1])  # what was dropped is given back when memory is next asked for
     assert len(device.live) == before - 1
+
+
+@pytest.mark.parametrize(
+    ("kv_layout", "fixed"), [("static", False), ("delta", False), ("static", True), ("delta", True)]
+)
+def test_an_engine_begins_with_entries_of_the_host(kv_layout: str, fixed: bool) -> None:
+    backend, device = build(kv_layout, fixed=fixed)
+    first, piece = Prefixes(1 << 20, None), min(8, backend.max_slots or 8)
+    spoken(backend, first, PROMPTS[:1], piece)
+    found = first.match(("", piece), PROMPTS[0][:24])
+    assert found is not None
+    arrays = [array.copy() for array in backend.new_cache(1).fetch(found[0].data)]
+    assert {array.shape for array in arrays} == {(MODEL.num_kv_heads, 24, MODEL.head_dim)}
+    first.clear()
+    del found
+    gc.collect()
+    again, plain = build(kv_layout, fixed=fixed)[0], build(kv_layout, fixed=fixed)[0]
+    store = Prefixes(1 << 20, None)
+    store.adopt(("", piece), PROMPTS[0][:24], Stored(arrays, 24))
+    had, wanted = spoken(again, store, PROMPTS, piece), spoken(plain, None, PROMPTS, piece)
+    assert [row.tokens for row in had] == [row.tokens for row in wanted]
+    assert all(row.stats.cached_tokens == 24 for row in had), "the first request, too"
+    assert (store.stats.entries, store.stats.failed) == (0, 0), "nothing is saved that is stored"
+    assert device.live
+
+
+def test_an_engine_without_room_for_a_prefix_reads_the_prompt() -> None:
+    backend, device = build()
+    spoken(backend, None, PROMPTS)
+    store, device.left = Prefixes(1 << 20, None), 0
+    arrays = [np.ones((MODEL.num_kv_heads, 24, MODEL.head_dim), "f4") for _ in range(2 * MODEL.num_layers)]
+    store.adopt(("", 8), PROMPTS[0][:24], Stored(arrays, 24))
+    had = spoken(backend, store, PROMPTS)
+    assert [row.tokens for row in had] == [row.tokens for row in spoken(build()[0], None, PROMPTS)]
+    assert not any(row.stats.cached_tokens for row in had)
 
 
 def test_device_memory_of_entries_stays_under_the_budget() -> None:

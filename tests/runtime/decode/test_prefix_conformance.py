@@ -1,0 +1,87 @@
+"""prefix.json: what is matched, saved and evicted, request by request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake import FakeCache
+
+from mars_export.runtime.decode.prefix import Prefixes, Stored
+
+CASES = json.loads((Path(__file__).parents[2] / "conformance" / "prefix.json").read_text())
+
+
+class Small(FakeCache):
+    """A row whose entries are the tokens, of as many bytes as a case says."""
+
+    entry_bytes = 0  # type: ignore[assignment]
+
+    def __init__(self, entry_bytes: int) -> None:
+        super().__init__(1)
+        self.entry_bytes = entry_bytes  # type: ignore[misc]
+        self.loaded: np.ndarray | None = None
+
+    def load(self, row: int, saved: np.ndarray, length: int) -> None:
+        super().load(row, saved, length)
+        self.loaded = saved
+
+
+def held(store: Prefixes) -> list[tuple[str, int, tuple[int, ...], bool]]:
+    entries = store._entries.values()
+    assert all(e.saved.data.tolist() == np.frombuffer(e.key, ">u4").tolist() for e in entries)
+    return [(*e.group, tuple(e.saved.data.tolist()), e.fixed) for e in entries]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_every_request_finds_and_leaves_what_it_should(case: dict[str, Any]) -> None:
+    store = Prefixes(case["budget"], case["firm_slots"])
+    stored = [np.array(prefix["ids"]) for prefix in case["stored"]]
+    for prefix, ids in zip(case["stored"], stored, strict=True):
+        store.adopt(("", prefix["piece"] or 1), prefix["ids"], Stored(ids, len(ids)))
+    for request in case["requests"]:
+        prompt, tokens = request["prompt"], request["prompt"] + request["answer"]
+        cache, stem = Small(case["entry_bytes"]), store.stem(request["salt"], request["marks"])
+        assert stem is not None
+        cursor = stem.recall(cache, 0, prompt, request["piece"], 10**6)
+        assert cursor == request["cached"]
+        assert any(cache.loaded is ids for ids in stored) == request["stored"]
+        assert cache.entries[0, :cursor].tolist() == prompt[:cursor]
+        for slots, moved, is_piece in request["reads"]:
+            cursor = step(stem, cache, tokens, cursor, slots, moved, is_piece)
+        stem.keep(cache, 0, prompt)
+        for slots, moved in request["steps"]:
+            cursor = step(stem, cache, tokens, cursor, slots, moved, False)
+        if request["steps"]:
+            stem.keep(cache, 0, tokens)
+        wanted = []
+        for number, length, fixed in request["entries"]:
+            of = case["requests"][number]
+            grain = of["piece"] if case["firm_slots"] is None else 1
+            wanted.append((of["salt"], grain, tuple((of["prompt"] + of["answer"])[:length]), fixed))
+        assert held(store) == wanted
+        stats = store.stats
+        assert (stats.evicted, stats.saved, stats.failed) == (request["evicted"], request["saved"], 0)
+        assert stats.num_bytes == case["entry_bytes"] * sum(len(ids) for _, _, ids, _ in wanted)
+    assert store.stats.stored == len({(p["piece"], tuple(p["ids"])) for p in case["stored"]})
+
+
+def step(
+    stem: Any, cache: Small, tokens: list[int], cursor: int, slots: int, moved: int, is_piece: bool
+) -> int:
+    cache.reserve(cursor + slots)
+    cache.entries[0, cursor : cursor + moved] = tokens[cursor : cursor + moved]
+    stem.saw(cursor, cursor + moved, slots, is_piece=is_piece)
+    return cursor + moved
+
+
+def test_the_cases_show_everything() -> None:
+    requests = [(case, r) for case in CASES for r in case["requests"]]
+    assert sum(r["cached"] > 0 for _, r in requests) > 150
+    assert sum(r["stored"] for _, r in requests) > 30
+    assert sum(case["requests"][-1]["evicted"] > 0 for case in CASES) > 10
+    assert any(fixed for _, r in requests for _, _, fixed in r["entries"])
+    assert {case["firm_slots"] for case in CASES} == {None, 1, 2, 3}
