@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import random_checkpoint
-import watched
 
+import watched
 from peers import machine
 
 ROOT = Path(__file__).resolve().parent
