@@ -1,13 +1,13 @@
 """Load on `mars-export serve`: closed and open loops, a soak, the cost of HTTP, and llama.cpp's server.
 
-    python benchmarks/serve_load.py closed BUNDLE --clients 64 --each 50        # no error, no growth, same texts
+    python benchmarks/serve_load.py closed BUNDLE --clients 64 --each 50    # no error, no growth, the texts
     python benchmarks/serve_load.py open BUNDLE --fixed exact tau=0.95 --adaptive exact,assistant@0.02
-    python benchmarks/serve_load.py soak BUNDLE --minutes 40 --requests 20000   # Ctrl-C ends it cleanly
-    python benchmarks/serve_load.py overhead BUNDLE                             # HTTP over the Batcher alone
-    python benchmarks/serve_load.py peers --clients 1 4 16                      # beside llama-cpp-python's server
+    python benchmarks/serve_load.py soak BUNDLE --minutes 40 --requests 20000      # Ctrl-C ends it cleanly
+    python benchmarks/serve_load.py overhead BUNDLE                                # HTTP over the Batcher
+    python benchmarks/serve_load.py peers --clients 1 4 16                         # beside llama.cpp's
 
-Each starts its server, asks it over HTTP as many clients would, and writes results/serve_COMMAND.json. Clients
-and server share the machine. `peers` takes bundle, GGUF files and environment from where benchmarks/peers.py
+Each starts its server, asks it over HTTP as many clients would, and writes results/serve_COMMAND.json.
+Clients and server share the machine. `peers` takes bundle, GGUF files and environment from where benchmarks/peers.py
 has them (`python benchmarks/peers.py --setup llama-cpp` first), and makes what is absent.
 """
 
@@ -219,8 +219,8 @@ def overhead(args: argparse.Namespace) -> None:
     value["overhead"] = round(1 - speeds["http"] / speeds["batcher"], 4)
     value["same_texts"] = texts["http"] == texts["batcher"]
     save(args, value)
-    print(f"Batcher {speeds['batcher']:.1f} tokens/s, HTTP {speeds['http']:.1f}: {value['overhead']:.1%} less;"
-          f" same texts: {value['same_texts']}")  # fmt: skip
+    less = f"{value['overhead']:.1%} less; same texts: {value['same_texts']}"
+    print(f"Batcher {speeds['batcher']:.1f} tokens/s, HTTP {speeds['http']:.1f}: {less}")
 
 
 # --- peers ---

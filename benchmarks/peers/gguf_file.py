@@ -1,6 +1,7 @@
 """A Llama-type Hugging Face directory as GGUF files for llama.cpp.
 
-Without a vocabulary prompts are token ids; with --vocabulary (byte-level BPE) they are chats, too. Runs in llama.cpp's environment.
+Without a vocabulary prompts are token ids; with --vocabulary (byte-level BPE) they are chats, too.
+Runs in llama.cpp's environment.
 
 python -m peers.gguf_file DIRECTORY OUT --kinds q4_0 q8_0
 """

@@ -1,4 +1,4 @@
-"""How clients behave in a soak: well, badly, and on purpose. Each says what came of it, in one word or two."""
+"""How clients behave in a soak: well, badly, and on purpose. Each says what came of it."""
 
 from __future__ import annotations
 
@@ -152,16 +152,17 @@ BODIES: tuple[bytes, ...] = (
     ),
 )
 PATHS = (
-    "/../../etc/passwd", "/v1/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/v1/models/..%2f..",
-    "/v1/mars/streams/../../x", "/v1/mars/streams/%00", "/\x7f", "/v1/chat/completions/", "/static/page.html",
+    "/../../etc/passwd", "/v1/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd",
+    "/v1/models/..%2f..", "/v1/mars/streams/../../x", "/v1/mars/streams/%00", "/\x7f", "/v1/chat/completions/", "/static/page.html",
     "/" + "a" * 8000,
 )  # fmt: skip
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 RAW = (
     b"GET\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS on a plain port
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 9\r\n\r\nhello",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
+    POST + b"Content-Length: -1\r\n\r\n",
+    POST + b"Content-Length: 5\r\nContent-Length: 9\r\n\r\nhello",
+    POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
     b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
     b"GET /health HTTP/1.1\r\nHost: x\r\nBad\x00Header: y\r\n\r\n",
     b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 300_000 + b"\r\n\r\n",
@@ -217,9 +218,7 @@ async def oversized(port: int, _: Asked, draw: random.Random) -> Told:
                     await asyncio.wait_for(writer.drain(), 30)
             else:
                 chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
-                writer.write(
-                    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-                )
+                writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n")
                 for _i in range(size >> 20):
                     writer.write(chunk)
                     await asyncio.wait_for(writer.drain(), 30)
