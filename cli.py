@@ -18,6 +18,7 @@ from .calibration import commands as calibration
 from .exporter import commands as exporter
 from .runtime import bundle_commands as bundles
 from .runtime import commands as runtime
+from .runtime import serve_command as serving
 from .runtime.console import out, print_error
 from .runtime.errors import MarsError
 
@@ -33,6 +34,7 @@ class Need:
 
 RUN = Need("cpu", ("onnxruntime", "tensorrt", "tensorrt_rtx"), any)
 EXPORT = Need("export", ("torch", "onnx", "ml_dtypes", "safetensors", "huggingface_hub"))
+SERVE = Need("serve", ("starlette", "uvicorn", "prometheus_client"))
 REPORT = Need("calibrate", ("matplotlib",))
 # What must be there before a command begins; a command that is not named needs nothing beyond the base.
 NEEDS: dict[str, tuple[Need, ...]] = {
@@ -41,6 +43,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "demo": (EXPORT, RUN),
     "generate": (RUN,),
     "chat": (RUN,),
+    "serve": (RUN, SERVE),
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
 }
@@ -86,7 +89,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for part in (exporter, runtime, calibration, bundles):
+for part in (exporter, runtime, serving, calibration, bundles):
     app.add_typer(part.app)
 
 

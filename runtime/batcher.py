@@ -153,6 +153,16 @@ class Batcher:
         return self._places.num_entering + len(self._arrivals) + len(self._schedule.waiting)
 
     @property
+    def kv_usage(self) -> float:
+        """What running rows fill of its KV memory: of `Limits.kv_bytes`, or of what `max_rows` rows take."""
+        rows, budget = list(self._schedule.running), self._budget
+        if budget.num_bytes is not None:
+            most = budget.num_bytes // budget.entry_bytes
+        else:
+            most = budget.max_rows * budget.max_capacity
+        return min(1.0, sum(row.cursor for row in rows) / max(1, most))
+
+    @property
     def step_seconds(self) -> float:
         """How long the step in hand has been running, 0 between steps: a step that hangs shows here."""
         began = self._step_began

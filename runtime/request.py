@@ -154,7 +154,7 @@ class Request(Answer):
     def deliver(self, accepted: Accepted) -> None:
         """Take in what a step gave. Called in the batcher's thread only: the text grows here."""
         reason = accepted.finish_reason
-        event = Event(self._grown(reason), accepted.token_ids, accepted.confidences, reason)
+        event = Event.of(accepted, self._grown(reason))
         whole = self._text.text if self._text is not None else ""
         with self._changed:
             if self._reason is not None:

@@ -84,13 +84,22 @@ class Completion:
 class Event:
     """What one step added to a stream; no tokens for a prefill chunk, or for an end without any.
 
-    `text` may lag behind the tokens: half characters and possible stop strings are held back.
+    `text` may lag behind the tokens: half characters and possible stop strings are held back. The first
+    `verified` tokens had been proposed and held; those at the places `forced` are a grammar's.
     """
 
     text: str
     token_ids: tuple[int, ...]
     confidences: tuple[float, ...]
     finish_reason: FinishReason | None
+    verified: int = 0
+    forced: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, accepted: Accepted, text: str) -> Event:
+        """What a step accepted, with the text that became certain."""
+        token_ids, confidences = accepted.token_ids, accepted.confidences
+        return cls(text, token_ids, confidences, accepted.finish_reason, accepted.verified, accepted.forced)
 
 
 class Session:
@@ -480,8 +489,7 @@ class Answer:
     def _event(self, accepted: Accepted) -> Event:
         """Take in what a step accepted."""
         self._confidences += accepted.confidences
-        text = self._grown(accepted.finish_reason)
-        return Event(text, accepted.token_ids, accepted.confidences, accepted.finish_reason)
+        return Event.of(accepted, self._grown(accepted.finish_reason))
 
     def _grown(self, finish_reason: FinishReason | None) -> str:
         """The text that became certain."""

@@ -1,5 +1,5 @@
 """A soak: clients of every habit for minutes or hours, every whole answer held against the answer alone,
-memory watched. The journal has one line for each interval, so that what was seen survives whatever ends the run.
+memory watched. The journal has one line for each interval, so that what was seen outlives the run.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadli
 class Accepted:
     """What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens.
 
-    `error` is what ended the row, if it failed; its finish_reason is then "cancelled".
+    `error` is what ended the row, if it failed; its finish_reason is then "cancelled". The first `verified`
+    tokens had been proposed and held; those at the places `forced` are a grammar's.
     """
 
     row: int
@@ -39,6 +40,8 @@ class Accepted:
     confidences: tuple[float, ...]
     finish_reason: FinishReason | None
     error: BaseException | None = None
+    verified: int = 0
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,7 @@ class Row:
             elif self.stop is not None and self.stop(token):
                 count, self.finish_reason = i + 1, "stop"
                 break
+        num_held = max(0, count - 1) if config.exact or proposals else 0
         if config.exact or proposals:
             self._settle(token_ids, predictions.probabilities.tolist(), count, num_proposals)
         else:
@@ -198,7 +202,8 @@ class Row:
         self.stats.count(count)
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
-        return Accepted(self.index, tuple(token_ids[:count]), tuple(confidences[:count]), self.finish_reason)
+        given, sure = tuple(token_ids[:count]), tuple(confidences[:count])
+        return Accepted(self.index, given, sure, self.finish_reason, verified=num_held)
 
     def _settle(self, token_ids: list[int], probabilities: list[float], count: int, num_fed: int) -> None:
         """Proposals that held are final like known tokens; what was predicted behind is proposed next."""
@@ -235,7 +240,8 @@ class Row:
         elif not given:
             return None
         sure = (SURE[self.config.metric],) * len(given)
-        return Accepted(self.index, tuple(given), sure, self.finish_reason)
+        places = tuple(range(len(given)))
+        return Accepted(self.index, tuple(given), sure, self.finish_reason, forced=places)
 
     def follow(self, guide: Guide, predictions: Predictions, num_proposals: int) -> Accepted | None:
         """As `accept`, under a grammar: what is not allowed ends the run, what is forced goes into it."""
@@ -244,7 +250,8 @@ class Row:
         is_verified = config.exact is True or bool(proposals)
         first, left = len(self.tokens), self.remaining
         confidences: list[float] = []
-        num_forced, num_held, follows = 0, 0, True  # whether the next prediction has seen what was appended
+        num_held, follows = 0, True  # whether the next prediction has seen what was appended
+        forced: list[int] = []
         while self.finish_reason is None and (i := len(confidences)) < left:
             token, confidence = guide.forced(), SURE[config.metric]
             is_forced = token is not None
@@ -258,7 +265,8 @@ class Row:
                 if i and not is_verified and not passes(confidence, config.tau or 0.0, config.metric):
                     break
             confidences.append(confidence)
-            num_forced += is_forced
+            if is_forced:
+                forced.append(i)
             self._append(guide, token)
             if is_verified:
                 follows = follows and i < num_proposals and token == proposals[i]
@@ -273,10 +281,11 @@ class Row:
         elif not count:
             return None
         if count:
-            self.stats.count(count - num_forced, num_forced)
+            self.stats.count(count - len(forced), len(forced))
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
-        return Accepted(self.index, tuple(self.tokens[first:]), tuple(confidences), self.finish_reason)
+        given, sure = tuple(self.tokens[first:]), tuple(confidences)
+        return Accepted(self.index, given, sure, self.finish_reason, None, num_held, tuple(forced))
 
     def _append(self, guide: Guide, token: int) -> None:
         guide.append(token)

@@ -121,6 +121,11 @@ class Schedule:
         return len(self._batch.active)
 
     @property
+    def running(self) -> Sequence[Row]:
+        """The rows that have a place, as another thread may see them: a moment old."""
+        return tuple(self._batch.active)
+
+    @property
     def is_idle(self) -> bool:
         return not self.waiting and not self._batch.active
 

@@ -38,9 +38,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/doctor": ("runtime/session",),
     "runtime/__init__": ("runtime/batcher",),
     "runtime/chat": ("runtime/decode", "runtime/bundle"),
+    "runtime/serve": ("runtime/batcher", "runtime/chat"),
     "runtime/console": ("runtime/errors", "runtime/machine"),
     "runtime/commands": ("runtime/console", "runtime/__init__", "runtime/chat"),
     "runtime/bundle_commands": ("runtime/console", "runtime/doctor"),
+    "runtime/serve_command": ("runtime/console", "runtime/__init__", "runtime/serve"),
     "exporter/__init__": (),
     "exporter/codes": (),
     "exporter/precision": ("runtime/machine",),
@@ -67,6 +69,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cli": (
         "runtime/commands",
         "runtime/bundle_commands",
+        "runtime/serve_command",
         "exporter/commands",
         "calibration/commands",
         "__init__",
@@ -75,6 +78,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runtime/bundle_commands"} | {
+    "runtime/serve_command",
     "exporter/commands",
     "calibration/commands",
 }
@@ -90,6 +94,10 @@ HOMES: dict[str, set[str]] = {
     "tokenizers": {"runtime/text", "exporter"},
     "matplotlib": {"calibration"},
     "lm_eval": {"calibration/lm_eval"},
+    "starlette": {"runtime/serve"},
+    "uvicorn": {"runtime/serve/server", "runtime/serve/connection"},
+    "h11": {"runtime/serve/connection"},
+    "prometheus_client": {"runtime/serve/metrics"},
     "typer": COMMAND_LINE,
     "rich": COMMAND_LINE,
     **{library: {"exporter"} for library in TORCH},

@@ -1,0 +1,95 @@
+"""One connection, with the deadlines that uvicorn's own lacks: for headers to come, for a client to take what
+is sent; and its complaints in our form. Knows no path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from .options import MOST_CONNECTIONS
+from .refusals import encoded, error_body
+
+
+class Connection(H11Protocol):
+    """Made by `connections` with a server's timeouts. A connection too many is closed at once."""
+
+    header_timeout, write_timeout = 10.0, 30.0
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._coming: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._wait_for_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_coming()
+        self._cancel_taking()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._wait_for_headers()
+        else:
+            self._cancel_coming()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._taking is None:
+            self._taking = self.loop.call_later(self.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_taking()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP that we read. The parser knows a better status for headers that are too large."""
+        self._complain(431 if len(self.conn.trailing_data[0]) > 16_384 else 400, msg)
+
+    def _wait_for_headers(self) -> None:
+        """From the first byte on, not from the last one: a byte a second is no request."""
+        if self._coming is None:
+            self._coming = self.loop.call_later(self.header_timeout, self._too_slow)
+
+    def _cancel_coming(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
+            self._coming = None
+
+    def _cancel_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
+            self._complain(408, f"the headers did not come within {self.header_timeout:g} s")
+
+    def _complain(self, status: int, message: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = encoded(error_body(message, status))
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def connections(header_timeout: float, write_timeout: float) -> type[Connection]:
+    """The class of a server's connections."""
+    times = {"header_timeout": header_timeout, "write_timeout": write_timeout}
+    return type("Connection", (Connection,), times)

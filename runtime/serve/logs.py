@@ -1,0 +1,54 @@
+"""Lines of the log, for people or as JSON: numbers, names and reasons, never a prompt, an answer or a key."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class Lines(logging.Formatter):
+    """One line for each record. What a record has as `fields` are fields here, too."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = getattr(record, "fields", {})
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        if self._as_json:
+            line = {
+                "time": when,
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": message,
+            }
+            return json.dumps(line | fields, ensure_ascii=True, default=str)
+        named = " ".join(f"{name}={_shown(value)}" for name, value in fields.items() if value is not None)
+        whole = f"{when} {record.levelname.lower():7} {message} {named}".rstrip()
+        return whole.replace("\r", "\\r") if record.exc_info else whole.encode("unicode_escape").decode()
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if text and " " not in text else repr(text)
+
+
+def listen(level: str, *, as_json: bool) -> None:
+    """Write what this package and the HTTP server say to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Lines(as_json=as_json))
+    for name in ("mars_export", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level.upper())
+        logger.propagate = False
+    # It tells of each connection that breaks off; what matters is in our own lines.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger("uvicorn").level))

@@ -1,0 +1,128 @@
+"""What a server tells Prometheus. The only file that names prometheus_client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ..session import Event
+from .admission import Admitted
+from .models import Models, Served
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+MODEL = ("model",)
+
+
+class Metrics:
+    """Counters and histograms of one server, and gauges that look at its batchers when they are asked."""
+
+    def __init__(self, models: Models) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Now(models))
+        counters = {
+            "prompt": (
+                "mars_prompt_tokens",
+                "Prompt tokens of requests that have ended, cached ones included.",
+            ),
+            "generation": ("mars_generation_tokens", "Tokens of answers, as they come."),
+            "proposed": ("mars_proposed_tokens", "Tokens that were fed to be verified."),
+            "verified": ("mars_verified_tokens", "Proposed tokens that held."),
+            "forced": ("mars_forced_tokens", "Tokens that a grammar gave."),
+            "forwards": ("mars_forwards", "Forwards that rows took part in, from their first token on."),
+        }
+        self._counters = {
+            key: Counter(name, text, MODEL, registry=self.registry) for key, (name, text) in counters.items()
+        }
+        self._requests = Counter(
+            "mars_requests",
+            "Requests by how they ended and the level of load that chose their settings.",
+            ("model", "outcome", "level"),
+            registry=self.registry,
+        )
+        histograms = {
+            "first": (
+                "mars_time_to_first_token_seconds",
+                "From a request's coming to its first token.",
+                FIRST,
+            ),
+            "between": ("mars_inter_token_latency_seconds", "A step's seconds over its tokens.", BETWEEN),
+            "whole": ("mars_e2e_request_latency_seconds", "From a request's coming to its end.", WHOLE),
+            "queue": ("mars_request_queue_time_seconds", "From a request's coming to its row.", FIRST),
+        }
+        self._histograms = {
+            key: Histogram(name, text, MODEL, buckets=buckets, registry=self.registry)
+            for key, (name, text, buckets) in histograms.items()
+        }
+        for name in models.served:  # there from the start, so that a rate has a beginning
+            for metric in (*self._counters.values(), *self._histograms.values()):
+                metric.labels(name)
+
+    def refused(self, model: str | None, status: int) -> None:
+        """A request got an error instead of an answer. `model` is a bundle that is there, or None."""
+        outcome = "overloaded" if status in (429, 503) else "failed" if status >= 500 else "refused"
+        self._requests.labels(model or "", outcome, "").inc()
+
+    def step(self, served: Served, event: Event, seconds: float | None) -> None:
+        """An event of a request came, so long after the one before; None for its first."""
+        number = len(event.token_ids)
+        if not number:
+            return
+        self._counters["generation"].labels(served.name).inc(number)
+        if seconds is not None:
+            between = self._histograms["between"].labels(served.name)
+            for _ in range(number):
+                between.observe(seconds / number)
+
+    def ended(self, admitted: Admitted, outcome: str, seconds: float) -> None:
+        """A request is over, `seconds` after it came."""
+        name = admitted.served.name
+        self._requests.labels(name, outcome, admitted.level or "").inc()
+        self._histograms["whole"].labels(name).observe(seconds)
+        for i, request in enumerate(admitted.requests):
+            stats = request.stats
+            if i % admitted.ask.n == 0:
+                self._counters["prompt"].labels(name).inc(stats.prompt_tokens)
+            for key in ("proposed", "verified", "forced", "forwards"):
+                self._counters[key].labels(name).inc(getattr(stats, key))
+            if stats.queue_time:
+                self._histograms["queue"].labels(name).observe(stats.queue_time)
+            if stats.time_to_first_token:
+                self._histograms["first"].labels(name).observe(stats.time_to_first_token)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Now(Collector):
+    """What is so at the moment."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Any]:
+        running = GaugeMetricFamily("mars_num_requests_running", "Requests that have a row.", labels=MODEL)
+        waiting = GaugeMetricFamily("mars_num_requests_waiting", "Requests that wait for one.", labels=MODEL)
+        usage = GaugeMetricFamily("mars_kv_cache_usage_ratio", "Share of the KV memory in use.", labels=MODEL)
+        level = GaugeMetricFamily(
+            "mars_adaptive_level", "Level of load: 0 is the best setting of the list.", labels=MODEL
+        )
+        queries = CounterMetricFamily(
+            "mars_prefix_cache_queries", "Prompt tokens that the prefix store was asked for.", labels=MODEL
+        )
+        hits = CounterMetricFamily("mars_prefix_cache_hits", "Those of them that were there.", labels=MODEL)
+        for name, served in self._models.served.items():
+            batcher, prefixes = served.batcher, served.session.prefix_stats
+            running.add_metric([name], batcher.num_running if batcher is not None else 0)
+            waiting.add_metric([name], batcher.num_waiting if batcher is not None else 0)
+            usage.add_metric([name], batcher.kv_usage if batcher is not None else 0)
+            level.add_metric([name], served.adaptive.level if served.adaptive is not None else 0)
+            queries.add_metric([name], prefixes.query_tokens)
+            hits.add_metric([name], prefixes.hit_tokens)
+        yield from (running, waiting, usage, level, queries, hits)

@@ -1,0 +1,172 @@
+"""The bundles that are served, by the names that clients use. Knows no request and no HTTP."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from time import perf_counter, time
+from typing import Any
+
+from ..batcher import Batcher
+from ..bundle.profiles import staleness
+from ..decode.config import GenerationConfig
+from ..errors import SessionError
+from ..request import Request
+from ..session import Session
+from .adaptive import Adaptive, read_levels
+from .options import ServeOptions
+from .refusals import Refused, busy
+
+LOG = logging.getLogger("mars_export")
+WARMING = 5.0  # seconds after which to ask again
+STEP_HANGS = 120.0  # seconds of one step from which a server is not healthy
+
+
+class Served:
+    """One session under its name. Its batcher is there once it is warm."""
+
+    def __init__(self, name: str, session: Session, options: ServeOptions) -> None:
+        self.name, self.session, self._options = name, session, options
+        self.batcher: Batcher | None = None
+        self.fault: BaseException | None = None
+        self.created = int(time())
+        self.levels = read_levels(session, options.adaptive)
+        self.adaptive = (
+            Adaptive(options.adaptive, options.high_queue, options.low_queue, options.hold)
+            if options.adaptive
+            else None
+        )
+        self._waiting: dict[int, Request] = {}  # for a row, as far as anybody has looked
+
+    def warm(self) -> None:
+        """Measure what steps cost and answer once, so that no client waits for it. In a thread of its own."""
+        try:
+            batcher = Batcher(self.session, self._options.limits)
+            mask = self.session.bundle.manifest.tokens.mask
+            batcher.submit([1 if mask == 0 else 0], GenerationConfig(max_new_tokens=1)).result(60)
+            self.batcher = batcher
+            LOG.info("%s is warm", self.name)
+        except BaseException as error:
+            self.fault = error
+            LOG.critical("%s cannot be served: %s", self.name, type(error).__name__)
+
+    @property
+    def is_ready(self) -> bool:
+        batcher = self.batcher
+        return batcher is not None and batcher.alive and batcher.step_seconds < STEP_HANGS
+
+    @property
+    def valid_profiles(self) -> list[str]:
+        manifest = self.session.bundle.manifest
+        return [p.name for p in manifest.profiles if not staleness(manifest, self.session.variant, p)]
+
+    def running(self) -> Batcher:
+        """The batcher. Raises Refused while there is none."""
+        if self.batcher is None:
+            if self.fault is not None:
+                raise Refused(503, f"{self.name} cannot be served; see the server's log", code="failed")
+            raise busy(f"{self.name} is being loaded; try again in {WARMING:g} s", WARMING, 503)
+        if not self.batcher.alive:
+            raise Refused(503, f"{self.name} takes no more requests", code="closing")
+        return self.batcher
+
+    # --- who waits, and for how long ---
+
+    def entered(self, request: Request) -> None:
+        """A request came in; it waits until it has its row."""
+        self._waiting[request.number] = request
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that the oldest of those that wait has waited. Those that began tell how long they did."""
+        longest = 0.0
+        for number, request in list(self._waiting.items()):
+            stats = request.stats
+            if stats.queue_time or request.finish_reason is not None:
+                self._waiting.pop(number, None)
+                if self.adaptive is not None and stats.queue_time:
+                    self.adaptive.saw(stats.queue_time)
+            else:
+                longest = max(longest, perf_counter() - stats.began)
+        return longest
+
+    # --- as clients see it ---
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What /v1/models lists of it: its name, and its name with each profile that holds."""
+        names = [self.name, *(f"{self.name}:{profile}" for profile in self.valid_profiles)]
+        return [self.entry(name) for name in names]
+
+    def entry(self, name: str) -> dict[str, Any]:
+        manifest, backend = self.session.bundle.manifest, self.session.backend
+        outputs = backend.outputs
+        mars = {
+            "block": manifest.block,
+            "precision": self.session.variant.precision,
+            "context": min(manifest.model.context_length, backend.max_capacity),
+            "profiles": self.valid_profiles,
+            "sampling": "logits" in outputs,
+            "structured": self.session.text is not None and bool({"logits", "topk_ids"} & set(outputs)),
+            "variant": self.session.variant.name,
+            "backend": self.session.variant.backend,
+            "adaptive": list(self.levels),
+        }
+        return {
+            "id": name, "object": "model", "created": self.created, "owned_by": "mars-export", "mars": mars,
+        }  # fmt: skip
+
+
+class Models:
+    """All of them; the first is what a request gets that names none."""
+
+    def __init__(self, sessions: Mapping[str, Session], options: ServeOptions) -> None:
+        if not sessions:
+            raise SessionError("nothing to serve; give at least one bundle")
+        self.served = {name: Served(name, session, options) for name, session in sessions.items()}
+        self._started = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to warm up, one bundle after the other, once."""
+        with self._lock:
+            if self._started:
+                return
+            self._started = True
+        threading.Thread(target=self._warm, name="mars-warm", daemon=True).start()
+
+    def _warm(self) -> None:
+        for each in self.served.values():
+            each.warm()
+
+    def find(self, name: str | None) -> tuple[Served, str | None]:
+        """The bundle of that name, and the profile behind the colon. Raises Refused."""
+        if name is None:
+            return next(iter(self.served.values())), None
+        if name in self.served:
+            return self.served[name], None
+        for at in (i for i, character in enumerate(name) if character == ":"):
+            each = self.served.get(name[:at])
+            if each is not None and name[at + 1 :] in each.valid_profiles:
+                return each, name[at + 1 :]
+        known = ", ".join(entry["id"] for each in self.served.values() for entry in each.entries())
+        raise Refused(
+            404, f"no model {name[:200]!r} (there are: {known})", param="model", code="model_not_found"
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        return all(each.is_ready for each in self.served.values())
+
+    @property
+    def faults(self) -> dict[str, BaseException]:
+        return {name: each.fault for name, each in self.served.items() if each.fault is not None}
+
+    def close(self, drain: float) -> None:
+        """Refuse what comes, give what is here `drain` seconds. Returns when all batchers have ended."""
+        batchers = [each.batcher for each in self.served.values() if each.batcher is not None]
+        threads = [threading.Thread(target=batcher.close, args=(drain,)) for batcher in batchers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()

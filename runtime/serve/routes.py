@@ -1,0 +1,141 @@
+"""The routes, as one ASGI object. Each reads, asks the service, and says what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from ..session import Session
+from . import metrics, page, texts
+from .bodies import read_json
+from .door import CLIENT, Door
+from .keys import Keys
+from .models import Models
+from .options import ServeOptions
+from .refusals import Refused, encoded
+from .service import Answering, Service
+from .stream import EventStream
+from .wire import read_ask
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door:
+    """Serve `sessions` under their names. Where nobody runs its lifespan, as when it is mounted in another
+    application, it begins to warm up with the first request, and ends with the interpreter.
+
+    Raises SessionError where the options do not fit the bundles.
+    """
+    options = options or ServeOptions()
+    models = Models(sessions, options)
+    service = Service(models, options, metrics.Metrics(models), Keys(options.keys))
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        models.start()
+        yield
+        models.close(0)
+
+    inner = Router(_Routes(service).table(), redirect_slashes=False, lifespan=lifespan)
+    return Door(inner, service, options)
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encoded(value), status, headers, "application/json")
+
+
+class _Routes:
+    """What is answered at which path."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._models = service, service.models
+
+    def table(self) -> list[Route]:
+        posts: dict[str, Handler] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/completions": self.text,
+            "/v1/mars/streams/{id}": self.steer,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        gets: dict[str, Handler] = {
+            "/": self.page,
+            "/health": self.health,
+            "/metrics": self.metrics,
+            "/v1/models": self.list_models,
+            "/v1/models/{id}": self.model,
+        }
+        table = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
+        return table + [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
+
+    async def chat(self, request: Request) -> Any:
+        return await self._answer("chat", request)
+
+    async def text(self, request: Request) -> Any:
+        return await self._answer("text", request)
+
+    async def _answer(self, kind: Literal["chat", "text"], request: Request) -> Any:
+        service = self._service
+        self._models.start()
+        model, answering = None, None
+        try:
+            body = await self._body(request)
+            ask = read_ask(kind, body)
+            model = ask.model
+            answering = Answering(service, ask, request.scope[CLIENT], request.receive)
+            await answering.begin()
+            if ask.stream:
+                answering.is_streamed = True  # which closes it
+                return EventStream(answering)
+            async for _ in answering.pieces():
+                pass
+            assert answering.reply is not None, "it has begun"
+            return _json(answering.reply.body())
+        except Refused as refusal:
+            if answering is None or not answering.has_begun:
+                service.metrics.refused(model if model in self._models.served else None, refusal.status)
+            raise
+        finally:
+            if answering is not None and not answering.is_streamed:
+                answering.close()
+
+    async def steer(self, request: Request) -> Response:
+        body = await self._body(request)
+        return _json(self._service.streams.steer(request.path_params["id"], request.scope[CLIENT], body))
+
+    async def tokenize(self, request: Request) -> Response:
+        return _json(await texts.tokenize(self._models, await self._body(request)))
+
+    async def detokenize(self, request: Request) -> Response:
+        return _json(await texts.detokenize(self._models, await self._body(request)))
+
+    async def page(self, _: Request) -> Response:
+        return Response(page.page(), headers=page.headers())
+
+    async def health(self, _: Request) -> Response:
+        self._models.start()
+        if self._models.is_ready:
+            return _json({"status": "ok"})
+        status = "failed" if self._models.faults else "not ready"
+        return _json({"status": status}, 503, {"retry-after": "5"})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._service.metrics.text(), media_type=metrics.CONTENT_TYPE)
+
+    async def list_models(self, _: Request) -> Response:
+        entries = [entry for served in self._models.served.values() for entry in served.entries()]
+        return _json({"object": "list", "data": entries})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        served, _ = self._models.find(name)
+        return _json(served.entry(name))
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        options = self._service.options
+        return await read_json(request, options.max_body, options.body_timeout)

@@ -1,0 +1,112 @@
+"""A process that serves: its socket, its signals, its end. Knows no request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ..errors import MarsError
+from .connection import connections
+from .models import Models
+from .options import HEADER_BYTES, ServeOptions
+
+LOG = logging.getLogger("mars_export.serve")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LAST_WORDS = 10  # seconds for answers to be sent that were cut short at the end
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with signals of ours: the first begins the end, the second is the end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def new_server(app: ASGIApp, options: ServeOptions) -> Server:
+    """For a socket that is bound already."""
+    config = uvicorn.Config(
+        app,
+        http=connections(options.header_timeout, options.write_timeout),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        timeout_graceful_shutdown=int(options.drain) + LAST_WORDS,
+    )
+    return Server(config)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises MarsError where there can be none."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise MarsError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port or --host"
+        ) from error
+    listening.set_inheritable(False)
+    return listening
+
+
+def run(server: Server, listening: socket.socket, models: Models, drain: float) -> None:
+    """Serve until a signal. Raises MarsError where a bundle could not be served."""
+    asyncio.run(_run(server, listening, models, drain))
+    if faults := models.faults:
+        words = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in faults.items())
+        raise MarsError(f"cannot serve {words}")
+
+
+async def _run(server: Server, listening: socket.socket, models: Models, drain: float) -> None:
+    loop = asyncio.get_running_loop()
+    closing = _Closing(server, models, drain)
+    for number in SIGNALS:
+        loop.add_signal_handler(number, closing.signal, number)
+    watch = asyncio.create_task(_watch(models, server))
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        watch.cancel()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _watch(models: Models, server: Server) -> None:
+    """A bundle that cannot be warmed ends the server: nothing would mend it."""
+    while not models.is_ready and not models.faults:
+        await asyncio.sleep(0.05)
+    if models.faults:
+        server.should_exit = True
+    else:
+        LOG.info("ready: %s", ", ".join(models.served))
+
+
+class _Closing:
+    """What signals do."""
+
+    def __init__(self, server: Server, models: Models, drain: float) -> None:
+        self._server, self._models, self._drain = server, models, drain
+        self._has_begun = False
+
+    def signal(self, number: int) -> None:
+        if self._has_begun:
+            # Threads may be inside of a library: nothing is torn down under them.
+            LOG.warning("second signal: ending at once")
+            os._exit(128 + number)
+        self._has_begun = True
+        LOG.info("closing: running answers get %g s", self._drain)
+        threading.Thread(target=self._models.close, args=(self._drain,), daemon=True).start()
+        self._server.should_exit = True

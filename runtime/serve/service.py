@@ -1,0 +1,153 @@
+"""The parts of one server, and the way of one ask through it. Knows no routes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from ..errors import MarsError
+from ..session import Event
+from .admission import Admitted, admit, has_begun
+from .choice import Choice, Piece
+from .control import Streams
+from .events import GONE, Events, Receive
+from .keys import Keys
+from .metrics import Metrics
+from .models import Models
+from .options import ServeOptions
+from .refusals import Refused, busy
+from .replies import Reply
+from .wire import Ask
+
+LOG = logging.getLogger("mars_export.serve")
+LOOK = 0.05  # seconds between two looks at whether a request has begun
+
+
+@dataclass(slots=True)
+class Service:
+    """What all requests share."""
+
+    models: Models
+    options: ServeOptions
+    metrics: Metrics
+    keys: Keys
+    streams: Streams = field(default_factory=Streams)
+
+
+class Answering:
+    """One ask from its admission to its end; a context manager that leaves nothing running behind."""
+
+    def __init__(self, service: Service, ask: Ask, client: int | None, receive: Receive) -> None:
+        self._service, self._ask, self._client, self._receive = service, ask, client, receive
+        self._came = perf_counter()
+        self._admitted: Admitted | None = None
+        self._events: Events | None = None
+        self._steps: dict[int, float] = {}  # when the last step of each choice came
+        self._outcome = "cancelled"  # until it is over
+        self.reply: Reply | None = None
+        self.has_begun = self.is_streamed = False
+
+    async def begin(self) -> Reply:
+        """Admit the ask and wait until it has a row. Raises Refused."""
+        service = self._service
+        self._admitted = admitted = await admit(service.models, service.options, self._ask, self._client)
+        self._events = Events(admitted.requests, self._receive)
+        self.reply = Reply(admitted)
+        until = self._came + service.options.queue_timeout
+        while not any(has_begun(request) for request in admitted.requests):
+            happening = await self._events.next(LOOK)
+            if happening is not None:
+                self._events.put_back(happening)
+                break
+            if perf_counter() >= until:
+                seconds = service.options.queue_timeout
+                raise busy(f"no place came free within {seconds:g} s; try again later", max(1.0, seconds / 2))
+        self.has_begun = True
+        service.streams.add(self.reply, self._client)
+        return self.reply
+
+    async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
+        """What the choices add, each piece as it comes; None where there is silence. Raises Refused, also
+        when the client is gone.
+        """
+        assert self.reply is not None and self._events is not None, "begin first"
+        while not self.reply.is_over:
+            happening = await self._events.next(self._service.options.ping)
+            if happening is None:
+                yield None
+                continue
+            if happening is GONE:
+                raise Refused(499, "the client went away")
+            i, event = happening
+            choice = self.reply.choices[i]
+            if isinstance(event, BaseException):
+                raise self._failed(event)
+            if event.finish_reason in ("cancelled", "deadline") and not choice.is_cut:
+                self._check_end(event, choice)
+            self._count(i, event)
+            yield choice, choice.push(event)
+        self._outcome = "finished"
+
+    def close(self) -> None:
+        """Nothing of it runs on."""
+        if self._events is not None:
+            self._events.close()
+        if self._admitted is None:
+            return
+        self._admitted.cancel()
+        if self.reply is not None and self.has_begun:
+            seconds = perf_counter() - self._came
+            self._service.streams.drop(self.reply)
+            self._service.metrics.ended(self._admitted, self._outcome, seconds)
+            self._log(self.reply, seconds)
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- parts ---
+
+    def _count(self, i: int, event: Event) -> None:
+        assert self._admitted is not None
+        now = perf_counter()
+        before = self._steps.get(i)
+        if event.token_ids:
+            self._steps[i] = now
+        self._service.metrics.step(self._admitted.served, event, None if before is None else now - before)
+
+    def _failed(self, error: BaseException) -> Refused:
+        self._outcome = "failed"
+        if isinstance(error, MarsError):
+            return Refused.of(error)
+        LOG.error("an answer failed: %s", type(error).__name__)
+        return Refused(500, "the answer failed inside the server; its log says more", code="failed")
+
+    def _check_end(self, event: Event, choice: Choice) -> None:
+        """An answer that somebody else ended: what is there of it counts only if there is something."""
+        if event.finish_reason == "cancelled":
+            raise Refused(
+                503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
+            )
+        if not choice.request.stats.tokens:
+            self._outcome = "expired"
+            seconds = self._service.options.request_timeout
+            raise Refused(504, f"no answer within {seconds:g} s; ask for less, or later", code="timeout")
+
+    def _log(self, reply: Reply, seconds: float) -> None:
+        admitted, stats = reply.admitted, reply.admitted.requests[0].stats
+        fields: dict[str, Any] = {
+            "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,
+            "level": admitted.level, "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
+            "answers": len(admitted.requests), "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.cached_tokens,
+            "tokens": sum(request.stats.tokens for request in admitted.requests),
+            "forwards": sum(request.stats.forwards for request in admitted.requests),
+            "queue_ms": round(1000 * stats.queue_time, 1),
+            "first_ms": round(1000 * stats.time_to_first_token, 1), "ms": round(1000 * seconds, 1),
+        }  # fmt: skip
+        LOG.info("answer", extra={"fields": fields})

@@ -1,0 +1,144 @@
+"""The command `serve`: its options, and one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import Device, Level, VariantName, at_most_cores, err, listed
+from .errors import MarsError
+
+app = typer.Typer()
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@app.command()
+def serve(
+    bundles: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles; each is a model of its folder's name.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="File of API keys, one a line, of which each request needs one."
+        ),
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Requests that run at once, of each bundle.")] = 8,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait; more get 429 and Retry-After.")
+    ] = 64,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest prompt; the context by default.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest answer; the context by default.")
+    ] = None,
+    kv_bytes: Annotated[int | None, typer.Option(min=1, help="KV memory of each bundle's batch.")] = None,
+    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in bytes.")] = 4 << 20,
+    request_timeout: Annotated[
+        float, typer.Option(help="Seconds for a whole answer, its waiting included.")
+    ] = 600,
+    queue_timeout: Annotated[float, typer.Option(help="Seconds that a request waits for its turn.")] = 60,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(min=0.0, help="Seconds for running answers after SIGTERM; a second one ends at once."),
+    ] = 30,
+    cache_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Memory of each bundle for texts that were read before; a small share by default, 0: none.",
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="A page that may call from a browser; several times, or *.")
+    ] = None,
+    adaptive: Annotated[
+        str | None,
+        typer.Option(
+            metavar="exact,PROFILE,...",
+            help="Settings for requests that name none, the best first: the longer others wait, the later"
+            " the one that is taken.",
+        ),
+    ] = None,
+    device: Device = "cpu",
+    variant: VariantName = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", "-t", min=1, callback=at_most_cores, help="Compute threads of each bundle."
+        ),
+    ] = None,
+    accuracy_level: Level = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(help="Bundle of a smaller model to propose tokens (one bundle, exact mode)."),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
+    json_logs: Annotated[
+        bool, typer.Option("--json-logs", help="One JSON object a line, on standard error.")
+    ] = False,
+) -> None:
+    """Answer over HTTP as OpenAI's API does: chat, completions, streams, tools, and a page at /."""
+    from . import Limits, Session
+    from .serve import ServeOptions
+    from .serve import app as new_app
+    from .serve.keys import read_keys
+    from .serve.logs import LEVELS, listen
+    from .serve.server import bind, new_server, run
+
+    if log_level not in LEVELS:
+        raise typer.BadParameter(f"one of {', '.join(LEVELS)}, not {log_level!r}", param_hint="--log-level")
+    names = _names(bundles)
+    if draft is not None and len(bundles) > 1:
+        raise MarsError("--draft is for one bundle; serve the others in processes of their own")
+    limits = Limits(
+        max_rows=max_rows, max_waiting=max_waiting, max_prompt_tokens=max_prompt_tokens,
+        max_new_tokens=max_new_tokens, kv_bytes=kv_bytes,
+    )  # fmt: skip
+    options = ServeOptions(
+        limits=limits, max_body=max_body, request_timeout=request_timeout, queue_timeout=queue_timeout,
+        drain=drain_timeout, keys=read_keys(api_key_file) if api_key_file is not None else (),
+        cors_origins=tuple(cors_origin or ()), hosts=_hosts(host),
+        adaptive=listed(adaptive) if adaptive is not None else (),
+    )  # fmt: skip
+    listen(log_level, as_json=json_logs)
+    listening = bind(host, port)
+    with listening:
+        sessions = {
+            name: Session.open(
+                path, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
+                cache_bytes=cache_bytes,
+            )
+            for name, path in names.items()
+        }  # fmt: skip
+        door = new_app(sessions, options)
+        address, number = listening.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        err.print(f"serving {', '.join(names)} at http://{shown}:{number} (Ctrl-C ends)", markup=False)
+        run(new_server(door, options), listening, door.service.models, options.drain)
+
+
+def _names(bundles: list[Path]) -> dict[str, Path]:
+    """The names of the models: those of the folders, without .bundle."""
+    names: dict[str, Path] = {}
+    for path in bundles:
+        name = path.expanduser().resolve().name.removesuffix(".bundle")
+        if name in names:
+            raise MarsError(f"{path} and {names[name]} have one name, {name}; rename a folder")
+        names[name] = path
+    return names
+
+
+def _hosts(host: str) -> frozenset[str] | None:
+    """What a Host header may say: behind a loopback address nobody calls by another name, but a page of
+    somebody's whose name was made to point here.
+    """
+    if host not in LOOPBACK:
+        return None
+    return frozenset(("localhost", "127.0.0.1", "[::1]"))

@@ -1,0 +1,128 @@
+"""A real HTTP server in a thread, on a port that is free, over sessions of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mars_export.runtime import Batcher, Session
+from mars_export.runtime.serve import ServeOptions, app
+from mars_export.runtime.serve.door import Door
+from mars_export.runtime.serve.server import Server, bind, new_server
+
+HELLO = [{"role": "user", "content": "hi there"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def chunks(self) -> list[Any]:
+        """The chunks of a stream, "[DONE]" as it stands."""
+        lines = [line for line in self.data.decode().split("\n\n") if line and not line.startswith(":")]
+        assert all(line.startswith("data: ") for line in lines), lines
+        said = [line.removeprefix("data: ") for line in lines]
+        return [line if line == "[DONE]" else json.loads(line) for line in said]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that runs."""
+
+    port: int
+    door: Door
+    server: Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def batcher(self) -> Batcher:
+        [served, *_] = self.door.service.models.served.values()
+        assert served.batcher is not None
+        return served.batcher
+
+    def call(
+        self, path: str, body: Any = None, method: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """One request. A body that is no text and no bytes is sent as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            data = body if isinstance(body, str | bytes | None) else json.dumps(body)
+            given = {"content-type": "application/json"} | dict(headers or {})
+            connection.request(method or ("GET" if body is None else "POST"), path, data, given)
+            reply = connection.getresponse()
+            return Answer(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
+        finally:
+            connection.close()
+
+    def chat(self, **fields: Any) -> Answer:
+        headers = fields.pop("headers", None)
+        return self.call("/v1/chat/completions", {"messages": HELLO, **fields}, headers=headers)
+
+    def raw(self, data: bytes, seconds: float = 10, *, pause: float = 0) -> bytes:
+        """What the server says to these bytes until it closes; with `pause`, byte by byte."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as connection:
+            try:
+                for piece in [data] if not pause else [data[i : i + 1] for i in range(len(data))]:
+                    connection.sendall(piece)
+                    time.sleep(pause)
+            except OSError:
+                pass  # it was closed meanwhile: what it said is there
+            said = b""
+            try:
+                while piece := connection.recv(65536):
+                    said += piece
+            except OSError:
+                pass
+            return said
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.door.service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextmanager
+def serving(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Iterator[Serving]:
+    """A server over `sessions`, warm."""
+    options = options or ServeOptions()
+    door = app(sessions, options)
+    listening = bind("127.0.0.1", 0)
+    server = new_server(door, options)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+    thread.start()
+    try:
+        until = time.monotonic() + 60
+        while not (server.started and door.service.models.is_ready):
+            assert time.monotonic() < until and thread.is_alive(), door.service.models.faults
+            time.sleep(0.005)
+        yield Serving(listening.getsockname()[1], door, server)
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server does not end"
+
+
+def until(condition: Any, seconds: float = 10) -> None:
+    """Wait for something that is about to be so."""
+    last = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < last, "it did not come to pass"
+        time.sleep(0.002)
