@@ -153,8 +153,8 @@ BODIES: tuple[bytes, ...] = (
 )
 PATHS = (
     "/../../etc/passwd", "/v1/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd",
-    "/v1/models/..%2f..", "/v1/mars/streams/../../x", "/v1/mars/streams/%00", "/\x7f", "/v1/chat/completions/",
-    "/static/page.html", "/" + "a" * 8000,
+    "/v1/models/..%2f..", "/v1/mars/streams/../../x", "/v1/mars/streams/%00", "/\x7f",
+    "/v1/chat/completions/", "/static/page.html", "/" + "a" * 8000,
 )  # fmt: skip
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 RAW = (
