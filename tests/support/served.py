@@ -115,7 +115,8 @@ def serving(sessions: Mapping[str, Session], options: ServeOptions | None = None
             time.sleep(0.005)
         yield Serving(listening.getsockname()[1], door, server)
     finally:
-        server.should_exit = server.force_exit = True
+        door.service.models.close(0)
+        server.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the server does not end"
 

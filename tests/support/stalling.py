@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -26,4 +27,41 @@ class Stalling(Recording):
 def behind_a_gate(session: Session) -> tuple[Session, Stalling]:
     """The same bundle, with steps that hang until the gate is set."""
     backend = Stalling(session.backend)
+    return Session(session.bundle, session.variant, backend), backend
+
+
+class Paced(Recording):
+    """Another backend whose steps pass one by one once `hold` was called, as `let` allows; until `open`."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._changed, self._left = threading.Condition(), math.inf
+        self.is_waiting = False
+        """Whether a step waits to be let through."""
+
+    def hold(self) -> None:
+        self._set(0)
+
+    def open(self) -> None:
+        self._set(math.inf)
+
+    def let(self, number: int = 1) -> None:
+        self._set(self._left + number)
+
+    def _set(self, left: float) -> None:
+        with self._changed:
+            self._left, self.is_waiting = left, self.is_waiting and left <= 0
+            self._changed.notify_all()
+
+    def step(self, *arguments: Any) -> StepOutput:
+        with self._changed:
+            self.is_waiting = self._left <= 0
+            assert self._changed.wait_for(lambda: self._left > 0, 60), "nobody let the step through"
+            self._left, self.is_waiting = self._left - 1, False
+        return self.backend.step(*arguments)
+
+
+def paced(session: Session) -> tuple[Session, Paced]:
+    """The same bundle, with steps that a test counts out."""
+    backend = Paced(session.backend)
     return Session(session.bundle, session.variant, backend), backend

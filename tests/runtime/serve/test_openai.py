@@ -1,0 +1,298 @@
+"""What clients of OpenAI's find: the openai package against a real server on a tiny bundle."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.agreement import MAIN
+from support.fixtures import Sessions
+from support.missing import need
+from support.stalling import Paced, paced
+
+need("uvicorn", "serve")
+need("openai", "dev")
+
+import openai  # noqa: E402
+from support.served import HELLO, Serving, serving, until  # noqa: E402
+
+from mars_export.runtime import GenerationConfig, Session  # noqa: E402
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+        },
+    },
+}  # fmt: skip
+STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def session(sessions: Sessions) -> Session:
+    return sessions(MAIN)
+
+
+@pytest.fixture(scope="module")
+def server(session: Session) -> Iterator[Serving]:
+    with serving({"tiny": session, "twin": session}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Serving) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as made:
+        yield made
+
+
+def chat(client: openai.OpenAI, **fields: Any) -> Any:
+    given: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 12, **fields}
+    return client.chat.completions.create(**given)
+
+
+def test_an_answer_is_the_sessions_own(client: openai.OpenAI, session: Session) -> None:
+    alone = session.generate(HELLO, GenerationConfig(max_new_tokens=12))
+    answer = chat(client)
+    assert answer.choices[0].message.content == alone.text
+    assert answer.usage.prompt_tokens == alone.stats.prompt_tokens
+    assert answer.usage.completion_tokens == alone.stats.tokens == 12
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == alone.stats.verified > 0
+    assert details.rejected_prediction_tokens == alone.stats.rejected
+    assert answer.timings["forwards"] == alone.stats.forwards
+    record = answer.metrics["speculative_decoding"]
+    assert record["num_accepted_draft_tokens"] == alone.stats.verified
+    histogram = record["acceptance_histogram"]
+    assert sum(histogram) == record["num_spec_steps"] == alone.stats.forwards
+    assert sum(i * count for i, count in enumerate(histogram)) == alone.stats.verified
+    assert record["mean_acceptance_length"] == pytest.approx(12 / alone.stats.forwards)
+
+
+def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == chat(client).choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 12
+    assert len({c.id for c in chunks}) == 1
+    assert all(c.usage is None for c in chunks[:-1])
+    assert len(chunks) - 3 < 12, "several tokens came in one chunk"
+
+
+def test_steps_are_what_the_decoder_did(client: openai.OpenAI, session: Session) -> None:
+    for setting in ({}, {"tau": 0.3, "window": "full"}):
+        alone = session.stream(HELLO, GenerationConfig(max_new_tokens=12, **setting))
+        events = [event for event in alone if event.token_ids]
+        answer = chat(client, extra_body={"return_steps": True, **setting})
+        steps = answer.choices[0].steps
+        assert [[t["id"] for t in step["tokens"]] for step in steps] == [list(e.token_ids) for e in events]
+        hows = [[t["how"] for t in step["tokens"]] for step in steps]
+        proposed = "verified" if not setting else "accepted"
+        assert all(how == [*[proposed] * (len(how) - 1), "accepted"] for how in hows), hows
+        assert any(len(how) > 1 for how in hows)
+        assert (
+            "".join(t["text"] for step in steps for t in step["tokens"]) == answer.choices[0].message.content
+        )
+        assert answer.mars["tau"] == setting.get("tau") and answer.mars["exact"] is not bool(setting)
+
+
+def test_steps_spell_what_a_stop_string_leaves(client: openai.OpenAI) -> None:
+    whole = chat(client, max_tokens=40).choices[0].message.content
+    stop = whole[9:12]
+    for stream in (False, True):
+        answer = chat(client, max_tokens=40, stop=[stop], stream=stream, extra_body={"return_steps": True})
+        if stream:
+            choices = [chunk.choices[0] for chunk in answer]
+            text = "".join(choice.delta.content or "" for choice in choices)
+            steps = [step for choice in choices for step in choice.steps]
+            reason = choices[-1].finish_reason
+        else:
+            [choice] = answer.choices
+            text, steps, reason = choice.message.content, choice.steps, choice.finish_reason
+        assert text == whole[: whole.index(stop)] and reason == "stop"
+        assert "".join(t["text"] for step in steps for t in step["tokens"]) == text
+
+
+def test_log_probabilities(client: openai.OpenAI, session: Session) -> None:
+    alone = session.generate(HELLO, GenerationConfig(max_new_tokens=6))
+    content = chat(client, max_tokens=6, logprobs=True).choices[0].logprobs.content
+    assert [t.logprob for t in content] == pytest.approx([math.log(p) for p in alone.confidences])
+    assert "".join(t.token for t in content) == alone.text
+    spelled = b"".join(bytes(t.bytes) for t in content)
+    assert spelled.decode() == alone.text
+    streamed = [c.choices[0].logprobs for c in chat(client, max_tokens=6, logprobs=True, stream=True)]
+    assert [t.logprob for part in streamed if part for t in part.content] == [t.logprob for t in content]
+    older = client.completions.create(model="tiny", prompt="hi", max_tokens=5, logprobs=1)
+    assert len(older.choices[0].logprobs.tokens) == 5
+    assert "".join(older.choices[0].logprobs.tokens) == older.choices[0].text
+    with pytest.raises(openai.BadRequestError, match="top_logprobs"):
+        chat(client, logprobs=True, top_logprobs=3)
+
+
+def test_several_answers(client: openai.OpenAI) -> None:
+    drawn = [choice.message.content for choice in chat(client, n=3, temperature=1.5, seed=5).choices]
+    assert len(set(drawn)) == 3
+    again = chat(client, temperature=1.5, seed=6).choices[0].message.content
+    assert again == drawn[1], "each choice has the seed behind the one before"
+    parts = {0: "", 1: "", 2: ""}
+    for chunk in chat(client, n=3, temperature=1.5, seed=5, stream=True):
+        for choice in chunk.choices:
+            parts[choice.index] += choice.delta.content or ""
+    assert list(parts.values()) == drawn
+    different = {chat(client, temperature=1.5).choices[0].message.content for _ in range(3)}
+    assert len(different) == 3, "without a seed every draw is another"
+    assert chat(client, n=2).metrics["speculative_decoding"] is None
+
+
+def test_text_completions(client: openai.OpenAI, session: Session) -> None:
+    texts = ["hi there", "who is"]
+    answer = client.completions.create(model="tiny", prompt=texts, max_tokens=7)
+    alone = [session.generate(text, GenerationConfig(max_new_tokens=7)) for text in texts]
+    assert [choice.text for choice in answer.choices] == [done.text for done in alone]
+    assert answer.usage.prompt_tokens == sum(done.stats.prompt_tokens for done in alone)
+    ids = session.encode(texts[0])
+    assert client.completions.create(model="tiny", prompt=ids, max_tokens=7).choices[0].text == alone[0].text
+    streamed = client.completions.create(model="tiny", prompt=texts[0], max_tokens=7, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == alone[0].text
+    assert client.completions.create(model="tiny", prompt="hi").usage.completion_tokens == 16
+
+
+def test_a_schema(client: openai.OpenAI) -> None:
+    need("llguidance", "grammar")
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}},
+    }
+    answer = chat(client, response_format=form, max_tokens=60, extra_body={"return_steps": True})
+    assert json.loads(answer.choices[0].message.content)["a"] in (1, 2)
+    assert answer.choices[0].finish_reason == "stop"
+    hows = [t["how"] for step in answer.choices[0].steps for t in step["tokens"]]
+    assert hows.count("forced") > 3, hows
+    with pytest.raises(openai.BadRequestError, match="cannot be compiled") as wrong:
+        chat(client, response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}})
+    assert wrong.value.param == "response_format"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_calls_of_tools(choice: Any, client: openai.OpenAI) -> None:
+    need("llguidance", "grammar")
+    asked: dict[str, Any] = {"tools": [WEATHER, STOP], "tool_choice": choice, "max_tokens": 300}
+    answer = chat(client, **asked)
+    calls = answer.choices[0].message.tool_calls
+    assert {call.function.name for call in calls} <= {"weather", "stop"}
+    assert answer.choices[0].message.content is None
+    if choice != "required":
+        assert [call.function.name for call in calls] == ["weather"], "one call, and this one"
+        assert answer.choices[0].finish_reason == "tool_calls"
+    assert [json.loads(c.function.arguments) for c in calls if c.function.name == "weather"]
+    found: dict[int, list[str]] = {}
+    for chunk in chat(client, **asked, stream=True):
+        for part in chunk.choices[0].delta.tool_calls or []:
+            name = [part.function.name] if part.function.name else []
+            whole = found.setdefault(part.index, [*name, ""])
+            whole[-1] += part.function.arguments or ""
+            assert (part.id is not None) == bool(name)
+    assert [tuple(whole) for whole in found.values()] == [
+        (call.function.name, call.function.arguments) for call in calls
+    ]
+
+
+def test_tools_that_need_not_be_called(client: openai.OpenAI, session: Session) -> None:
+    told = session.encode(HELLO, tools=json.dumps([WEATHER]))
+    alone = session.generate(told, GenerationConfig(max_new_tokens=12))
+    answer = chat(client, tools=[WEATHER])
+    assert answer.choices[0].message.content == alone.text and not answer.choices[0].message.tool_calls
+    assert answer.usage.prompt_tokens == len(told)
+    assert chat(client, tools=[WEATHER], tool_choice="none").choices[0].message.content == (
+        chat(client).choices[0].message.content
+    )
+
+
+def test_a_conversation_with_calls_goes_on(client: openai.OpenAI, session: Session) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "stop", "arguments": '{"now": true}'}}
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "ok"}]
+    answer = chat(client, messages=turns)
+    spelled = '[{"name": "stop", "arguments": {"now": true}}]'
+    plain = [*HELLO, {"role": "assistant", "content": spelled}, {"role": "tool", "content": "ok"}]
+    alone = session.generate(plain, GenerationConfig(max_new_tokens=12))
+    assert answer.choices[0].message.content == alone.text
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny", "twin"]
+    assert client.models.retrieve("twin").mars["block"] == 6
+    assert chat(client, model="twin").model == "twin"
+    with pytest.raises(openai.NotFoundError, match="there are: tiny, twin"):
+        client.models.retrieve("other")
+
+
+def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        chat(client, model="gpt-4")
+    assert missing.value.code == "model_not_found" and missing.value.param == "model"
+    with pytest.raises(openai.BadRequestError, match="frequency_penalty is not supported"):
+        chat(client, frequency_penalty=1.0)
+    with pytest.raises(openai.BadRequestError, match=r"the prompt has \d+ tokens"):
+        chat(client, messages=[{"role": "user", "content": "word " * 600}])
+
+
+def test_text_to_ids_and_back(server: Serving, session: Session) -> None:
+    ids = session.encode("hi there")
+    assert server.call("/tokenize", {"content": "hi there"}).json["tokens"] == ids
+    assert server.call("/tokenize", {"prompt": "hi there"}).json["count"] == len(ids)
+    assert server.call("/tokenize", {"messages": HELLO}).json["tokens"] == session.encode(HELLO)
+    assert server.call("/detokenize", {"tokens": ids}).json["content"] == "hi there"
+    assert server.call("/detokenize", {"tokens": [10**9]}).status == 400
+    assert server.call("/tokenize", {"content": "a", "messages": HELLO}).status == 400
+
+
+def test_a_running_stream_is_steered(session: Session) -> None:
+    slow, pace = paced(session)
+    with serving({"tiny": slow}) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        pace.hold()
+        stream = chat(client, max_tokens=40, stream=True, extra_body={"tau": 1.0, "return_steps": True})
+        chunks: list[Any] = []
+        reader = threading.Thread(target=lambda: chunks.extend(stream))
+        pace.let(1)
+        try:
+            name = next(iter(stream)).id
+            reader.start()
+            _steer(server, f"/v1/mars/streams/{name}", pace)
+        finally:
+            pace.open()
+        reader.join(30)
+        steps = [step["tokens"] for chunk in chunks for step in chunk.choices[0].steps]
+        assert [len(step) for step in steps[:4]] == [1] * 4, "at tau 1"
+        assert len(steps[4]) > 1 and len(steps[5]) > 1, "at tau 0"
+        assert {token["how"] for step in steps[:6] for token in step} == {"accepted"}
+        before, rest = ([t["id"] for step in part for t in step] for part in (steps[:6], steps[6:]))
+        one_token = GenerationConfig(tau=1.0, max_new_tokens=len(rest))
+        alone = session.generate([*session.encode(HELLO), *before], one_token)
+        assert list(alone.token_ids) == rest, "in exact mode"
+        assert chunks[-1].mars["exact"] is True
+        until(lambda: server.call(f"/v1/mars/streams/{name}", {"tau": 0.5}).status == 404)
+
+
+def _steer(server: Serving, path: str, pace: Paced) -> None:
+    """Four steps at tau 1, two at 0, the rest exact. A step that waits has its settings already."""
+    pace.let(2)
+    until(lambda: pace.is_waiting)
+    assert server.call(path, {"tau": 0.0}).json["mars"]["tau"] == 0.0
+    assert server.call(path, {"tau": -1}).status == server.call(path, {}).status == 400
+    assert server.call(path, {"tau": 0.5, "exact": True}).status == 400
+    assert server.call(path, {"taux": 1}).json["error"]["param"] == "taux"
+    pace.let(2)
+    until(lambda: pace.is_waiting)
+    assert server.call(path, {"exact": True}).json["mars"] == {
+        "exact": True, "tau": None, "metric": "probability", "profile": None, "window": "auto", "level": None,
+    }  # fmt: skip
