@@ -59,7 +59,8 @@ async def read(port: int, asked: Asked, _: random.Random) -> Told:
 
 async def plain(port: int, asked: Asked, _: random.Random) -> Told:
     """An answer in one piece."""
-    status, words = await wire.post(port, CHAT, json.dumps(asked.body).encode())
+    body = {name: value for name, value in asked.body.items() if name != "stream_options"}
+    status, words = await wire.post(port, CHAT, json.dumps(body).encode())
     if status != 200:
         return Told("full") if status in FULL else Told("error", f"status {status}: {words[:200]}")
     text = json.loads(words)["choices"][0]["message"]["content"]

@@ -71,8 +71,13 @@ class Steps:
         if event.finish_reason is not None:
             return self._rest()
         ready = []
-        # The last token of a step may be a part of a character: its text comes with a later one.
-        while self._held and self._held[0].end <= self._shown and self._held[0].tokens[-1].text:
+        # The last step waits while its last token is a part of a character: an answer that ends there gets
+        # what it is for that token's text.
+        while (
+            self._held
+            and self._held[0].end <= self._shown
+            and (self._held[0].tokens[-1].text or len(self._held) > 1)
+        ):
             ready.append(self._held.popleft())
         return ready
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from support.agreement import MAIN
 from support.browser import browser
-from support.fake_serve import FakeServe, Running, tokens_of
+from support.fake import Recording
+from support.fixtures import Sessions
+from support.missing import need
 
+from mars_export.runtime import Session
+from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.serve.page import page as page_bytes
 from mars_export.runtime.serve.page import policy
+
+need("uvicorn", "serve")
+
+from support.fake_serve import FakeServe, Running, tokens_of  # noqa: E402
+from support.served import serving, until  # noqa: E402
 
 WORDS = " ".join(f"w{i}" for i in range(60))
 CALLS = (
@@ -39,8 +50,9 @@ def visit(chromium: Any) -> Iterator[Open]:
         said: list[str] = []
         asked: list[tuple[str, str]] = []
 
-        def opened(fake: FakeServe, **settings: Any) -> Any:
-            address = stack.enter_context(Running(fake.app()))
+        def opened(fake: FakeServe | str, **settings: Any) -> Any:
+            """A tab with the page of a fake, or of the server at an address."""
+            address = fake if isinstance(fake, str) else stack.enter_context(Running(fake.app()))
             context = stack.enter_context(chromium.new_context(**settings))
             tab = context.new_page()
             tab.set_default_timeout(20_000)
@@ -369,6 +381,44 @@ def test_less_motion(visit: Open) -> None:
     ended(tab)
     tab.get_by_role("group", name="Comparison").wait_for()
     assert tab.get_by_role("button", name="Replay together").count() == 0
+
+
+class Slow(Recording):
+    """Another backend with steps that can be watched."""
+
+    def step(self, *arguments: Any) -> StepOutput:
+        time.sleep(0.03)
+        return self.backend.step(*arguments)
+
+
+def test_the_server_itself(visit: Open, sessions: Sessions) -> None:
+    """Not a fake: tau 1, then 0 in mid-answer, of a model whose every guess that lets through."""
+    quick = sessions(MAIN)
+    session = Session(quick.bundle, quick.variant, Slow(quick.backend))
+    with serving({"tiny": session}) as server:
+        tab = visit(f"{server.url}/")
+        tab.get_by_role("button", name="Settings").click()
+        tab.get_by_label("Most tokens").fill("90")
+        tab.get_by_label("Window").select_option("full")
+        tab.get_by_role("button", name="Done").click()
+        slide(tab, 1)
+        write(tab, "hi there")
+        tab.locator("article .t").nth(9).wait_for(state="attached")
+        slide(tab, 0)
+        ended(tab)
+        made = runs(tab)
+        assert made[:5] == [1] * 5 and max(made) > 1
+        assert "tau 0.00" in tab.locator("article .mode").inner_text()
+        assert f"{sum(made)} tokens" in tab.locator("article .foot").inner_text()
+        write(tab, "again")
+        tab.locator("article").nth(1).locator(".t").first.wait_for(state="attached")
+        tab.get_by_role("button", name="Stop").click()
+        until(lambda: server.batcher.num_running == 0)
+        tab.get_by_role("radio", name="Exact").click()
+        write(tab, "exactly")
+        ended(tab)
+        assert tab.locator("article .mode").last.inner_text() == "exact"
+        assert tab.locator("article .note.bad").all_inner_texts() == [""] * 3
 
 
 def test_one_file_and_its_policy() -> None:
