@@ -69,8 +69,9 @@ def start(args: argparse.Namespace, *more: str) -> Server:
     return Server(command, args.logs / f"serve-{args.command}.log")
 
 
-def requests(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
-    return prompts.chats(args.tasks, count, args.max_tokens, args.seed)
+def requests(args: argparse.Namespace, count: int, shift: int = 0) -> list[dict[str, Any]]:
+    """With another `shift` others come first: a server has not read them just before."""
+    return prompts.chats(args.tasks, count, args.max_tokens, args.seed + shift)
 
 
 def fields(words: str) -> dict[str, Any]:
@@ -137,9 +138,9 @@ def opened(args: argparse.Namespace) -> None:
         with start(args, *more) as server:
             ask = asker(server.port, body)
             asyncio.run(loops.closed(ask, requests(args, args.max_rows), args.max_rows))  # warm
-            for multiple in args.multiples:
+            for number, multiple in enumerate(args.multiples):
                 rate = capacity * multiple
-                asked = requests(args, max(2, round(rate * args.seconds)))
+                asked = requests(args, max(2, round(rate * args.seconds)), number + 1)
                 outcome = asyncio.run(loops.opened(ask, asked, rate, args.seed))
                 figures = outcome.figures(args.slo)
                 rows.append({"name": name, "multiple": multiple, "offered": round(rate, 3), **figures})
@@ -263,7 +264,7 @@ def compared(args: argparse.Namespace) -> None:
                 ask = asker(server.port, body)
                 asyncio.run(loops.closed(ask, requests(args, 2), 1))  # warm
                 for clients in args.clients:
-                    asked = requests(args, max(clients, 1) * args.each)
+                    asked = requests(args, clients * args.each, clients)
                     outcome = asyncio.run(loops.closed(ask, asked, clients))
                     rows.append({"name": name, "clients": clients, "round": number + 1, **outcome.figures()})
                     if clients == args.clients[0]:

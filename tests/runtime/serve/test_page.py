@@ -237,7 +237,8 @@ def test_beside_one_token(visit: Open) -> None:
     tab.get_by_role("button", name="Beside one token").click()
     write(tab, "go")
     ended(tab)
-    assert [(r.get("exact"), r.get("tau")) for r in fake.requests] == [(True, None), (None, 1)]
+    asked = [(r.get("exact"), r.get("tau"), r.get("cache_salt")) for r in fake.requests]
+    assert asked == [(True, None, None), (None, 1, "one token")], "the second reads its prompt anew"
     assert tab.locator("article .mode").all_inner_texts() == ["exact", "one token"]
     comparison = tab.get_by_role("group", name="Comparison").inner_text()
     assert comparison.count("tokens/s") == 2 and "the same text" in comparison and "5.45×" in comparison
