@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from .refusals import Refused
+from .refusals import CLOSE, Refused
 
 MOST_DEPTH = 80  # lists and objects in one another: a schema may have 64, inside of a request
 LONG = 64 * 1024  # bytes that are parsed beside the event loop
 PATIENCE = 4  # bodies of `most` bytes that are read to their end before they are refused
-CLOSE = {"connection": "close"}
 
 
 async def read_json(request: Request, most: int, seconds: float) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .options import ServeOptions
-from .refusals import Refused, encoded
+from .options import HEADER_BYTES, ServeOptions
+from .refusals import CLOSE, Refused, encoded
 from .service import Service
 
 LOG = logging.getLogger("mars_export.serve")
@@ -46,6 +46,7 @@ class Door:
 
         try:
             try:
+                _check_form(scope, headers)
                 self._check_source(headers, origin)
                 if scope["method"] == "OPTIONS" and self._is_friend(origin):
                     await respond(sending, 204, b"", _preflight())
@@ -115,6 +116,18 @@ class Door:
             assert origin is not None
             headers["access-control-allow-origin"] = origin
             headers.add_vary_header("Origin")
+
+
+def _check_form(scope: Scope, headers: Headers) -> None:
+    """What the HTTP parser lets through."""
+    size = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    if size + sum(len(name) + len(value) + 4 for name, value in headers.raw) > HEADER_BYTES:
+        raise Refused(431, f"the headers are larger than {HEADER_BYTES} bytes", headers=CLOSE)
+    if scope.get("http_version") not in ("1.0", "1.1", "2", "3"):
+        raise Refused(400, "HTTP/1.1 is spoken here", headers=CLOSE)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # A proxy in front may have read the one and this server the other: what follows is not trusted.
+        raise Refused(400, "a body has a length or comes in chunks, not both", headers=CLOSE)
 
 
 def _no_route(error: HTTPException) -> Refused:

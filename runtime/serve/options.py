@@ -14,7 +14,7 @@ MOST_CONNECTIONS = 1024
 HEADER_BYTES = 32 * 1024  # of a request line and all headers
 SECONDS = (
     *("request_timeout", "queue_timeout", "body_timeout", "header_timeout", "write_timeout"),
-    *("ping", "high_queue", "low_queue", "hold"),
+    *("idle_timeout", "ping", "high_queue", "low_queue", "hold"),
 )
 
 
@@ -22,8 +22,9 @@ SECONDS = (
 class ServeOptions:
     """limits: of each bundle's batcher. max_body: bytes of a request. request_timeout: seconds for a whole
     answer, queue_timeout: for its wait for a row, body_timeout and header_timeout: for a request to come,
-    write_timeout: for a client to take what is sent. drain: seconds that running answers get at the end.
-    ping: seconds of silence after which a stream says that it lives.
+    write_timeout: for a client to take what is sent, idle_timeout: for a connection without a request. drain:
+    seconds that running answers get at the end. ping: seconds of silence after which a stream says that it
+    lives.
 
     keys: API keys, none for a server that anybody may use. cors_origins: pages of others that may call.
     hosts: names that a Host header may have, None for any. adaptive: profiles of each bundle, or "exact", the
@@ -40,6 +41,7 @@ class ServeOptions:
     body_timeout: float = 30.0
     header_timeout: float = 10.0
     write_timeout: float = 30.0
+    idle_timeout: float = 5.0
     drain: float = 30.0
     ping: float = 10.0
     keys: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+CLOSE = {"connection": "close"}  # what was not read of a request is not to be taken for the next one
 SAID_OTHERWISE = {"max_new_tokens": "max_tokens", "eos_ids": "ignore_eos", "schema": "response_format"}
 
 

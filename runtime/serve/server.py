@@ -44,6 +44,7 @@ def new_server(app: ASGIApp, options: ServeOptions) -> Server:
         proxy_headers=False,
         server_header=False,
         h11_max_incomplete_event_size=HEADER_BYTES,
+        timeout_keep_alive=options.idle_timeout,  # type: ignore[arg-type]  # it takes any number
         timeout_graceful_shutdown=int(options.drain) + LAST_WORDS,
     )
     return Server(config)

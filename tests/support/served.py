@@ -100,8 +100,10 @@ class Serving:
 
 
 @contextmanager
-def serving(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Iterator[Serving]:
-    """A server over `sessions`, warm."""
+def serving(
+    sessions: Mapping[str, Session], options: ServeOptions | None = None, *, warm: bool = True
+) -> Iterator[Serving]:
+    """A server over `sessions`, and with `warm` one that is ready."""
     options = options or ServeOptions()
     door = app(sessions, options)
     listening = bind("127.0.0.1", 0)
@@ -110,7 +112,7 @@ def serving(sessions: Mapping[str, Session], options: ServeOptions | None = None
     thread.start()
     try:
         until = time.monotonic() + 60
-        while not (server.started and door.service.models.is_ready):
+        while not server.started or (warm and not door.service.models.is_ready):
             assert time.monotonic() < until and thread.is_alive(), door.service.models.faults
             time.sleep(0.005)
         yield Serving(listening.getsockname()[1], door, server)
@@ -127,3 +129,16 @@ def until(condition: Any, seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < last, "it did not come to pass"
         time.sleep(0.002)
+
+
+@contextmanager
+def talking(server: Serving, **fields: Any) -> Iterator[http.client.HTTPResponse]:
+    """A chat's answer as it comes: its status and headers are there."""
+    headers = {"content-type": "application/json"} | fields.pop("headers", {})
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        body = json.dumps({"messages": HELLO, "stream": True, **fields})
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        yield connection.getresponse()
+    finally:
+        connection.close()

@@ -1,0 +1,175 @@
+"""Which level of load gets which setting: the rule alone, and through a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from support.agreement import MAIN
+from support.fixtures import Sessions
+from support.missing import need
+from support.stalling import Paced
+
+need("uvicorn", "serve")
+
+from support.served import serving, until  # noqa: E402
+
+from mars_export.runtime import Limits, Session, SessionError  # noqa: E402
+from mars_export.runtime.bundle.manifest import Bundle, Profile  # noqa: E402
+from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
+from mars_export.runtime.serve import ServeOptions  # noqa: E402
+from mars_export.runtime.serve.adaptive import Adaptive, read_levels  # noqa: E402
+
+NAMES = ("exact", "near@0.01", "far@0.02")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rule(clock: Clock) -> Adaptive:
+    return Adaptive(NAMES, high=0.5, low=0.1, hold=5.0, clock=clock)
+
+
+def test_waiting_makes_it_faster_step_by_step(rule: Adaptive, clock: Clock) -> None:
+    assert rule.choose(0.0) == 0
+    assert rule.choose(0.5) == 1, "at once"
+    assert rule.choose(9.0) == 1, "one level in `hold` seconds"
+    clock.now += 4.9
+    assert rule.choose(9.0) == 1
+    clock.now += 0.1
+    assert rule.choose(9.0) == 2
+    clock.now += 50
+    assert rule.choose(9.0) == 2, "never below the floor"
+
+
+def test_it_comes_back_when_all_was_quiet(rule: Adaptive, clock: Clock) -> None:
+    rule.choose(1.0)
+    clock.now += 5
+    assert rule.choose(1.0) == 2
+    clock.now += 4.9
+    assert rule.choose(0.0) == 2
+    clock.now += 0.1
+    assert rule.choose(0.0) == 1, "one level"
+    assert rule.choose(0.0) == 1
+    clock.now += 5
+    assert rule.choose(0.0) == 0
+    clock.now += 50
+    assert rule.choose(0.0) == 0
+
+
+def test_between_the_two_nothing_changes(rule: Adaptive, clock: Clock) -> None:
+    rule.choose(0.5)
+    for _ in range(100):
+        clock.now += 1
+        assert rule.choose(0.3) == 1
+    clock.now += 4
+    assert rule.choose(0.0) == 1, "the last wait was not long ago"
+    rule.saw(0.2)
+    clock.now += 4
+    assert rule.choose(0.0) == 1
+    clock.now += 1
+    assert rule.choose(0.0) == 0
+
+
+def test_a_load_at_the_edge_does_not_flicker(rule: Adaptive, clock: Clock) -> None:
+    levels = []
+    for i in range(600):
+        clock.now += 0.1
+        levels.append(rule.choose(0.6 if i % 2 else 0.0))
+    changes = sum(a != b for a, b in pairwise(levels))
+    assert changes == 2 and levels[-1] == 2
+
+
+def profiled(session: Session, *taus: tuple[str, float]) -> Bundle:
+    manifest, variant = session.bundle.manifest, session.variant
+    graph = sha256_of(manifest, variant.file)
+    assert graph is not None
+    profiles = tuple(
+        Profile(name, tau, "probability", variant.name, graph, window="full") for name, tau in taus
+    )
+    stale = Profile("stale", 0.5, "probability", variant.name, "0" * 64)
+    return Bundle(session.bundle.path, replace(manifest, profiles=(*profiles, stale)))
+
+
+@pytest.fixture
+def slow(sessions: Sessions) -> Iterator[tuple[Session, Paced]]:
+    session = sessions(MAIN)
+    pace = Paced(session.backend)
+    bundle = profiled(session, ("near@0.01", 0.9), ("far@0.02", 0.3))
+    yield Session(bundle, session.variant, pace), pace
+    pace.open()
+
+
+def test_levels_are_tested_profiles_in_order(slow: tuple[Session, Paced]) -> None:
+    session, _ = slow
+    levels = read_levels(session, NAMES)
+    assert [level.tau for level in levels.values()] == [None, 0.9, 0.3]
+    for wrong, words in [
+        (("near@0.01", "exact"), "name it first"), (("exact", "far@0.02", "near@0.01"), "most careful"),
+        (("exact", "stale"), "stale"), (("exact", "nothing"), "no profile"),
+    ]:  # fmt: skip
+        with pytest.raises(SessionError, match=words):
+            read_levels(session, wrong)
+
+
+def test_a_profile_is_a_model_name(slow: tuple[Session, Paced]) -> None:
+    session, _ = slow
+    with serving({"tiny": session}) as server:
+        names = [entry["id"] for entry in server.call("/v1/models").json["data"]]
+        assert names == ["tiny", "tiny:near@0.01", "tiny:far@0.02"], "stale ones are not offered"
+        by_name = server.chat(model="tiny:far@0.02", max_tokens=8)
+        by_field = server.chat(model="tiny", profile="far@0.02", max_tokens=8)
+        for answer in (by_name, by_field):
+            mars = answer.json["mars"]
+            assert (mars["profile"], mars["tau"], mars["window"]) == ("far@0.02", 0.3, "full")
+        assert by_name.json["model"] == "tiny:far@0.02"
+        assert by_name.json["choices"] == by_field.json["choices"]
+        assert server.chat(model="tiny:far@0.02", tau=0.5).status == 400
+        assert server.chat(profile="near@0.01", exact=True).status == 400
+        assert server.chat(model="tiny:stale").status == 404
+        stale = server.chat(profile="stale")
+        assert stale.status == 400 and "calibrate" in stale.json["error"]["message"]
+
+
+def test_the_load_chooses(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    options = ServeOptions(
+        Limits(max_rows=1, max_waiting=8), adaptive=NAMES, high_queue=0.05, low_queue=0.02, hold=0.1
+    )
+    with serving({"tiny": session}, options) as server, ThreadPoolExecutor(8) as pool:
+        calm = server.chat(max_tokens=4).json["mars"]
+        assert (calm["level"], calm["exact"], calm["profile"]) == ("exact", True, None)
+        pace.hold()
+        waiting = [pool.submit(server.chat, max_tokens=4)]
+        until(lambda: pace.is_waiting)
+        [served] = server.door.service.models.served.values()
+        for number in (1, 2, 3):
+            waiting.append(pool.submit(server.chat, max_tokens=4))
+            until(lambda n=number: server.batcher.num_waiting == n)  # type: ignore[misc]
+            until(lambda n=number: served.longest_wait > 0.15 * n)  # type: ignore[misc]
+        asked = pool.submit(server.chat, max_tokens=4, exact=True)
+        drawn = pool.submit(server.chat, max_tokens=4, temperature=1.0)
+        until(lambda: server.batcher.num_waiting == 5)
+        assert served.adaptive is not None and served.adaptive.level == 2
+        assert server.metric("mars_adaptive_level", model="tiny") == 2
+        pace.open()
+        mars = [answer.result().json["mars"] for answer in waiting]
+        assert [m["level"] for m in mars] == ["exact", "exact", "near@0.01", "far@0.02"]
+        assert [m["tau"] for m in mars] == [None, None, 0.9, 0.3], "kept for the request"
+        assert asked.result().json["mars"]["level"] is None, "who asks for something gets it"
+        assert drawn.result().json["mars"]["level"] == "exact", "no bound was tested for what is drawn"
+        assert server.metric("mars_requests_total", model="tiny", outcome="finished", level="far@0.02") == 1
+        until(lambda: server.chat(max_tokens=1).json["mars"]["level"] == "exact")

@@ -1,0 +1,345 @@
+"""What operators rely on: keys, places, deadlines, clients that leave, the end of a server, its log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.agreement import MAIN
+from support.fixtures import Sessions
+from support.missing import need
+from support.stalling import Paced, behind_a_gate, paced
+
+need("uvicorn", "serve")
+
+from support.served import HELLO, Answer, Serving, serving, talking, until  # noqa: E402
+
+from mars_export.runtime import GenerationConfig, Limits, MarsError, Session, SessionError  # noqa: E402
+from mars_export.runtime.serve import ServeOptions  # noqa: E402
+from mars_export.runtime.serve.keys import Keys, read_keys  # noqa: E402
+from mars_export.runtime.serve.logs import Lines  # noqa: E402
+
+NARROW = Limits(max_rows=1, max_waiting=1)
+
+
+@pytest.fixture(scope="module")
+def session(sessions: Sessions) -> Session:
+    return sessions(MAIN)
+
+
+@pytest.fixture
+def slow(session: Session) -> Iterator[tuple[Session, Paced]]:
+    made = paced(session)
+    yield made
+    made[1].open()
+
+
+# --- who may call ---
+
+
+def test_a_key_opens_all_but_health(session: Session) -> None:
+    with serving({"tiny": session}, ServeOptions(keys=("alpha", "beta"))) as server:
+        for path in ("/v1/models", "/metrics", "/v1/nothing", "/tokenize"):
+            refused = server.call(path)
+            assert refused.status == 401 and refused.json["error"]["code"] == "invalid_api_key"
+            assert refused.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer gamma", "Bearer", "alpha", "Basic alpha", "Bearer alphabeta", "Bearer \xe9"):
+            headers = {"authorization": wrong}
+            assert server.call("/v1/models", headers=headers).status == 401, wrong
+        assert server.chat(max_tokens=1).status == 401
+        assert server.call("/health").status == 200
+        assert server.call("/").headers["content-type"].startswith("text/html")
+        for key in ("alpha", "beta"):
+            assert server.chat(max_tokens=1, headers={"authorization": f"Bearer {key}"}).status == 200
+
+
+def test_a_stream_is_steered_by_its_own_key_only(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}, ServeOptions(keys=("alpha", "beta"))) as server:
+        pace.hold()
+        pace.let(1)
+        alpha, beta = ({"authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
+        with talking(server, max_tokens=9, headers=alpha) as answer:
+            path = "/v1/mars/streams/" + json.loads(answer.readline()[6:])["id"]
+            assert server.call(path, {"tau": 0.5}, headers=beta).status == 404
+            assert server.call(path, {"tau": 0.5}, headers=alpha).status == 200
+            pace.open()
+            assert answer.read().endswith(b"[DONE]\n\n")
+
+
+def test_keys_are_read_and_compared(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nalpha\n\n  beta  \nalpha\n")
+    keys = Keys(read_keys(file))
+    assert [keys.find(f"Bearer {key}") for key in ("alpha", "beta", "gamma", "")] == [0, 1, None, None]
+    assert keys.find(None) is None and keys.find("bearer beta") == 1
+    for bad in (b"", b"# none\n", b"two words\n", "é\n".encode(), b"\xff\n", b"x" * (2 << 20)):
+        file.write_bytes(bad)
+        with pytest.raises(MarsError, match="keys"):
+            read_keys(file)
+    with pytest.raises(MarsError, match="cannot be read"):
+        read_keys(tmp_path / "none")
+
+
+def test_pages_of_others_do_not_reach_it(session: Session) -> None:
+    options = ServeOptions(
+        hosts=frozenset(("localhost", "127.0.0.1")), cors_origins=("https://friend.example",)
+    )
+    with serving({"tiny": session}, options) as server:
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::2]"):
+            refused = server.call("/v1/models", headers={"host": host})
+            assert refused.status == 403 and refused.json["error"]["code"] == "wrong_host", host
+        for host in ("localhost", "127.0.0.1:9", "LOCALHOST:80"):
+            assert server.call("/v1/models", headers={"host": host}).status == 200
+        own = {"origin": server.url, "host": server.url.removeprefix("http://")}
+        assert server.chat(max_tokens=1, headers=own).status == 200
+        for origin in ("https://evil.example", "null", "http://[", "https://friend.example.evil"):
+            refused = server.chat(max_tokens=1, headers={"origin": origin})
+            assert refused.status == 403 and refused.json["error"]["code"] == "wrong_origin", origin
+            assert "access-control-allow-origin" not in refused.headers
+        friend = {"origin": "https://friend.example"}
+        allowed = server.chat(max_tokens=1, headers=friend)
+        assert allowed.status == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://friend.example"
+        preflight = server.call("/v1/chat/completions", method="OPTIONS", headers=friend)
+        assert preflight.status == 204 and "POST" in preflight.headers["access-control-allow-methods"]
+        bad = server.chat(max_tokens=0, headers=friend)
+        assert bad.status == 400 and "access-control-allow-origin" in bad.headers, "errors can be read, too"
+
+
+# --- places and time ---
+
+
+def test_the_queue_is_full(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}, ServeOptions(NARROW)) as server, ThreadPoolExecutor(2) as pool:
+        pace.hold()
+        first = pool.submit(server.chat, max_tokens=3)
+        until(lambda: pace.is_waiting)
+        second = pool.submit(server.chat, max_tokens=3)
+        until(lambda: server.batcher.num_waiting == 1)
+        third = server.chat(max_tokens=3)
+        assert third.status == 429 and int(third.headers["retry-after"]) >= 1
+        assert third.json["error"]["type"] == "rate_limit_error"
+        several = server.chat(max_tokens=3, n=2)
+        assert several.status == 429
+        pace.open()
+        assert first.result().status == second.result().status == 200
+        assert server.metric("mars_requests_total", model="", outcome="overloaded", level="") == 2
+
+
+def test_several_answers_take_all_their_places_or_none(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}, ServeOptions(NARROW)) as server:
+        pace.hold()
+        assert server.chat(max_tokens=3, n=4, temperature=1.0).status == 429
+        pace.open()
+        until(lambda: server.batcher.num_running + server.batcher.num_waiting == 0)
+        counts = server.batcher.counts
+        assert counts.cancelled == counts.accepted - 1 >= 1, "what had come in went again"
+
+
+def test_nobody_waits_for_ever(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    options = ServeOptions(Limits(max_rows=1, max_waiting=2), queue_timeout=0.3)
+    with serving({"tiny": session}, options) as server, ThreadPoolExecutor(1) as pool:
+        pace.hold()
+        first = pool.submit(server.chat, max_tokens=3)
+        until(lambda: pace.is_waiting)
+        for stream in (False, True):
+            refused = server.chat(max_tokens=3, stream=stream)
+            assert refused.status == 429 and "no place came free" in refused.json["error"]["message"]
+            assert "retry-after" in refused.headers
+        pace.open()
+        assert first.result().status == 200, "what has a row may take its time"
+
+
+def test_an_answer_has_a_deadline(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}, ServeOptions(request_timeout=0.5)) as server:
+        pace.hold()
+        late = server.chat(max_tokens=3)
+        assert late.status == 504 and late.json["error"]["code"] == "timeout"
+        pace.let(1)  # the step that hung
+        until(lambda: not server.batcher.num_running)
+        pace.let(3)
+        cut = server.chat(max_tokens=300, tau=1.0)
+        assert cut.status == 200 and cut.json["choices"][0]["finish_reason"] == "length"
+        assert cut.json["mars"]["finish_reason"] == "deadline"
+        assert cut.json["usage"]["completion_tokens"] == 3
+        assert server.batcher.counts.expired == 2
+        pace.open()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_gives_its_row_back(stream: bool, slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}, ServeOptions(NARROW)) as server:
+        pace.hold()
+        pace.let(2 if stream else 1)
+        if stream:
+            with talking(server, max_tokens=400, tau=1.0) as answer:
+                assert answer.readline().startswith(b"data: ")
+                until(lambda: pace.is_waiting)
+        else:
+            body = json.dumps({"messages": HELLO}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            with pytest.raises(AssertionError, match="left"):
+                _leave(server, head.encode() + body, pace)
+        until(lambda: server.batcher.counts.cancelled == 1)  # while its step still hangs
+        pace.let(1)
+        until(lambda: server.batcher.num_running == 0)
+        assert server.metric("mars_requests_total", model="tiny", outcome="cancelled", level="") == 1
+
+
+def _leave(server: Serving, data: bytes, pace: Paced) -> None:
+    import socket
+
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(data)
+        until(lambda: pace.is_waiting)
+        raise AssertionError("left")
+
+
+def test_silence_is_broken_by_pings(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}, ServeOptions(ping=0.05)) as server:
+        pace.hold()
+        with talking(server, max_tokens=3) as answer:
+            lines = [answer.readline() for _ in range(6)]
+            assert lines[2:] == [b": ping\n", b"\n"] * 2, lines
+            pace.open()
+            rest = answer.read()
+            assert rest.endswith(b"data: [DONE]\n\n")
+
+
+# --- its life ---
+
+
+def test_health_says_when_it_is_warm(session: Session) -> None:
+    cold, gate = behind_a_gate(session)
+    with serving({"tiny": cold}, warm=False) as server:
+        health = server.call("/health")
+        assert health.status == 503 and health.json == {"status": "not ready"}
+        early = server.chat(max_tokens=1)
+        assert early.status == 503 and "retry-after" in early.headers
+        assert server.call("/v1/models").status == 200
+        gate.gate.set()
+        until(lambda: server.call("/health").status == 200)
+        assert server.chat(max_tokens=1).status == 200
+
+
+def test_a_drain_lets_running_answers_finish(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}) as server:
+        pace.hold()
+        pace.let(1)
+        with talking(server, max_tokens=9) as answer:
+            closing = threading.Thread(target=server.door.service.models.close, args=(20,))
+            closing.start()
+            until(lambda: not server.batcher.alive)
+            assert server.call("/health").status == 503
+            late = server.chat(max_tokens=1)
+            assert late.status == 503 and late.json["error"]["code"] == "closing"
+            pace.open()
+            assert answer.read().endswith(b"[DONE]\n\n")
+        closing.join(10)
+        assert not closing.is_alive() and server.batcher.counts.cancelled == 0
+
+
+def test_a_drain_ends(slow: tuple[Session, Paced]) -> None:
+    session, pace = slow
+    with serving({"tiny": session}) as server, ThreadPoolExecutor(1) as pool:
+        pace.hold()
+        pace.let(1)
+        with talking(server, max_tokens=9) as answer:
+            whole = pool.submit(server.chat, max_tokens=3)
+            until(lambda: server.batcher.counts.accepted == 3)
+            closing = threading.Thread(target=server.door.service.models.close, args=(0.1,))
+            closing.start()
+            said = [line for line in answer.read().decode().split("\n\n") if line]
+            assert json.loads(said[-1].removeprefix("data: "))["error"]["code"] == "closing"
+            cut: Answer = whole.result()
+            assert cut.status == 503 and cut.json["error"]["code"] == "closing"
+            pace.open()
+        closing.join(10)
+
+
+def test_a_batcher_that_failed_is_seen(session: Session) -> None:
+    with serving({"tiny": session}) as server:
+        server.batcher.close()
+        assert server.call("/health").status == 503 and server.chat().status == 503
+
+
+# --- its log ---
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_log_has_numbers_and_no_secrets(
+    as_json: bool, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = [{"role": "user", "content": "open sesame"}]
+    with caplog.at_level(logging.DEBUG), serving({"tiny": session}, ServeOptions(keys=("k3y",))) as server:
+        key = {"authorization": "Bearer k3y"}
+        answer = server.chat(messages=said, max_tokens=8, headers=key)
+        server.chat(messages=said, max_tokens=0, headers=key)
+        server.chat(messages=[{"role": "open sesame", "content": "x"}], headers=key)
+        server.chat(messages=said, max_tokens=8, regex="sesame(", headers=key)
+        server.call("/v1/models?api_key=k3y", headers={"authorization": "Bearer sesame"})
+        server.call("/tokenize", {"content": "open sesame"}, headers=key)
+        until(lambda: len([r for r in caplog.records if r.msg == "request"]) >= 6)
+    lines = [Lines(as_json=as_json).format(record) for record in caplog.records]
+    text = "\n".join(lines)
+    for secret in ("sesame", "k3y", answer.json["choices"][0]["message"]["content"]):
+        assert secret not in text, secret
+    assert len(lines) == text.count("\n") + 1
+    if as_json:
+        [told] = [line for line in map(json.loads, lines) if line["message"] == "answer"]
+        assert told["tokens"] == 8 and told["outcome"] == "finished" and told["client"] == 0
+        statuses = [line["status"] for line in map(json.loads, lines) if line["message"] == "request"]
+        assert statuses == [200, 400, 400, 400, 401, 200]
+
+
+def test_a_line_of_the_log_stays_one_line() -> None:
+    record = logging.LogRecord("mars_export", logging.INFO, "", 0, "a\nb \x1b[31m %s", ("\u2028",), None)
+    record.fields = {"path": "/x\r\ny", "status": 200, "none": None}
+    for as_json in (True, False):
+        line = Lines(as_json=as_json).format(record)
+        assert line.isascii() and line.isprintable() and "status" in line
+
+
+def test_options_say_what_is_wrong() -> None:
+    with pytest.raises(SessionError, match=r"max_body.*\n?.*"):
+        ServeOptions(max_body=0)
+    for wrong in (
+        {"request_timeout": 0}, {"ping": float("nan")}, {"drain": -1}, {"keys": ("",)},
+        {"adaptive": ("a", "a")}, {"low_queue": 2.0}, {"queue_timeout": True},
+    ):  # fmt: skip
+        with pytest.raises(SessionError):
+            ServeOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_many_clients_get_what_they_would_get_alone(session: Session) -> None:
+    texts = [f"tell me {i} things" for i in range(12)]
+    configs = [GenerationConfig(max_new_tokens=5 + i) for i in range(12)]
+    alone = [
+        session.generate([{"role": "user", "content": text}], config).text
+        for text, config in zip(texts, configs, strict=True)
+    ]
+    with serving({"tiny": session}) as server, ThreadPoolExecutor(12) as pool:
+
+        def ask(i: int) -> str:
+            time.sleep(i % 3 / 100)
+            messages = [{"role": "user", "content": texts[i]}]
+            answer = server.chat(messages=messages, max_tokens=5 + i)
+            text: str = answer.json["choices"][0]["message"]["content"]
+            return text
+
+        assert list(pool.map(ask, range(12))) == alone
+        assert server.batcher.counts.finished == 13  # one of its own
