@@ -57,7 +57,7 @@ def page(args: argparse.Namespace) -> None:
                 tab.get_by_role("button", name="Beside one token").click()
                 tab.get_by_role("button", name=REQUEST).click()
                 tab.get_by_role("group", name="Comparison").wait_for(timeout=60_000)
-                tab.locator("article .t.verified").nth(5).hover()
+                tab.locator("article .t.verified", has_text="light").hover()
                 tab.wait_for_timeout(600)  # bars grow
                 path = args.out / ("serve.png" if scheme == "light" else f"serve-{scheme}.png")
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -46,6 +46,7 @@ class FakeServe:
     """`answers`: what it says, the last again and again. `pace`: seconds of a step. `key`: what it asks for.
 
     `forced`: the second token of each step is a grammar's. `refusal`: why it answers nothing.
+    `calls`: names and arguments of the interface's tool calls, which follow the answer in pieces.
     """
 
     answers: Sequence[Sequence[Token]]
@@ -53,6 +54,7 @@ class FakeServe:
     key: str = ""
     forced: bool = False
     refusal: str = ""
+    calls: Sequence[tuple[str, str]] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
     controls: list[dict[str, Any]] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)  # how streams ended: "whole" or "left"
@@ -79,10 +81,21 @@ class FakeServe:
         return JSONResponse({"error": error}, 401)
 
     async def _models(self, request: Request) -> Response:
-        about = {"block": BLOCK, "precision": "w8a8", "context": 1024, "sampling": True, "structured": True}
+        about = {
+            "block": BLOCK,
+            "precision": "w8a8",
+            "context": 1024,
+            "sampling": True,
+            "structured": True,
+            "adaptive": ["exact"],
+        }
         entry = {"object": "model", "created": 0, "owned_by": "mars-export"}
-        names = [("tiny", about | {"profiles": ["assistant"]}), ("tiny:assistant", about | {"profiles": []})]
-        data = [{"id": name, "mars": mars, **entry} for name, mars in [*names, ("other", {"profiles": []})]]
+        names = {
+            "tiny": {**about, "profiles": ["assistant"]},
+            "tiny:assistant": about,
+            "other": {"profiles": []},
+        }
+        data = [{"id": name, "mars": mars, **entry} for name, mars in names.items()]
         return self._refusal(request) or JSONResponse({"object": "list", "data": data})
 
     async def _steer(self, request: Request) -> Response:
@@ -133,13 +146,19 @@ class FakeServe:
                 at += count
                 content = {"content": "".join(token["text"] for token in step)}
                 yield chunk(content, choice={"steps": [{"step": forwards, "tokens": step}]})
+            for i, (tool, arguments) in enumerate(self.calls):
+                for part in (
+                    {"name": tool, "arguments": arguments[:3]},
+                    {"arguments": arguments[3:]},
+                ):
+                    yield chunk({"tool_calls": [{"index": i, "type": "function", "function": part}]})
             used = {"exact": stream.exact, "tau": stream.tau, "metric": "probability"}
             used |= {"profile": body.get("profile"), "window": "auto", "level": None}
             per_second = 1 / self.pace if self.pace else 1000.0
             timings = {"prompt_n": 40, "prompt_ms": 9.0, "cached_n": 32, "predicted_n": at, "queue_ms": 0.1}
             timings |= {"predicted_ms": forwards * self.pace * 1e3, "forwards": forwards}
-            timings |= {"predicted_per_second": per_second * at / forwards}
-            timings |= {"tokens_per_forward": at / forwards}
+            timings |= {"predicted_per_second": per_second * at / max(1, forwards)}
+            timings |= {"tokens_per_forward": at / max(1, forwards)}
             yield chunk({}, "stop", mars=used, timings=timings)
             usage = {"prompt_tokens": 40, "completion_tokens": at, "total_tokens": 40 + at}
             usage |= {"prompt_tokens_details": {"cached_tokens": 32}}

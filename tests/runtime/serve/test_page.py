@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from mars_export.runtime.serve.page import policy
 
 need("uvicorn", "serve")
 
+from starlette.applications import Starlette  # noqa: E402
+from starlette.routing import Mount  # noqa: E402
 from support.fake_serve import FakeServe, Running, tokens_of  # noqa: E402
 from support.served import serving, until  # noqa: E402
 
@@ -231,6 +234,27 @@ def test_tool_calls_are_printed(visit: Open) -> None:
     assert calls.first.locator("dl").inner_text().split() == ["room", '"kitchen"', "on", "true"]
 
 
+def test_calls_of_the_interface(visit: Open) -> None:
+    fake = FakeServe([[]], calls=[("ring", '{"times": [1, null]}'), ("odd", "no JSON")])
+    tab = visit(fake)
+    tab.get_by_role("button", name="Settings").click()
+    tool = {"type": "function", "function": {"name": "ring", "parameters": {}}}
+    tab.get_by_label("Tools").fill("what?")
+    tab.get_by_role("button", name="Done").click()
+    write(tab, "ring")
+    assert "no JSON list" in tab.get_by_role("alert").inner_text()
+    tab.get_by_label("Tools").fill(json.dumps([tool]))
+    tab.get_by_role("button", name="Done").click()
+    write(tab, "ring")
+    ended(tab)
+    assert fake.requests[0]["tools"] == [tool]
+    assert tab.locator("figure.call dl").first.inner_text().split() == ["times", "[", "1,", "null", "]"]
+    assert "no JSON" in tab.locator("figure.call").nth(1).inner_text()
+    write(tab, "more")
+    ended(tab)
+    assert json.loads(fake.requests[1]["messages"][1]["content"])[0]["arguments"] == {"times": [1, None]}
+
+
 def test_beside_one_token(visit: Open) -> None:
     fake = FakeServe([tokens_of(WORDS)], pace=0.005)
     tab = visit(fake)
@@ -276,6 +300,10 @@ def test_models_and_profiles(visit: Open) -> None:
     ended(tab)
     assert fake.requests[0]["profile"] == "assistant"
     assert not {"tau", "exact"} & fake.requests[0].keys()
+    tab.get_by_role("combobox", name="Profile").select_option("by load")
+    write(tab, "go")
+    ended(tab)
+    assert not {"tau", "exact", "profile"} & fake.requests.pop().keys(), "the server chooses"
     models.select_option("other")
     assert tab.get_by_role("combobox", name="Profile").count() == 0
     write(tab, "go")
@@ -289,6 +317,20 @@ def test_a_refusal_is_shown(visit: Open) -> None:
     write(tab, "go")
     ended(tab)
     assert "the queue is full; come back" in tab.locator("article").inner_text()
+    fake.refusal = ""
+    write(tab, "again")
+    ended(tab)
+    assert fake.requests[1]["messages"] == [{"role": "user", "content": "again"}], "what was never answered"
+
+
+def test_below_a_prefix(visit: Open) -> None:
+    """Mounted in another application, under a path of its own."""
+    fake = FakeServe([tokens_of("fine")])
+    with Running(Starlette(routes=[Mount("/models/mars", fake.app())])) as address:
+        tab = visit(f"{address}models/mars/")
+        write(tab, "go")
+        ended(tab)
+        assert tab.locator("article .text").inner_text() == "fine"
 
 
 def test_by_keyboard_alone(visit: Open) -> None:
