@@ -187,8 +187,8 @@ class FakeServe:
 class Running:
     """An ASGI application on a port of its own, in a thread: `with Running(app) as address`."""
 
-    def __init__(self, app: Any) -> None:
-        settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    def __init__(self, app: Any, port: int = 0) -> None:
+        settings = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="off")
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 

@@ -92,6 +92,10 @@ def runs(tab: Any) -> list[int]:
     return [b - a for a, b in zip(starts, [*starts[1:], len(kinds)], strict=True)]
 
 
+def port(address: str) -> int:
+    return int(address.rstrip("/").rpartition(":")[2])
+
+
 def attributes(found: Any, name: str) -> list[str]:
     return [element.get_attribute(name) or "" for element in found.all()]
 
@@ -321,6 +325,26 @@ def test_a_refusal_is_shown(visit: Open) -> None:
     write(tab, "again")
     ended(tab)
     assert fake.requests[1]["messages"] == [{"role": "user", "content": "again"}], "what was never answered"
+
+
+def test_a_server_that_goes(visit: Open) -> None:
+    """What it had said stays, and the page says what happened; it finds a server that is there again."""
+    fake = FakeServe([tokens_of(WORDS)], pace=0.1)
+    with Running(fake.app()) as address:
+        tab = visit(address)
+        write(tab, "go")
+        tab.locator("article .t").nth(2).wait_for()
+    ended(tab)
+    said = tab.locator("article .text").inner_text()
+    assert said.startswith("w0") and len(said) < len(WORDS)
+    words = tab.locator("article .note.bad").inner_text()
+    assert "broke off" in words or "cannot be reached" in words
+    write(tab, "again")
+    ended(tab)
+    assert "cannot be reached" in tab.locator("article .note.bad").last.inner_text()
+    tab.get_by_role("status", name="Server").get_by_text("no server").wait_for()
+    with Running(fake.app(), port(address)):
+        tab.get_by_role("status", name="Server").get_by_text("ready").wait_for()
 
 
 def test_below_a_prefix(visit: Open) -> None:
