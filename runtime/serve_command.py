@@ -107,7 +107,6 @@ def serve(
         cors_origins=tuple(cors_origin or ()), hosts=_hosts(host),
         adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
-    listen(log_level, as_json=json_logs)
     listening = bind(host, port)
     with listening:
         sessions = {
@@ -118,6 +117,7 @@ def serve(
             for name, path in names.items()
         }  # fmt: skip
         door = new_app(sessions, options)
+        listen(log_level, as_json=json_logs)
         address, number = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         err.print(f"serving {', '.join(names)} at http://{shown}:{number} (Ctrl-C ends)", markup=False)

@@ -1,0 +1,154 @@
+"""`mars-export serve` as a process: how it begins, what signals do, what it says to whom."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agreement import MAIN
+from support.fixtures import Named
+from support.missing import need
+from support.shell import run
+
+need("uvicorn", "serve")
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "open sesame"}], "max_tokens": 8})
+LONG = json.dumps(
+    {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tau": 1.0,
+        "stream": True,
+        "ignore_eos": True,
+        "max_tokens": 480,
+    }
+)
+
+
+class Process:
+    """The command, and what it wrote so far."""
+
+    def __init__(self, *arguments: str) -> None:
+        words = [sys.executable, "-m", "mars_export.cli", "serve", "--port", "0", *arguments]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(iter(self.process.stderr.readline, ""))
+
+    def said(self, words: str) -> re.Match[str] | None:
+        return re.search(words, "".join(self.lines))
+
+    def wait_for(self, words: str) -> re.Match[str]:
+        until = time.monotonic() + 60
+        while (found := self.said(words)) is None:
+            assert self.process.poll() is None and time.monotonic() < until, self.lines
+            time.sleep(0.01)
+        return found
+
+    def end(self) -> int:
+        code = self.process.wait(60)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[Process, int]]:
+    """A server that is ready, and its port."""
+    process = Process(*arguments)
+    try:
+        port = int(process.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
+        process.wait_for("ready")
+        yield process, port
+    finally:
+        process.process.kill()
+        process.end()
+
+
+def begin(port: int, body: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def test_it_answers_drains_and_ends(bundles: Named) -> None:
+    with started(str(bundles(MAIN)), "--json-logs", "--threads", "1") as (process, port):
+        connection, answer = begin(port, BODY)
+        assert answer.status == 200 and json.loads(answer.read())["model"] == MAIN
+        connection.close()
+        connection, answer = begin(port, LONG)
+        assert answer.readline().startswith(b"data: ")
+        process.process.send_signal(signal.SIGTERM)
+        process.wait_for("closing")
+        rest = answer.read()
+        assert rest.endswith(b"data: [DONE]\n\n") and b'"length"' in rest, "what ran was finished"
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        assert process.end() == 0
+        lines: list[Any] = [json.loads(line) for line in process.lines if line.startswith("{")]
+        assert {"ready: " + MAIN, "answer"} <= {line["message"] for line in lines}
+        assert not process.said("sesame|Traceback")
+
+
+def test_a_second_signal_is_the_end(bundles: Named) -> None:
+    with started(str(bundles(MAIN)), "--threads", "1", "--drain-timeout", "50") as (process, port):
+        _connection, answer = begin(port, LONG)
+        assert answer.readline().startswith(b"data: ")
+        process.process.send_signal(signal.SIGTERM)
+        process.wait_for("closing")
+        process.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert process.end() in (0, 128 + signal.SIGTERM)  # the answer may have been quicker
+        assert time.monotonic() - began < 20
+
+
+def test_killed_and_started_again(bundles: Named) -> None:
+    """Clients of a server that is gone see a clean failure, and the next one takes its port."""
+    with started(str(bundles(MAIN)), "--threads", "1") as (process, port):
+        connection, answer = begin(port, LONG)
+        answer.readline()
+        process.process.kill()
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            answer.read()
+        connection.close()
+        process.process.wait(30)
+    with started(str(bundles(MAIN)), "--threads", "1", "--port", str(port)) as (_process, again):
+        assert again == port
+        _connection, answer = begin(port, BODY)
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{bundle}", "--port", "{taken}"], "cannot listen on"),
+        (["{bundle}", "--adaptive", "exact,none"], "no profile `none`"),
+        (["{bundle}", "{bundle}"], "have one name"),
+        (["{bundle}", "--request-timeout", "0"], "request_timeout must be"),
+        (["{bundle}", "--api-key-file", "{empty}"], "no key in it"),
+        (["{empty}"], "not a bundle"),
+    ],
+)
+def test_mistakes_are_told_at_once(arguments: list[str], words: str, bundles: Named, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        known = {"bundle": str(bundles(MAIN)), "taken": str(taken.getsockname()[1]), "empty": str(empty)}
+        done = run("serve", "--port", "0", *(word.format(**known) for word in arguments))
+    assert done.returncode == 1 and words in done.stderr, done.stderr
