@@ -10,7 +10,7 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test browser cpp attack clean
+.PHONY: demo check format lint types test browser cpp cpp-aarch64 attack gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
@@ -49,6 +49,11 @@ cpp: $(VENV)/.installed
 	@if runtime/cpp/setup.sh $(BIN)/python; then $(MAKE) --no-print-directory cpp-release; \
 	elif [ -n "$$CI" ]; then exit 1; else echo "NOT CHECKED: the C++ runtime, because of the above (docs/cpp.md)"; fi
 
+# The library for 64-bit Arm, its tests run by qemu-user. Not part of `check` outside CI: two compilers more.
+cpp-aarch64: $(VENV)/.installed
+	runtime/cpp/setup.sh $(BIN)/python && runtime/cpp/setup_aarch64.sh $(BIN)/python
+	cd runtime/cpp && cmake --preset aarch64 && cmake --build --preset aarch64 && ctest --preset aarch64
+
 cpp-%:
 	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* $(if $(filter release,$*),,--parallel 1) && ctest --preset $*
 
@@ -58,6 +63,23 @@ attack: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
 	$(BIN)/python benchmarks/attack/load.py --rounds 1000 --state build/load.jsonl --figures build/load.json
+
+# What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
+gpu: $(VENV)/.installed
+	$(BIN)/python -c "import onnxruntime as o; exit('CUDAExecutionProvider' not in o.get_available_providers())" \
+	|| { $(BIN)/python -m pip uninstall --quiet --yes onnxruntime; $(BIN)/python -m pip install --quiet '.[gpu]'; }
+	$(BIN)/python benchmarks/gpu_prove.py
+
+# For a machine with a GPU, PyTorch and no network: pieces of at most 25 MB here, joined there (PYTHON is the one
+# there), whatever has arrived by then.
+gpu-pack: $(VENV)/.installed
+	$(BIN)/python benchmarks/gpu_pack.py pack
+
+gpu-unpack:
+	$(PYTHON) benchmarks/gpu_pack.py unpack
+
+gpu-offline: gpu-unpack
+	$(PYTHON) benchmarks/gpu_prove.py --joined build/gpu-joined
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

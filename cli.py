@@ -46,6 +46,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "serve": (RUN, SERVE),
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
+    "gpucheck": (RUN,),
 }
 
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import random_checkpoint
-
 import watched
 from peers import machine
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import tomllib
 
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.toolcalls import list_schema

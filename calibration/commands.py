@@ -199,6 +199,45 @@ def bench(
         out.print(f"report    {request.folder}", markup=False)
 
 
+@app.command()
+def gpucheck(
+    bundle: BundleArgument,
+    device: Device = "cuda",
+    only: Annotated[
+        str | None, typer.Option("--only", help="Names of checks, with commas between; all by default.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the page, the figures and the state.")
+    ] = Path("gpucheck"),
+    rows: Annotated[int, typer.Option(min=4, help="Prompts that are compared.")] = 24,
+    requests: Annotated[int, typer.Option(min=8, help="Requests that must leave no memory behind.")] = 2000,
+    variant: VariantName = None,
+    threads: Threads = None,
+    resume: Resume = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Prove that a bundle works on a device: right tokens, where its memory is, what steps and answers cost.
+    Exit code 1 if a check fails."""
+    from .gpucheck.gpucheck import PAGE_FILE, CheckRequest
+    from .gpucheck.gpucheck import gpucheck as make_checks
+    from .gpucheck.outcome import table
+    from .gpucheck.subject import Subject
+
+    subject = Subject(bundle, device, threads, variant, rows, requests)
+    names = tuple(listed(only)) if only else ()
+    with _progress(output) as progress:
+        report = make_checks(CheckRequest(subject, output, names, resume, force), progress)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_table(("check", "", "found"), table(report.outcomes))
+        out.print(report.headline, style="bold", markup=False)
+        out.print(f"page      {output / PAGE_FILE}", markup=False)
+    if not report.is_good:
+        raise typer.Exit(1)
+
+
 @contextmanager
 def _progress(folder: Path) -> Iterator[Any]:
     """Bars while something runs; Ctrl-C ends it with a word on how to go on."""

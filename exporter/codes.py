@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -120,6 +120,17 @@ class Encoded:
             np.where(better, other.scales, self.scales),
             zeros,
         )
+
+
+@runtime_checkable
+class CodeSource(Protocol):
+    """Weights that come as codes, which are stored as they are."""
+
+    def holds(self, name: str, codec: Codec) -> bool:
+        """Whether weight `name` is there as codes that `codec` could have made."""
+        ...
+
+    def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded: ...
 
 
 def _mirrored(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

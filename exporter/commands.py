@@ -23,6 +23,21 @@ Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 wi
 Search = Annotated[
     bool, typer.Option("--search", help="Try narrower ranges for each group of int4 and int8; slower.")
 ]
+Quantizer = Annotated[
+    str,
+    typer.Option(
+        help="What chooses the codes: gptq (with a calibration text), round, or auto: gptq for int4 where"
+        " there is text."
+    ),
+]
+CalibrationText = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration-text",
+        metavar="FILE",
+        help="Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has its own.",
+    ),
+]
 Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
 Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
 MaskToken = Annotated[
@@ -91,6 +106,8 @@ def onnx(
     group: Group = 32,
     asymmetric: Asymmetric = False,
     search: Search = False,
+    quantizer: Quantizer = "auto",
+    calibration_text: CalibrationText = None,
     head: Head = "int8",
     embedding: Embedding = "int8",
     metrics: Metrics = False,
@@ -141,13 +158,14 @@ def onnx(
         block=block, precision=precision, activations=activations, group=group, asymmetric=asymmetric,
         search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, top_k=top_k,
         fixed=fixed, batch=batch, capacity=capacity, prefill=prefill, allow_drift=allow_drift,
-        oracle=not no_oracle, kv_layout=kv_layout,
+        oracle=not no_oracle, kv_layout=kv_layout, quantizer=quantizer, calibration_text=calibration_text,
     )  # fmt: skip
     with progress_bars() as bars:
         opened = open_checkpoint(
             checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
         )
         _say_which_mask(opened.vocabulary, mask_token)
+        _say_which_quantizer(options.quantizer_for(opened))
         manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
@@ -195,6 +213,8 @@ def trt(
     ] = "fp16",
     group: Group = 32,
     search: Search = False,
+    quantizer: Quantizer = "auto",
+    calibration_text: CalibrationText = None,
     head: Head = "float",
     batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
     capacity: Annotated[
@@ -274,12 +294,15 @@ def trt(
             graph = ExportOptions(
                 block=block or 8, precision=precision or "fp16", activations=activations, group=group,
                 search=search, head=head, embedding="float", metrics=metrics, logits=logits,
-                allow_drift=allow_drift, oracle=not no_oracle,
+                allow_drift=allow_drift, oracle=not no_oracle, quantizer=quantizer,
+                calibration_text=calibration_text,
             )  # fmt: skip
             opened = open_checkpoint(
                 source, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
             )
             _say_which_mask(opened.vocabulary, mask_token)
+            if not dry_run:
+                _say_which_quantizer(graph.quantizer_for(opened))
             outcome = export_engine(
                 opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
             )
@@ -337,6 +360,11 @@ def _say_which_mask(vocabulary: Any, given: str | None) -> None:
             style="yellow",
             markup=False,
         )
+
+
+def _say_which_quantizer(quantizer: Any) -> None:
+    if quantizer is not None and quantizer.reason:
+        err.print(quantizer.reason, markup=False)
 
 
 def _print_engine(bundle: Path, outcome: Any) -> None:

@@ -18,6 +18,7 @@ from ..runtime.bundle.manifest import (
     Manifest,
     ModelInfo,
     QuantizationInfo,
+    QuantizerInfo,
     TextInfo,
     TokenInfo,
     Variant,
@@ -29,12 +30,14 @@ from ..runtime.errors import BundleError, ExportError
 from .checkpoint.compressed import require_same_form
 from .checkpoint.family import Dims
 from .checkpoint.open import Checkpoint
+from .checkpoint.tensors import Tensors
 from .codes import SCHEMES, Quantization
 from .graph import step as graph
 from .graph.hashed import HashedFile
 from .graph.step import StepGraph, StepShape
 from .graph.weights import Placed, total_bytes, write_weights
 from .output import replacing
+from .quantize.choice import Quantizer, choose_quantizer
 from .turns import derive_chat_turns
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -53,7 +56,8 @@ class ExportOptions:
     `fixed` adds graphs of fixed shapes for `batch` rows and `capacity` entries.
 
     `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in,
-    and `group`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization.
+    and `group`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization. `quantizer` chooses
+    the codes, with `calibration_text` where it needs one.
     """
 
     block: int = 8
@@ -75,6 +79,8 @@ class ExportOptions:
     oracle: bool = True
     kv_layout: str = "static"
     accuracy_level: int = FASTEST_LEVEL
+    quantizer: str = "auto"
+    calibration_text: Path | None = None
 
     @property
     def dtype(self) -> str:
@@ -88,6 +94,10 @@ class ExportOptions:
         return Quantization(
             self.precision, self.group, not self.asymmetric, self.head, self.embedding, self.search
         )
+
+    def quantizer_for(self, checkpoint: Checkpoint) -> Quantizer | None:
+        """What chooses the codes, if there will be any."""
+        return choose_quantizer(checkpoint, self.quantization, self.quantizer, self.calibration_text)
 
     def check(self, dims: Dims) -> None:
         """Raise ExportError that lists every option out of range."""
@@ -143,6 +153,7 @@ def export_onnx(
     bundle is complete.
     """
     options.check(checkpoint.dims)
+    options.quantizer_for(checkpoint)
     report = progress or (lambda phase, done, total: None)
     with replacing(target, weight_bytes(checkpoint, options), force) as directory:
         manifest = write_bundle(directory, checkpoint, options, report)
@@ -169,14 +180,15 @@ def write_bundle(
 ) -> Manifest:
     """Fill an empty directory with a bundle whose options were checked; a failure leaves it as it is."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
+    tensors, quantizer = _coded(checkpoint, options, report)
     placed, weights = _write_weights(
-        directory, checkpoint, options, weight_bytes(checkpoint, options), report
+        directory, checkpoint.dims, tensors, options, weight_bytes(checkpoint, options), report
     )
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
     drift = _self_check(directory, checkpoint, options, placed, report)
-    manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights)
+    manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights, quantizer)
     write_manifest(directory, manifest)
     return manifest
 
@@ -198,8 +210,20 @@ def _version() -> str:
         return "0"
 
 
+def _coded(
+    checkpoint: Checkpoint, options: ExportOptions, report: Progress
+) -> tuple[Tensors, QuantizerInfo | None]:
+    """What to write the weights from: the checkpoint, or the codes that a calibration will choose."""
+    quantizer = options.quantizer_for(checkpoint)
+    if quantizer is None or options.quantization is None:
+        return checkpoint.tensors, None
+    return quantizer.tensors(
+        checkpoint, options.quantization, options.block, lambda done, layers: report("codes", done, layers)
+    )
+
+
 def _write_weights(
-    directory: Path, checkpoint: Checkpoint, options: ExportOptions, size: int, report: Progress
+    directory: Path, dims: Dims, tensors: Tensors, options: ExportOptions, size: int, report: Progress
 ) -> tuple[dict[str, Placed], FileEntry]:
     done = 0
 
@@ -209,9 +233,7 @@ def _write_weights(
         report("weights", done, size)
 
     with HashedFile(directory / WEIGHTS_FILE) as file:
-        placed = write_weights(
-            file, checkpoint.tensors, checkpoint.dims, options.dtype, options.quantization, written
-        )
+        placed = write_weights(file, tensors, dims, options.dtype, options.quantization, written)
         return placed, file.entry()
 
 
@@ -317,10 +339,14 @@ def _model_info(checkpoint: Checkpoint) -> ModelInfo:
     )
 
 
-def _quantization_info(storage: Quantization | None) -> QuantizationInfo | None:
+def _quantization_info(
+    storage: Quantization | None, quantizer: QuantizerInfo | None
+) -> QuantizationInfo | None:
     if storage is None:
         return None
-    return QuantizationInfo(storage.linear.group_size, storage.symmetric, storage.head, storage.embedding)
+    return QuantizationInfo(
+        storage.linear.group_size, storage.symmetric, storage.head, storage.embedding, quantizer
+    )
 
 
 def _manifest(
@@ -331,11 +357,12 @@ def _manifest(
     variants: list[Variant],
     drift: Drift,
     weights: FileEntry,
+    quantizer: QuantizerInfo | None,
 ) -> Manifest:
     vocabulary = checkpoint.vocabulary
     # The fixed-shape graphs have the same nodes and weights; the dynamic one was measured.
     level = options.accuracy_level if options.precision in LEVELED else None
-    storage = _quantization_info(options.quantization)
+    storage = _quantization_info(options.quantization, quantizer)
     judged = [
         replace(v, drift=None if v.is_fixed else drift, quantization=storage, accuracy_level=level)
         for v in variants

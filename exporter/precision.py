@@ -11,6 +11,9 @@ from ..runtime.machine import CPUINFO, cpu_flags
 # kernel.
 BYTE_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 
+# Smaller than what is chosen here, and good only with codes that a text has chosen.
+SMALLEST = "; smaller still: --precision int4, with its codes chosen on a text (--calibration-text)"
+
 
 def choose_precision(cpuinfo: Path = CPUINFO) -> tuple[str, str]:
     """A precision for ONNX Runtime on this CPU, and the reason in one sentence."""
@@ -19,16 +22,17 @@ def choose_precision(cpuinfo: Path = CPUINFO) -> tuple[str, str]:
         return (
             "int8",
             f"the instructions of this {platform.machine() or 'unknown'} processor are not known;"
-            " int8 weights run everywhere",
+            f" int8 weights run everywhere{SMALLEST}",
         )
     found = [name for name in BYTE_PRODUCTS if name in words]
     if found:
         return (
             "w8a8",
             f"this processor multiplies bytes ({found[0]}),"
-            " so wide windows are cheapest with 8-bit activations",
+            f" so wide windows are cheapest with 8-bit activations{SMALLEST}",
         )
     return (
         "int8",
-        "this processor has no byte products (VNNI, dot product), so only the weights are made small",
+        "this processor has no byte products (VNNI, dot product), so only the weights are made small"
+        + SMALLEST,
     )

@@ -155,12 +155,8 @@ class Batcher:
     @property
     def kv_usage(self) -> float:
         """What running rows fill of its KV memory: of `Limits.kv_bytes`, or of what `max_rows` rows take."""
-        rows, budget = list(self._schedule.running), self._budget
-        if budget.num_bytes is not None:
-            most = budget.num_bytes // budget.entry_bytes
-        else:
-            most = budget.max_rows * budget.max_capacity
-        return min(1.0, sum(row.cursor for row in rows) / max(1, most))
+        held = sum(row.cursor for row in self._schedule.running)
+        return min(1.0, held / max(1, self._budget.num_entries))
 
     @property
     def step_seconds(self) -> float:

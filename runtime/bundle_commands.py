@@ -74,7 +74,7 @@ def inspect(
             grain = f"groups of {q.group_size}" if q.group_size else "one scale a channel"
             _say(
                 f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'};"
-                f" lm_head {q.head}, embedding {q.embedding}"
+                f" lm_head {q.head}, embedding {q.embedding}{_codes_of(q.quantizer)}"
             )
         if v.engine is not None:
             _print_engine_info(v.name, v.backend, v.engine)
@@ -84,6 +84,17 @@ def inspect(
     out.print(files)
     for profile in manifest.profiles:
         _say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+
+
+def _codes_of(quantizer: Any) -> str:
+    """What chose the codes, as far as the bundle knows."""
+    if quantizer is None:
+        return ""
+    words = f"; codes by {quantizer.name}"
+    if quantizer.sequences is not None:
+        digest = (quantizer.text_sha256 or "?")[:16]
+        words += f" on {quantizer.sequences} sequences of a text with sha256 {digest}"
+    return words
 
 
 def _say(line: str) -> None:

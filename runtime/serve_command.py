@@ -12,8 +12,6 @@ from .errors import MarsError
 
 app = typer.Typer()
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 @app.command()
 def serve(
@@ -57,6 +55,10 @@ def serve(
     ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A page that may call from a browser; several times, or *.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that requests may call it by, as behind a proxy; several times."),
     ] = None,
     adaptive: Annotated[
         str | None,
@@ -104,7 +106,7 @@ def serve(
     options = ServeOptions(
         limits=limits, max_body=max_body, request_timeout=request_timeout, queue_timeout=queue_timeout,
         drain=drain_timeout, keys=read_keys(api_key_file) if api_key_file is not None else (),
-        cors_origins=tuple(cors_origin or ()), hosts=_hosts(host),
+        cors_origins=tuple(cors_origin or ()), hosts=_hosts(host, allowed_host or []),
         adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
     listening = bind(host, port)
@@ -135,10 +137,17 @@ def _names(bundles: list[Path]) -> dict[str, Path]:
     return names
 
 
-def _hosts(host: str) -> frozenset[str] | None:
+def _hosts(host: str, others: list[str]) -> frozenset[str] | None:
     """What a Host header may say: behind a loopback address nobody calls by another name, but a page of
     somebody's whose name was made to point here.
     """
-    if host not in LOOPBACK:
+    from ipaddress import ip_address
+
+    try:
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not (is_loopback or others):
         return None
-    return frozenset(("localhost", "127.0.0.1", "[::1]"))
+    own = f"[{host}]" if ":" in host else host
+    return frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", own, *others))

@@ -212,7 +212,7 @@ async def raw(port: int, _: Asked, draw: random.Random) -> Told:
             line = await asyncio.wait_for(reader.readline(), 60)
         except ConnectionError:
             line = b""
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return Told("refused", f"{data[:60]!r}: silence for a minute")
     if not line:
         return Told("shut out")
@@ -238,7 +238,7 @@ async def oversized(port: int, _: Asked, draw: random.Random) -> Told:
             line = await asyncio.wait_for(reader.readline(), 60)
         except ConnectionError:
             return Told("shut out")  # it did not wait for the rest
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return Told("refused", "an oversized body: silence")
     return _refused(int(line.split()[1]), f"a body of {size} bytes") if line else Told("shut out")
 

@@ -131,7 +131,7 @@ class Soak:
                       f" {line['memory_mib']} MiB ", end="", flush=True)  # fmt: skip
                 try:
                     await asyncio.wait_for(self._over.wait(), self.every)
-                except TimeoutError:
+                except asyncio.TimeoutError:
                     continue
         print()
 

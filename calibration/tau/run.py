@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,7 @@ def _profile(request: Request, session: Session, result: Calibration, plan: Plan
         "device": request.device,
         "block": manifest.block,
         "window": "full",
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "notes": [exact.verdict, *result.notes],
     }
     return Profile(

@@ -8,10 +8,11 @@ held-out rows.
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomllib
 
 NAMES = (
     "Tom",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 SYSTEM = "Reply with tool calls."
 

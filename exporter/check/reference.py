@@ -26,54 +26,70 @@ def logits(
 
     `progress` is called after each layer.
     """
-    read = _reader(tensors)
     lengths = [len(sequence) for sequence in sequences]
     with torch.inference_mode():
         # All sequences behind each other, so that each weight is read once; the mask keeps them apart.
-        owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        positions = torch.cat([torch.arange(length) for length in lengths])
+        positions, owner = places(lengths)
         # Of the vocabulary tables only rows, or a part at a time: in fp32 they may be more than all else.
-        table = tensors.read(names.EMBEDDING)
-        x = torch.from_numpy(
-            np.array(table[[token for sequence in sequences for token in sequence]], np.float32)
-        )
+        x = embedded(tensors, sequences)
         for i in range(dims.num_layers):
-            layer = {
-                name.removeprefix(names.layer(i)): read(name)
-                for name in tensors.shapes
-                if name.startswith(names.layer(i)) and not name.endswith(names.ROTARY_COPY)
-            }
-            x = _layer(dims, i, layer, x, positions, owner)
-            del layer
+            x = layer(dims, i, layer_weights(tensors, i), x, positions, owner)
             if progress is not None:
                 progress()
-        normed = _rms(x, read(names.FINAL_NORM), dims.rms_norm_eps)
+        normed = _rms(x, _read(tensors, names.FINAL_NORM), dims.rms_norm_eps)
         parts = []
-        for rows in chunks(table if dims.tied else tensors.read(names.HEAD)):
+        for rows in chunks(tensors.read(names.EMBEDDING if dims.tied else names.HEAD)):
             head = torch.from_numpy(np.array(rows, np.float32))
             parts.append((normed @ head.T).numpy())
         return np.split(np.concatenate(parts, -1), np.cumsum(lengths)[:-1])
 
 
-def _reader(tensors: Tensors) -> Callable[[str], torch.Tensor]:
-    return lambda name: torch.from_numpy(np.array(tensors.read(name), np.float32))
+def places(lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions and owners [tokens] of sequences of such lengths behind each other."""
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return torch.cat([torch.arange(length) for length in lengths]), owner
+
+
+def embedded(tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The rows of the embedding [tokens, hidden] of all sequences, one behind the other."""
+    table = tensors.read(names.EMBEDDING)
+    return torch.from_numpy(np.array(table[[token for ids in sequences for token in ids]], np.float32))
+
+
+def layer_weights(tensors: Tensors, i: int) -> dict[str, torch.Tensor]:
+    """Layer i's tensors in fp32, by the part of their names behind the layer's."""
+    return {
+        name.removeprefix(names.layer(i)): _read(tensors, name)
+        for name in tensors.shapes
+        if name.startswith(names.layer(i)) and not name.endswith(names.ROTARY_COPY)
+    }
+
+
+def _read(tensors: Tensors, name: str) -> torch.Tensor:
+    return torch.from_numpy(np.array(tensors.read(name), np.float32))
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
-def _layer(
+def layer(
     dims: Dims,
     i: int,
     weights: dict[str, torch.Tensor],
     x: torch.Tensor,
     positions: torch.Tensor,
     owner: torch.Tensor,
+    watch: Callable[[str, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """Layer i on x [tokens, hidden]; token t is at `positions[t]` of sequence `owner[t]`."""
+    """Layer i on x [tokens, hidden]; token t is at `positions[t]` of sequence `owner[t]`.
+
+    `watch` is called with the name of each Linear map and what goes into it, [tokens, inputs].
+    """
 
     def linear(part: str, value: torch.Tensor) -> torch.Tensor:
+        if watch is not None:
+            watch(part, value)
         return F.linear(value, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
 
     def norm(part: str, value: torch.Tensor) -> torch.Tensor:

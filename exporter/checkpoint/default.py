@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 from ...runtime.errors import CheckpointError
+from ...runtime.hashes import sha256_of
 from ...runtime.machine import CACHE_VARIABLE, cache_dir
 
 NAME = "mars-smollm2-135m (embedded default)"
@@ -104,4 +104,4 @@ def _convert(gguf: Path, target: Path, with_tokenizer: bool = True) -> Path:
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(file)

@@ -6,7 +6,6 @@ import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from ...runtime.bundle.files import FileEntry
 
@@ -38,7 +37,7 @@ class HashedFile:
         self._settle()
         return FileEntry(self.path.name, self.tell(), self._digest.hexdigest())
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> HashedFile:
         return self
 
     def __exit__(

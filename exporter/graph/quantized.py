@@ -25,18 +25,16 @@ def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
 
     The row is divided by its largest number, so that the scale of the codes is a constant: ONNX Runtime then
     makes one kernel of everything from DequantizeLinear to MatMul. Codes are unsigned, around 128: unsigned
-    times signed bytes is the fast product.
+    times signed bytes is the fast product. A row of zeros has codes of no meaning (0 / 0), and a largest
+    number that makes its products zero again, whatever they are: a node less than to avoid it.
     """
     largest = nodes.add(
         "ReduceMax",
         nodes.add("Abs", x, name=f"{name}_abs"),
         nodes.constant("last_axis", [-1]),
-        name=f"{name}_max",
+        name=f"{name}_row",
         keepdims=1,
     )
-    largest = nodes.add(
-        "Max", largest, nodes.constant("smallest_row", 1e-28, np.float32), name=f"{name}_row"
-    )  # a row of zeros
     step = (nodes.constant("code_step", 1 / 127, np.float32), nodes.constant("middle", 128, np.uint8))
     codes = nodes.add(
         "QuantizeLinear", nodes.add("Div", x, largest, name=f"{name}_unit"), *step, name=f"{name}_codes"

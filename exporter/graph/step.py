@@ -363,8 +363,7 @@ class _Writer:
         bias = nodes.constant("mask_token_bias", never, np.float32)
         logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
         last = nodes.constant("last_axis", [-1])
-        nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
-        top = nodes.add("ReduceMax", logits, last, name="top_logit", keepdims=1)
+        top = self.best(logits)
         shifted = nodes.add("Sub", logits, top, name="shifted")
         weights = nodes.add("Exp", shifted, name="weights")
         total = nodes.add("ReduceSum", weights, last, name="partition", keepdims=0)
@@ -373,6 +372,27 @@ class _Writer:
             self.write_metrics(logits, shifted, weights, total)
         if spec.top_k:
             self.write_top_k(shifted, total)
+
+    @property
+    def is_for_cpus(self) -> bool:
+        """Whether nobody but ONNX Runtime on a CPU will run this graph, as is so with 8-bit activations."""
+        return self.is_steady
+
+    def best(self, logits: str) -> str:
+        """`token_ids`, the first of the largest logits; returns that logit [b, o, 1].
+
+        On a CPU TopK is one pass for both; of equal logits it takes the first, too.
+        """
+        nodes, last = self.nodes, "last_axis"
+        if self.is_for_cpus:
+            one = nodes.constant("one_best", [1])
+            top, place = nodes.add_many(
+                "TopK", logits, one, name="best", outputs=["top_logit", "top_id"], axis=-1
+            )
+            nodes.add("Squeeze", place, last, name="argmax", output="token_ids")
+            return top
+        nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
+        return nodes.add("ReduceMax", logits, last, name="top_logit", keepdims=1)
 
     def write_metrics(self, logits: str, shifted: str, weights: str, total: str) -> None:
         nodes, last = self.nodes, "last_axis"

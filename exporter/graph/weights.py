@@ -16,10 +16,9 @@ import onnx
 
 from ...runtime.errors import ExportError
 from ..checkpoint import names
-from ..checkpoint.compressed import PackedTensors
 from ..checkpoint.family import Dims
 from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
-from ..codes import Codec, Encoded, Quantization, pack
+from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 from .hashed import HashedFile
 
 ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
@@ -246,7 +245,8 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
 
 def _as_torch(torch: Any, array: np.ndarray) -> Any:
     """The same memory as a tensor; numpy's bfloat16 is a type that torch does not know."""
-    with warnings.catch_warnings(action="ignore"):  # a mapped file cannot be written to, and nobody tries
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a mapped file cannot be written to, and nobody tries
         if array.dtype == NUMPY_DTYPES["bfloat16"]:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
@@ -276,10 +276,8 @@ def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensor
             zeros[:, to] = encoded.zeros.T
 
     for source, size in zip(recipe.sources, sizes, strict=True):
-        if isinstance(tensors, PackedTensors) and tensors.holds(source, codec):
-            place(
-                tensors.encoded(source, dtype), start
-            )  # codes that the checkpoint has already are kept as they are
+        if isinstance(tensors, CodeSource) and tensors.holds(source, codec):
+            place(tensors.encoded(source, dtype), start)  # codes that are there already are kept as they are
         else:
 
             def encode(at: int, rows: np.ndarray, start: int = start) -> None:

@@ -24,6 +24,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 from ..errors import BundleError, listed
+from ..hashes import sha256_of
 from ..machine import cache_dir
 from .external import external_names
 
@@ -52,7 +53,7 @@ def is_safe_name(name: str) -> bool:
 def describe(path: Path) -> FileEntry:
     """Measure and hash one file."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of(file)
     return FileEntry(path.name, path.stat().st_size, digest)
 
 
@@ -198,7 +199,7 @@ def _check(
         if stamps.get(entry.path) == stamp:
             return stamp
         with os.fdopen(os.dup(file), "rb") as content:
-            if hashlib.file_digest(content, "sha256").hexdigest() != entry.sha256:
+            if sha256_of(content) != entry.sha256:
                 raise ValueError("its content does not match the manifest's sha256")
         if names is not None:
             _check_external(file, names)

@@ -95,16 +95,30 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizerInfo:
+    """What chose the codes: "round", "gptq", or "checkpoint" for codes that were there.
+
+    `text_sha256` is that of the calibration text, of which `sequences` with so many `tokens` were used.
+    """
+
+    name: str
+    text_sha256: str | None = None
+    sequences: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationInfo:
     """How the weights of a variant are stored.
 
-    `group_size` inputs share a scale, None: one scale for each output channel.
+    `group_size` inputs share a scale, None: one scale for each output channel. `quantizer` None: not known.
     """
 
     group_size: Annotated[int | None, Rule(1, old="block_size")]
     symmetric: bool
     head: str
     embedding: str
+    quantizer: QuantizerInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,21 +27,26 @@ class Batch:
         Output j of a row belongs to its last known token for j = 0, then to its proposals, then to its masks;
         a row with no known tokens has its masks' outputs from j = 0 on.
         """
-        slots, outputs = max(f.slots for f in feeds), max(f.outputs for f in feeds)
-        input_ids = np.full((len(feeds), slots), self.mask_id, np.int64)
-        output_index = np.zeros((len(feeds), max(outputs, 1)), np.int64)
         rows = self.active[first : first + len(feeds)]
-        kv_length = np.array([row.cursor for row in rows], np.int64)
-        for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
-            input_ids[i, : feed.known] = row.tokens[row.cursor : row.cursor + feed.known]
+        slots = max([feed.slots for feed in feeds])
+        outputs = max(1, *[feed.outputs for feed in feeds])
+        # Lists, and one array of each at the end: behind a forward nothing is in the processor's caches, and
+        # each of numpy's functions that is touched costs microseconds then.
+        input_ids, output_index, cursors = [], [], []
+        for row, feed in zip(rows, feeds, strict=True):
+            known, cursor = feed.known, row.cursor
+            ids = row.tokens[cursor : cursor + known]
             if feed.proposals:
-                behind = feed.known + feed.proposals
-                input_ids[i, feed.known : behind] = row.proposals.token_ids[: feed.proposals]
-            start = max(feed.known - 1, 0)
-            output_index[i, : feed.slots - start] = np.arange(start, feed.slots)
-        self.cache.reserve(int(kv_length.max()) + slots)
+                ids += row.proposals.token_ids[: feed.proposals]
+            ids += [self.mask_id] * (slots - known - feed.proposals)
+            index = list(range(known - 1 if known else 0, feed.slots))
+            input_ids.append(ids)
+            output_index.append(index + [0] * (outputs - len(index)))
+            cursors.append(cursor)
+        self.cache.reserve(max(cursors) + slots)
         want_logits = any(row.wants_logits for row in rows)
-        return self.backend.step(self.cache, first, input_ids, kv_length, output_index, want_logits)
+        arrays = (np.array(values, np.int64) for values in (input_ids, cursors, output_index))
+        return self.backend.step(self.cache, first, *arrays, want_logits)
 
     def room(self, row: Row) -> int:
         """Slots that a step has behind the row's known tokens; below 0 where they do not even fit."""

@@ -33,6 +33,13 @@ class KvBudget:
         most = self.num_bytes // max(map(self._row_bytes, rows))
         return max(1, min(self.max_rows, most))
 
+    @property
+    def num_entries(self) -> int:
+        """Entries of all rows together."""
+        if self.num_bytes is None:
+            return self.max_rows * self.max_capacity
+        return self.num_bytes // self.entry_bytes
+
     def most_entries(self, num_rows: int) -> int | None:
         """Entries that each of `num_rows` rows may have, None for any number."""
         if self.num_bytes is None or self.fixed:

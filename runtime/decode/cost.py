@@ -21,6 +21,9 @@ MOST_POINTS = 64
 MOST_POSITIONS = 10**6
 
 
+MOST_KNOWN = 4096  # positions that a table remembers the seconds of: a policy asks dozens of times a step
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Seconds of a step by its positions, which are rows x slots: on a CPU, 8 rows of 4 slots cost what one
@@ -33,6 +36,7 @@ class Cost:
 
     points: tuple[tuple[int, float], ...]
     _sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _whole: dict[float, float] = field(init=False, repr=False, compare=False)  # of whole numbers of positions
 
     def __post_init__(self) -> None:
         sizes, seconds = [p for p, _ in self.points], [s for _, s in self.points]
@@ -48,9 +52,19 @@ class Cost:
         at_most = list(accumulate(reversed(seconds), min))[::-1]
         object.__setattr__(self, "points", tuple(zip(sizes, at_most, strict=True)))
         object.__setattr__(self, "_sizes", tuple(sizes))
+        object.__setattr__(self, "_whole", {})
 
     def of(self, positions: float) -> float:
         """Seconds of a step of so many positions; a mean may be no whole number."""
+        known = self._whole.get(positions)
+        if known is not None:
+            return known
+        seconds = self._between(positions)
+        if positions == int(positions) and len(self._whole) < MOST_KNOWN:
+            self._whole[positions] = seconds
+        return seconds
+
+    def _between(self, positions: float) -> float:
         points = self.points
         i = bisect_left(self._sizes, positions)
         if i == 0 or len(points) == 1:

@@ -61,13 +61,12 @@ class Predictions:
     @classmethod
     def of(cls, output: StepOutput, row: int, count: int, metric: str) -> Predictions:
         """The first `count` predictions of batch row `row`, with the confidence that `metric` names."""
-        values = {"probability": output.confidence, "margin": output.margin, "entropy": output.entropy}[
-            metric
-        ]
-        assert values is not None, f"{metric} was not exported: the session checks this first"
+        probabilities = confidences = output.confidence[row, :count]
+        if metric != "probability":
+            values = output.margin if metric == "margin" else output.entropy
+            assert values is not None, f"{metric} was not exported: the session checks this first"
+            confidences = values[row, :count]
         logits = None if output.logits is None else output.logits[row, :count]
-        confidences = values[row, :count]
-        probabilities = confidences if metric == "probability" else output.confidence[row, :count]
         token_ids = output.token_ids[row, :count]
         if output.topk_ids is None or output.topk_logprobs is None:
             return cls(token_ids, confidences, probabilities, logits)

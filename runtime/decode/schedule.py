@@ -304,9 +304,12 @@ class Schedule:
         order.
         """
         batch = self._batch
-        if any(row.finish_reason for row in self.waiting):
+        if self.waiting and any(row.finish_reason for row in self.waiting):
             self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
-        if not any(row.finish_reason for row in batch.active):
+        for row in batch.active:
+            if row.finish_reason is not None:
+                break
+        else:
             return
         for i in reversed(range(len(batch.active))):
             if batch.active[i].finish_reason is None:

@@ -91,14 +91,19 @@ class Splitter:
         and where those fail, the step after it has none.
         """
         best = 0.0
-        for masks in range(max(row.most_masks for row in rows) + 1):
+        worths = [row.worth for row in rows]
+        for masks in range(max(map(len, worths))):
             tokens, held = 0.0 + others, 0.0
-            for row in rows:
-                m = min(masks, row.most_masks)
-                failing = 1.0 - row.all_hold(m)
-                tokens += (1.0 + row.worth[m] + failing) / (1.0 + failing)
-                held = max(held, row.worth[m])
-            best = max(best, tokens / cost.of(num * (1.0 + masks + held)))
+            for worth in worths:
+                m = masks if masks < len(worth) else len(worth) - 1
+                kept = worth[m]
+                failing = 1.0 - (kept - worth[m - 1] if m else 1.0)  # 1 - all_hold
+                tokens += (1.0 + kept + failing) / (1.0 + failing)
+                if kept > held:
+                    held = kept
+            speed = tokens / cost.of(num * (1.0 + masks + held))
+            if speed > best:
+                best = speed
         return best
 
     def _widths(self, least: int, widest: int) -> list[int]:
@@ -129,20 +134,20 @@ def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> li
     rest = [0.0] * (num_hopes + 1)
     if ending:
         rest[1:] = [left - speed * cost.of(num * (1.0 + left)) / num for left in range(1, num_hopes + 1)]
-    most_masks, none = row.most_masks, Feed(row.known)
-    best: list[tuple[float, Feed]] = []
-    for width in range(widest + 1):
-        space = min(width - row.known, row.room)
-        if space <= 0:
-            best.append((tokens[0], none))
+    most_masks, known, room, going_on = row.most_masks, row.known, row.room, 1.0 - ending
+    best = [(tokens[0], Feed(known))] * (known + 1)
+    for space in range(1, widest - known + 1):
+        if space > room:
+            best.append(best[-1])
             continue
         top, proposals, masks = -1e300, 0, 0
-        for p in range(min(space, num_hopes) + 1):
-            m = masks_of[min(space - p, most_masks)]
-            value = tokens[p] + chances[p] * ((1.0 - ending) * later[m] + ending * rest[num_hopes - p])
+        for p in range((space if space < num_hopes else num_hopes) + 1):
+            left = space - p
+            m = masks_of[left if left < most_masks else most_masks]
+            value = tokens[p] + chances[p] * (going_on * later[m] + ending * rest[num_hopes - p])
             if value > top:
                 top, proposals, masks = value, p, m
-        best.append((top, Feed(row.known, proposals, masks)))
+        best.append((top, Feed(known, proposals, masks)))
     return best
 
 

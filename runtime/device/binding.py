@@ -5,11 +5,14 @@ meaning of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from .memory import Memory
+
+LARGEST_SPARE, MOST_SPARE = 256, 256  # numbers of a tensor that is kept for its shape's return, and tensors
 
 
 class Binding:
@@ -23,6 +26,8 @@ class Binding:
         self._session, self._places = session, places
         self._io = session.io_binding()
         self._tensors: dict[str, Any] = {}
+        # Small memory of other shapes: the width of steps goes to and fro.
+        self._spare: dict[tuple[str, tuple[int, ...]], Any] = {}
 
     def bind_rows(
         self,
@@ -49,7 +54,7 @@ class Binding:
         tensor = self._tensors.get(name)
         if tensor is None or tensor.shape != value.shape:
             memory = self._places[name]
-            tensor = memory.tensor(value.shape, value.dtype)
+            tensor = self._memory(name, value.shape, value.dtype)
             tensor.write(value)
             self._io.bind_input(name, memory.device, 0, value.dtype, value.shape, tensor.address)
             self._tensors[name] = tensor
@@ -61,15 +66,28 @@ class Binding:
         tensor = self._tensors.get(name)
         if tensor is None or tensor.shape != shape:
             memory = self._places[name]
-            tensor = memory.tensor(shape, dtype)
+            tensor = self._memory(name, shape, dtype)
             self._io.bind_output(name, memory.device, 0, dtype, shape, tensor.address)
             self._tensors[name] = tensor
         return tensor
+
+    def _memory(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """For a tensor of another shape than the last one: what it had before in this shape, or new."""
+        place = self._places[name]
+        if prod(shape) > LARGEST_SPARE:
+            return place.tensor(shape, dtype)
+        if (name, shape) not in self._spare:
+            if len(self._spare) >= MOST_SPARE:
+                self._spare.clear()  # what is bound stays: `_tensors` has it
+            self._spare[name, shape] = place.tensor(shape, dtype)
+        return self._spare[name, shape]
 
     def run(self) -> None:
         self._session.run_with_iobinding(self._io)
 
     def take(self, name: str) -> np.ndarray:
         """An output, without a copy where it is in host memory: the next step gets other memory."""
-        array: np.ndarray = self._tensors.pop(name).take()
+        tensor = self._tensors.pop(name)
+        self._spare.pop((name, tensor.shape), None)
+        array: np.ndarray = tensor.take()
         return array

@@ -45,6 +45,15 @@ def find_gpu() -> Gpu | str:
     return Gpu(name, f"sm{properties.major}{properties.minor}", f"{driver // 1000}.{driver % 1000 // 10}")
 
 
+def memory_used() -> int | None:
+    """Bytes in use on the GPU, by all processes; None where it cannot be asked."""
+    try:
+        free, total = _checked(_runtime(), "cudaMemGetInfo")
+    except SessionError:
+        return None
+    return int(total) - int(free)
+
+
 class Device:
     """A GPU, one stream on it, and everything that is ordered on that stream. Addresses are plain integers.
 

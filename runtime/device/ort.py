@@ -15,6 +15,7 @@ from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import BundleError, SessionError
 from .binding import Binding
+from .cuda_libraries import load_libraries
 from .kv import KvRows
 from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
@@ -279,6 +280,8 @@ def _import(device: str) -> Any:
             f" {', '.join(ort.get_available_providers())});"
             f" pip uninstall onnxruntime, then {install}"
         )
+    if device == "cuda":
+        load_libraries(ort)
     return ort
 
 

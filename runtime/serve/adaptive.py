@@ -17,7 +17,7 @@ class Adaptive:
     """An ordered list of levels, the best first, and the one that new requests get now.
 
     A level is left for the next, faster one when the longest wait reaches `high` seconds, one level in
-    `hold` seconds at most; and for the one before when every wait of the last `hold` seconds stayed below
+    `hold` seconds at most; and for the one before after every `hold` seconds in which all waits stayed below
     `low`. Between the two nothing changes. May be used from any thread.
     """
 
@@ -56,11 +56,14 @@ class Adaptive:
         now = self._clock()
         if seconds >= self._low:
             self._quiet = now
-        since = now - self._changed
-        if seconds >= self._high and since >= self._hold and self._level + 1 < len(self.names):
-            self._level, self._changed = self._level + 1, now
-        elif now - self._quiet >= self._hold and since >= self._hold and self._level > 0:
-            self._level, self._changed = self._level - 1, now
+        if seconds >= self._high:
+            if now - self._changed >= self._hold and self._level + 1 < len(self.names):
+                self._level, self._changed = self._level + 1, now
+        elif self._level > 0:
+            # Nobody may have come for long: one level for each time of quiet.
+            fallen = int((now - max(self._quiet, self._changed)) / self._hold)
+            if fallen > 0:
+                self._level, self._changed = max(0, self._level - fallen), now
 
 
 def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationConfig]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ class Admitted:
         """Those that still run end before their next step."""
         for request in self.requests:
             request.cancel()
+            self.served.left(request)
 
 
 async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashable) -> Admitted:
@@ -57,18 +59,15 @@ async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashabl
         named = sorted(ask.given)[0]
         raise Refused(400, f"the model's name has a profile, which sets {named}; give one", param=named)
     config, level = _config(served, ask, profile or ask.profile)
-    try:
-        served.session.check(config)
-        options.limits.check(config)
-    except MarsError as error:
-        raise Refused.of(error, _needy(config)) from None
+    _check(served.session, options, ask, config)
     profile = profile or ask.profile or (level if level != EXACT else None)
     admitted = Admitted(ask, served, config, profile, level, [])
     try:
         for prompt, number in ((prompt, i) for prompt in ask.prompts for i in range(ask.n)):
             own = config.with_values(seed=(config.seed + number) % 2**64) if number else config
             given = await _prompt(served.session, ask, prompt, options.limits.max_prompt_tokens)
-            request = await batcher.asubmit(given, own, deadline=options.request_timeout, client=client)
+            async with served.compiling if config.is_structured else nullcontext():
+                request = await batcher.asubmit(given, own, deadline=options.request_timeout, client=client)
             admitted.requests.append(request)
             served.entered(request)
     except MarsError as error:
@@ -90,9 +89,8 @@ def has_begun(request: Request) -> bool:
 def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationConfig, str | None]:
     """The settings, and the level of load that chose among them."""
     session = served.session
-    most = min(session.bundle.manifest.model.context_length, session.backend.max_capacity)
-    settings: dict[str, Any] = {"max_new_tokens": most if ask.max_tokens is None else ask.max_tokens}
-    settings |= ask.settings
+    most = served.default_tokens if ask.max_tokens is None else ask.max_tokens
+    settings: dict[str, Any] = {"max_new_tokens": most, **ask.settings}
     if ask.tools is not None and ask.tools.must:
         settings["tools"] = ask.tools.functions
     if ask.settings.get("temperature") and not ask.has_seed:
@@ -114,7 +112,7 @@ def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationCo
         level = EXACT
         # A bound that was tested with the likeliest tokens says nothing of others.
         if config.is_greedy and not config.needs_logits and not config.is_structured:
-            level = served.adaptive.names[served.adaptive.choose(served.longest_wait)]
+            level = served.adaptive.names[served.level]
             config = _with_knob(config, served.levels[level])
     return repeatable(config, has_window="window" in ask.given, has_seed=ask.has_seed), level
 
@@ -123,6 +121,20 @@ def _with_knob(config: GenerationConfig, chosen: GenerationConfig) -> Generation
     if chosen.exact:
         return config
     return config.with_values(tau=chosen.tau, metric=chosen.metric, window=chosen.window)
+
+
+def _check(session: Session, options: ServeOptions, ask: Ask, config: GenerationConfig) -> None:
+    """Whether this bundle and these limits give what is asked for."""
+    if ask.logprobs and config.metric != "probability":
+        raise Refused(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
+    try:
+        session.check(config)
+    except MarsError as error:
+        raise Refused.of(error, _needy(config)) from None
+    try:
+        options.limits.check(config)
+    except MarsError as error:
+        raise Refused.of(error, "max_tokens" if "max_new_tokens" in str(error) else "stop") from None
 
 
 def _needy(config: GenerationConfig) -> str | None:

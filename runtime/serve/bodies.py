@@ -8,61 +8,66 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from .refusals import CLOSE, Refused
+from .refusals import CLOSE, Refused, busy
 
 MOST_DEPTH = 80  # lists and objects in one another: a schema may have 64, inside of a request
 LONG = 64 * 1024  # bytes that are parsed beside the event loop
+MOST_AT_ONCE = 64 << 20
 PATIENCE = 4  # bodies of `most` bytes that are read to their end before they are refused
 
 
-async def read_json(request: Request, most: int, seconds: float) -> dict[str, Any]:
-    """The object that the body is. Raises Refused for every other body."""
-    data = await read_body(request, most, seconds)
-    return await asyncio.to_thread(parse, data) if len(data) > LONG else parse(data)
+class Bodies:
+    """Reads the bodies of one server: each of at most `most` bytes, within `seconds`, all that are being read
+    at a time of at most `MOST_AT_ONCE` bytes.
+    """
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most, self._seconds = most, seconds
+        self._held, self._room = 0, max(MOST_AT_ONCE, 4 * most)
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        """The object that the body is. Raises Refused for every other body."""
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refused(415, "compressed bodies are not taken; send plain JSON", headers=CLOSE)
+        pieces: list[bytes] = []
+        try:
+            await asyncio.wait_for(self._whole(request, pieces), self._seconds)
+            size = sum(map(len, pieces))
+            return await asyncio.to_thread(parse, pieces) if size > LONG else parse(pieces)
+        except asyncio.TimeoutError:
+            raise Refused(
+                408, f"the body did not come within {self._seconds:g} s; send it faster", headers=CLOSE
+            ) from None
+        finally:
+            self._held -= sum(map(len, pieces))
+
+    async def _whole(self, request: Request, pieces: list[bytes]) -> None:
+        said = request.headers.get("content-length", "0")  # digits: the HTTP parser has seen to it
+        too_large = Refused(413, f"the body is larger than {self._most} bytes; send less", headers=CLOSE)
+        if len(said) > 18 or int(said) > PATIENCE * self._most:
+            raise too_large
+        size = 0
+        try:
+            # What is too large is read all the same, for a while: a client that still sends reads no answer.
+            async for piece in request.stream():
+                size += len(piece)
+                if size <= self._most:
+                    pieces.append(piece)
+                    self._held += len(piece)
+                if self._held > self._room:
+                    raise busy("too many bodies come at once; try again in 1 s", 1.0, 503)
+                if size > PATIENCE * self._most:
+                    break
+        except ClientDisconnect:
+            raise Refused(499, "the client went away") from None
+        if size > self._most:
+            raise too_large
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """At most `most` bytes that come within `seconds`."""
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refused(415, "compressed bodies are not taken; send plain JSON", headers=CLOSE)
+def parse(pieces: list[bytes]) -> dict[str, Any]:
+    """The JSON object that `pieces` spell."""
     try:
-        said = int(request.headers.get("content-length") or 0)
-    except ValueError:
-        said = 0  # the HTTP parser has refused it
-    try:
-        async with asyncio.timeout(seconds):
-            return await _whole(request, most, said)
-    except TimeoutError:
-        raise Refused(
-            408, f"the body did not come within {seconds:g} s; send it faster", headers=CLOSE
-        ) from None
-
-
-async def _whole(request: Request, most: int, said: int) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    too_large = Refused(413, f"the body is larger than {most} bytes; send less", headers=CLOSE)
-    if said > PATIENCE * most:
-        raise too_large
-    try:
-        # What is too large is read all the same, for a while: a client that still sends reads no answer.
-        async for piece in request.stream():
-            size += len(piece)
-            if size <= most:
-                pieces.append(piece)
-            elif size > PATIENCE * most:
-                break
-    except ClientDisconnect:
-        raise Refused(499, "the client went away") from None
-    if size > most:
-        raise too_large
-    return b"".join(pieces)
-
-
-def parse(data: bytes) -> dict[str, Any]:
-    """The JSON object that `data` spells."""
-    try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+        value = json.loads(b"".join(pieces).decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise Refused(400, f"the body is not UTF-8 text ({error.reason} at {error.start})") from None
     except RecursionError:

@@ -5,7 +5,9 @@ client's leaving. Knows no form of an answer.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Literal
 
@@ -29,27 +31,22 @@ class Events:
     """Reads several requests at once. `close` ends the reading, which cancels those that still run."""
 
     def __init__(self, requests: list[Request], receive: Receive) -> None:
-        self._queue: asyncio.Queue[Happening] = asyncio.Queue()
+        self._happenings: deque[Happening] = deque()
+        self._came = asyncio.Event()  # something did
         self._tasks = [asyncio.create_task(self._read(i, request)) for i, request in enumerate(requests)]
         self._watch = asyncio.create_task(self._listen(receive))
 
     async def next(self, seconds: float) -> Happening | None:
         """What happens next, None if nothing does within `seconds`."""
-        if not self._queue.empty():
-            return self._queue.get_nowait()
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._queue.get()
-        except TimeoutError:
-            return None
+        if not self._happenings:
+            self._came.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._came.wait(), seconds)
+        return self._happenings.popleft() if self._happenings else None
 
     def put_back(self, happening: Happening) -> None:
         """It is the next again."""
-        rest: list[Happening] = []
-        while not self._queue.empty():
-            rest.append(self._queue.get_nowait())
-        for each in [happening, *rest]:
-            self._queue.put_nowait(each)
+        self._happenings.appendleft(happening)
 
     def close(self) -> None:
         for task in (*self._tasks, self._watch):
@@ -58,13 +55,17 @@ class Events:
     async def _read(self, i: int, request: Request) -> None:
         try:
             async for event in request:
-                self._queue.put_nowait((i, event))
+                self._happens((i, event))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a library's panic is no Exception
-            self._queue.put_nowait((i, error))
+            self._happens((i, error))
 
     async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._queue.put_nowait(GONE)
+        self._happens(GONE)
+
+    def _happens(self, happening: Happening) -> None:
+        self._happenings.append(happening)
+        self._came.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -18,7 +18,7 @@ class Lines(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         fields = getattr(record, "fields", {})
         message = record.getMessage()
         if record.exc_info:

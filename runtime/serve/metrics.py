@@ -124,7 +124,7 @@ class _Now(Collector):
             running.add_metric([name], batcher.num_running if batcher is not None else 0)
             waiting.add_metric([name], batcher.num_waiting if batcher is not None else 0)
             usage.add_metric([name], batcher.kv_usage if batcher is not None else 0)
-            level.add_metric([name], served.adaptive.level if served.adaptive is not None else 0)
+            level.add_metric([name], served.level)
             queries.add_metric([name], prefixes.query_tokens)
             hits.add_metric([name], prefixes.hit_tokens)
         yield from (running, waiting, usage, level, queries, hits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from .refusals import Refused, busy
 
 LOG = logging.getLogger("mars_export")
 WARMING = 5.0  # seconds after which to ask again
+COMPILING = 2  # grammars at a time: one may take a second and 300 MB
 STEP_HANGS = 120.0  # seconds of one step from which a server is not healthy
 
 
@@ -31,12 +33,15 @@ class Served:
         self.batcher: Batcher | None = None
         self.fault: BaseException | None = None
         self.created = int(time())
+        manifest = session.bundle.manifest
+        self.profiles = [p.name for p in manifest.profiles if not staleness(manifest, session.variant, p)]
         self.levels = read_levels(session, options.adaptive)
         self.adaptive = (
             Adaptive(options.adaptive, options.high_queue, options.low_queue, options.hold)
             if options.adaptive
             else None
         )
+        self.compiling = asyncio.Semaphore(COMPILING)
         self._waiting: dict[int, Request] = {}  # for a row, as far as anybody has looked
 
     def warm(self) -> None:
@@ -56,11 +61,6 @@ class Served:
         batcher = self.batcher
         return batcher is not None and batcher.alive and batcher.step_seconds < STEP_HANGS
 
-    @property
-    def valid_profiles(self) -> list[str]:
-        manifest = self.session.bundle.manifest
-        return [p.name for p in manifest.profiles if not staleness(manifest, self.session.variant, p)]
-
     def running(self) -> Batcher:
         """The batcher. Raises Refused while there is none."""
         if self.batcher is None:
@@ -77,35 +77,66 @@ class Served:
         """A request came in; it waits until it has its row."""
         self._waiting[request.number] = request
 
+    def left(self, request: Request) -> None:
+        """A request waits no more."""
+        if self._waiting.pop(request.number, None) is not None:
+            self._tell(request)
+
     @property
     def longest_wait(self) -> float:
         """Seconds that the oldest of those that wait has waited. Those that began tell how long they did."""
         longest = 0.0
         for number, request in list(self._waiting.items()):
-            stats = request.stats
-            if stats.queue_time or request.finish_reason is not None:
-                self._waiting.pop(number, None)
-                if self.adaptive is not None and stats.queue_time:
-                    self.adaptive.saw(stats.queue_time)
+            if request.stats.queue_time or request.finish_reason is not None:
+                del self._waiting[number]
+                self._tell(request)
             else:
-                longest = max(longest, perf_counter() - stats.began)
+                longest = max(longest, perf_counter() - request.stats.began)
         return longest
+
+    @property
+    def level(self) -> int:
+        """The level of load of a request that would come now."""
+        return self.adaptive.choose(self.longest_wait) if self.adaptive is not None else 0
+
+    def _tell(self, request: Request) -> None:
+        waited = request.stats.queue_time
+        if self.adaptive is not None and waited:
+            self.adaptive.saw(waited)
 
     # --- as clients see it ---
 
+    @property
+    def names(self) -> list[str]:
+        return [self.name, *(f"{self.name}:{profile}" for profile in self.profiles)]
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have."""
+        session = self.session
+        return min(session.bundle.manifest.model.context_length, session.backend.max_capacity)
+
+    @property
+    def default_tokens(self) -> int:
+        """The longest answer where a request does not say: what the limits and the context give."""
+        limits, most = self._options.limits, self.context
+        if limits.max_new_tokens is not None:
+            most = min(most, limits.max_new_tokens)
+        if limits.kv_bytes is not None:  # the prompt needs its part
+            most = min(most, self.session.kv_budget(1, limits.kv_bytes).num_entries // 2)
+        return max(1, most)
+
     def entries(self) -> list[dict[str, Any]]:
         """What /v1/models lists of it: its name, and its name with each profile that holds."""
-        names = [self.name, *(f"{self.name}:{profile}" for profile in self.valid_profiles)]
-        return [self.entry(name) for name in names]
+        return [self.entry(name) for name in self.names]
 
     def entry(self, name: str) -> dict[str, Any]:
-        manifest, backend = self.session.bundle.manifest, self.session.backend
-        outputs = backend.outputs
+        manifest, outputs = self.session.bundle.manifest, self.session.backend.outputs
         mars = {
             "block": manifest.block,
             "precision": self.session.variant.precision,
-            "context": min(manifest.model.context_length, backend.max_capacity),
-            "profiles": self.valid_profiles,
+            "context": self.context,
+            "profiles": self.profiles,
             "sampling": "logits" in outputs,
             "structured": self.session.text is not None and bool({"logits", "topk_ids"} & set(outputs)),
             "variant": self.session.variant.name,
@@ -147,9 +178,9 @@ class Models:
             return self.served[name], None
         for at in (i for i, character in enumerate(name) if character == ":"):
             each = self.served.get(name[:at])
-            if each is not None and name[at + 1 :] in each.valid_profiles:
+            if each is not None and name[at + 1 :] in each.profiles:
                 return each, name[at + 1 :]
-        known = ", ".join(entry["id"] for each in self.served.values() for entry in each.entries())
+        known = ", ".join(other for each in self.served.values() for other in each.names)
         raise Refused(
             404, f"no model {name[:200]!r} (there are: {known})", param="model", code="model_not_found"
         )

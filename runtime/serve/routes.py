@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 
 from ..session import Session
 from . import metrics, page, texts
-from .bodies import read_json
+from .bodies import Bodies
 from .door import CLIENT, Door
 from .keys import Keys
 from .models import Models
@@ -54,6 +54,7 @@ class _Routes:
 
     def __init__(self, service: Service) -> None:
         self._service, self._models = service, service.models
+        self._bodies = Bodies(service.options.max_body, service.options.body_timeout)
 
     def table(self) -> list[Route]:
         posts: dict[str, Handler] = {
@@ -84,7 +85,7 @@ class _Routes:
         self._models.start()
         model, answering = None, None
         try:
-            body = await self._body(request)
+            body = await self._bodies.read(request)
             ask = read_ask(kind, body)
             model = ask.model
             answering = Answering(service, ask, request.scope[CLIENT], request.receive)
@@ -105,14 +106,14 @@ class _Routes:
                 answering.close()
 
     async def steer(self, request: Request) -> Response:
-        body = await self._body(request)
+        body = await self._bodies.read(request)
         return _json(self._service.streams.steer(request.path_params["id"], request.scope[CLIENT], body))
 
     async def tokenize(self, request: Request) -> Response:
-        return _json(await texts.tokenize(self._models, await self._body(request)))
+        return _json(await texts.tokenize(self._models, await self._bodies.read(request)))
 
     async def detokenize(self, request: Request) -> Response:
-        return _json(await texts.detokenize(self._models, await self._body(request)))
+        return _json(await texts.detokenize(self._models, await self._bodies.read(request)))
 
     async def page(self, _: Request) -> Response:
         return Response(page.page(), headers=page.headers())
@@ -135,7 +136,3 @@ class _Routes:
         name = request.path_params["id"]
         served, _ = self._models.find(name)
         return _json(served.entry(name))
-
-    async def _body(self, request: Request) -> dict[str, Any]:
-        options = self._service.options
-        return await read_json(request, options.max_body, options.body_timeout)

@@ -113,12 +113,13 @@ class Answering:
     # --- parts ---
 
     def _count(self, i: int, event: Event) -> None:
-        assert self._admitted is not None
-        now = perf_counter()
-        before = self._steps.get(i)
+        assert self._admitted is not None, "it has begun"
+        served, now, before = self._admitted.served, perf_counter(), self._steps.get(i)
+        if before is None:
+            served.left(self._admitted.requests[i])  # it waits no more
         if event.token_ids:
             self._steps[i] = now
-        self._service.metrics.step(self._admitted.served, event, None if before is None else now - before)
+        self._service.metrics.step(served, event, None if before is None else now - before)
 
     def _failed(self, error: BaseException) -> Refused:
         self._outcome = "failed"

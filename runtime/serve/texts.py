@@ -30,12 +30,11 @@ async def tokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:
     if text is None:
         dialect = dialect_of(info.chat_template if info is not None else None)
         given = as_template(read_messages(messages), dialect)
-    context = min(served.session.bundle.manifest.model.context_length, served.session.backend.max_capacity)
     try:
         ids = await asyncio.to_thread(source.encode, given, None, json.dumps(tools) if tools else None)
     except MarsError as error:
         raise Refused.of(error, "content" if text is not None else "messages") from None
-    return {"tokens": ids, "count": len(ids), "max_model_len": context}
+    return {"tokens": ids, "count": len(ids), "max_model_len": served.context}
 
 
 async def detokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:

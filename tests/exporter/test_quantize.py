@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from support import tiny
 from support.fixtures import Named
 from support.oracle import Oracle
@@ -24,6 +24,9 @@ from support.oracle import Oracle
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.codes import Codec, Quantization, pack
 from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.graph.nodes import Nodes
+from mars_export.exporter.graph.quantized import integer_product
+from mars_export.exporter.graph.step import StepGraph, _Writer
 from mars_export.exporter.graph.weights import total_bytes
 from mars_export.exporter.precision import choose_precision
 from mars_export.runtime import ExportError, GenerationConfig, Session, SessionError
@@ -291,6 +294,55 @@ def test_onnx_runtime_has_a_kernel_for_every_quantized_product(
     assert kernels["DequantizeLinear"] == 0
 
 
+def run_nodes(nodes: Nodes, opset: int, feeds: dict[str, np.ndarray], *outputs: str) -> list[np.ndarray]:
+    """A graph of a few nodes on its own."""
+    infos = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feeds.items()
+    ]
+    results = [onnx.ValueInfoProto(name=name) for name in outputs]
+    graph = helper.make_graph(nodes.nodes, "few", infos, results, [*nodes.constants.values()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    made: list[np.ndarray] = session.run(list(outputs), feeds)
+    return made
+
+
+def test_rows_of_zeros_and_of_the_smallest_numbers_have_their_products() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(0, 1, (1, 6, 32)).astype(np.float32)
+    x[0, 1] = 0
+    x[0, 2] *= np.float32(1e-37)
+    x[0, 3] *= np.float32(1e30)
+    x[0, 5] = -0.0
+    codes = draw.integers(-127, 128, (32, 8)).astype(np.int8)
+    scales = np.full(8, 0.01, np.float32)
+    nodes = Nodes()
+    nodes.add("Identity", integer_product(nodes, "x", "w", "product"), name="y")
+    [y] = run_nodes(nodes, 24, {"x": x, "w": codes, "w_scale": scales}, "y")
+    exact = x @ (codes * scales)
+    assert (y[0, 1] == 0).all() and (y[0, 5] == 0).all()
+    for row in (0, 2, 3, 4):
+        assert np.abs(y[0, row] - exact[0, row]).max() < 0.02 * np.abs(exact[0, row]).max()
+
+
+def test_the_best_logit_is_the_same_in_one_pass_or_two(checkpoints: Named) -> None:
+    dims = open_checkpoint(str(checkpoints("llama"))).dims
+    logits = np.random.default_rng(0).integers(0, 9, (2, 7, 288)).astype(np.float32)  # many equal ones
+    logits[0, 0] = -1e9
+    found = {}
+    for scheme in ("w8a8", "int8"):
+        writer = _Writer(StepGraph(dims, 4, tiny.MASK, quantization=Quantization(scheme)))
+        writer.nodes.constant("last_axis", [-1])
+        top = writer.best("logits")
+        kinds = {node.op_type for node in writer.nodes.nodes}
+        assert ("TopK" in kinds) == (scheme == "w8a8") != ("ArgMax" in kinds)
+        found[scheme] = run_nodes(writer.nodes, 24, {"logits": logits}, "token_ids", top)
+    for one, two in zip(*found.values(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert (found["w8a8"][0] == logits.argmax(-1)).all()
+
+
 def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
     variant = open_bundle(quantized("llama", "int4-asymmetric")).manifest.variants[0]
     assert (variant.precision, variant.kv_dtype, variant.accuracy_level) == ("int4", "float32", 4)
@@ -372,3 +424,4 @@ def test_auto_precision_names_its_reason(tmp_path: Path) -> None:
     assert "avx512_vnni" in choose_precision(tmp_path / "new")[1]
     assert choose_precision(tmp_path / "old")[0] == "int8"
     assert choose_precision(tmp_path / "absent")[0] == "int8"
+    assert all("--calibration-text" in choose_precision(tmp_path / n)[1] for n in ("new", "old", "absent"))

@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 from support.paths import ROOT
 from support.shell import run
 from support.tiny import Named

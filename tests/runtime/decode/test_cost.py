@@ -224,3 +224,11 @@ def test_a_user_without_a_home_has_no_file(
     monkeypatch.setattr(Path, "home", homeless)
     session = sessions("llama")
     assert CostFile.of(session.bundle, session.variant, "cpu", 1) is None
+
+
+def test_a_table_says_the_same_again() -> None:
+    table = Cost(((1, 1.0), (4, 2.5), (9, 3.0)))
+    asked = [1, 2.0, 2, 3.3, 3.3, 20, 0, 4.0, 9, 2**40]
+    first = [table.of(n) for n in asked]
+    assert [table.of(n) for n in asked] == [Cost(table.points).of(n) for n in asked] == first
+    assert table == Cost(table.points)

@@ -70,6 +70,14 @@ def test_it_comes_back_when_all_was_quiet(rule: Adaptive, clock: Clock) -> None:
     assert rule.choose(0.0) == 0
 
 
+def test_a_long_quiet_brings_it_back_at_once(rule: Adaptive, clock: Clock) -> None:
+    rule.choose(1.0)
+    clock.now += 5
+    assert rule.choose(1.0) == 2
+    clock.now += 3600
+    assert rule.choose(0.0) == 0
+
+
 def test_between_the_two_nothing_changes(rule: Adaptive, clock: Clock) -> None:
     rule.choose(0.5)
     for _ in range(100):

@@ -41,6 +41,21 @@ def session(sessions: Sessions) -> Session:
     return sessions(MAIN)
 
 
+def fresh(session: Session) -> Session:
+    """One that has learned nothing of how often its proposals hold: the same requests take the same steps."""
+    return Session(session.bundle, session.variant, session.backend)
+
+
+@pytest.fixture
+def anew(session: Session) -> Iterator[openai.OpenAI]:
+    """A client of a server that has answered nothing yet."""
+    with (
+        serving({"tiny": fresh(session)}) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=30) as made,
+    ):
+        yield made
+
+
 @pytest.fixture(scope="module")
 def server(session: Session) -> Iterator[Serving]:
     with serving({"tiny": session, "twin": session}) as running:
@@ -58,9 +73,9 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**given)
 
 
-def test_an_answer_is_the_sessions_own(client: openai.OpenAI, session: Session) -> None:
-    alone = session.generate(HELLO, GenerationConfig(max_new_tokens=12))
-    answer = chat(client)
+def test_an_answer_is_the_sessions_own(anew: openai.OpenAI, session: Session) -> None:
+    alone = fresh(session).generate(HELLO, GenerationConfig(max_new_tokens=12))
+    answer = chat(anew)
     assert answer.choices[0].message.content == alone.text
     assert answer.usage.prompt_tokens == alone.stats.prompt_tokens
     assert answer.usage.completion_tokens == alone.stats.tokens == 12
@@ -77,10 +92,11 @@ def test_an_answer_is_the_sessions_own(client: openai.OpenAI, session: Session) 
 
 
 def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
-    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    fast = {"tau": 0.3, "window": "full"}
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}, extra_body=fast))
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == chat(client).choices[0].message.content
+    assert text == chat(client, extra_body=fast).choices[0].message.content
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 12
     assert len({c.id for c in chunks}) == 1
@@ -88,21 +104,21 @@ def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
     assert len(chunks) - 3 < 12, "several tokens came in one chunk"
 
 
-def test_steps_are_what_the_decoder_did(client: openai.OpenAI, session: Session) -> None:
-    for setting in ({}, {"tau": 0.3, "window": "full"}):
-        alone = session.stream(HELLO, GenerationConfig(max_new_tokens=12, **setting))
-        events = [event for event in alone if event.token_ids]
-        answer = chat(client, extra_body={"return_steps": True, **setting})
-        steps = answer.choices[0].steps
-        assert [[t["id"] for t in step["tokens"]] for step in steps] == [list(e.token_ids) for e in events]
-        hows = [[t["how"] for t in step["tokens"]] for step in steps]
-        proposed = "verified" if not setting else "accepted"
-        assert all(how == [*[proposed] * (len(how) - 1), "accepted"] for how in hows), hows
-        assert any(len(how) > 1 for how in hows)
-        assert (
-            "".join(t["text"] for step in steps for t in step["tokens"]) == answer.choices[0].message.content
-        )
-        assert answer.mars["tau"] == setting.get("tau") and answer.mars["exact"] is not bool(setting)
+@pytest.mark.parametrize("setting", [{}, {"tau": 0.3, "window": "full"}])
+def test_steps_are_what_the_decoder_did(
+    setting: dict[str, Any], anew: openai.OpenAI, session: Session
+) -> None:
+    alone = fresh(session).stream(HELLO, GenerationConfig(max_new_tokens=12, **setting))
+    events = [event for event in alone if event.token_ids]
+    answer = chat(anew, extra_body={"return_steps": True, **setting})
+    steps = answer.choices[0].steps
+    assert [[t["id"] for t in step["tokens"]] for step in steps] == [list(e.token_ids) for e in events]
+    hows = [[t["how"] for t in step["tokens"]] for step in steps]
+    proposed = "accepted" if setting else "verified"
+    assert all(how == [*[proposed] * (len(how) - 1), "accepted"] for how in hows), hows
+    assert any(len(how) > 1 for how in hows)
+    assert "".join(t["text"] for step in steps for t in step["tokens"]) == answer.choices[0].message.content
+    assert answer.mars["tau"] == setting.get("tau") and answer.mars["exact"] is not bool(setting)
 
 
 def test_steps_spell_what_a_stop_string_leaves(client: openai.OpenAI) -> None:

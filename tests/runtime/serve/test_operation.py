@@ -343,3 +343,6 @@ def test_many_clients_get_what_they_would_get_alone(session: Session) -> None:
 
         assert list(pool.map(ask, range(12))) == alone
         assert server.batcher.counts.finished == 13  # one of its own
+        until(lambda: not server.server.server_state.tasks)
+        [served] = server.door.service.models.served.values()
+        assert len(server.door.service.streams) == 0 and not served._waiting, "nothing is kept of them"

@@ -1,0 +1,98 @@
+"""Which quantizer chooses a bundle's codes, and why. Knows options and checkpoints; chooses no code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...runtime.bundle.manifest import QuantizerInfo
+from ...runtime.errors import ExportError
+from ..checkpoint import default
+from ..checkpoint.compressed import PackedTensors
+from ..checkpoint.open import Checkpoint
+from ..checkpoint.tensors import Tensors
+from ..codes import Quantization
+from .rows import BUILT_IN, read_text
+
+QUANTIZERS = ("auto", "gptq", "round")
+HOW = (
+    "give rows of your task to --calibration-text FILE.jsonl (or any text as FILE.txt): docs/quantization.md"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """`name`: gptq, round, or checkpoint for codes that are there already. `text` is what gptq reads, and
+    `reason` one line for the user, empty where there is nothing to say.
+    """
+
+    name: str
+    text: Path | None = None
+    reason: str = ""
+
+    def tensors(
+        self,
+        checkpoint: Checkpoint,
+        storage: Quantization,
+        block: int,
+        progress: Callable[[int, int], None],
+    ) -> tuple[Tensors, QuantizerInfo]:
+        """The checkpoint's tensors, with codes where this quantizer chooses them, and what the manifest says
+        of it. `progress` is called with the layers that are done, and their number.
+        """
+        if self.text is None:
+            return checkpoint.tensors, QuantizerInfo(self.name)
+        from .layers import CalibratedTensors
+
+        text = read_text(self.text, checkpoint, block)
+        layers = checkpoint.dims.num_layers
+        progress(0, layers)
+        tensors = CalibratedTensors(
+            checkpoint.tensors,
+            checkpoint.dims,
+            storage.linear,
+            text.sequences,
+            lambda done: progress(done, layers),
+        )
+        return tensors, QuantizerInfo(self.name, text.sha256, len(text.sequences), text.num_tokens)
+
+
+def choose_quantizer(
+    checkpoint: Checkpoint, storage: Quantization | None, name: str = "auto", text: Path | None = None
+) -> Quantizer | None:
+    """None for a bundle without codes. "auto" is gptq for int4 where there is text (the default checkpoint
+    has its own), and for other codes where text is given.
+
+    Raises ExportError for a choice that cannot be.
+    """
+    if name not in QUANTIZERS:
+        raise ExportError(f"--quantizer must be one of {', '.join(QUANTIZERS)}, not {name}")
+    if storage is None:
+        if name != "auto" or text is not None:
+            raise ExportError("--quantizer and --calibration-text are for --precision int4, int8 and w8a8")
+        return None
+    tensors = checkpoint.tensors
+    if isinstance(tensors, PackedTensors) and tensors.codec.kind == storage.scheme:
+        if name != "auto" or text is not None:
+            raise ExportError(
+                "--quantizer and --calibration-text have nothing to choose: the checkpoint's codes are used"
+            )
+        return Quantizer("checkpoint")
+    if name == "round":
+        if text is not None:
+            raise ExportError("--quantizer round reads no text; leave --calibration-text or --quantizer away")
+        return Quantizer("round")
+    if text is None and checkpoint.source == default.NAME and (name == "gptq" or storage.scheme == "int4"):
+        return Quantizer("gptq", BUILT_IN, "codes: gptq, on rows of the default checkpoint's tasks")
+    if text is not None:
+        return Quantizer("gptq", text, f"codes: gptq, on {text}")
+    if name == "gptq":
+        raise ExportError(
+            f"--quantizer gptq needs a text to calibrate with: {HOW}; or take --quantizer round"
+        )
+    if storage.scheme == "int4":
+        return Quantizer(
+            "round", None, f"codes: rounded, which costs int4 much of its accuracy; for calibrated ones {HOW}"
+        )
+    return Quantizer("round")

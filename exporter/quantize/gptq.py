@@ -1,0 +1,98 @@
+"""GPTQ (arXiv 2210.17323): codes of one weight that change its products with given inputs least.
+
+Knows one matrix and the second moments of its inputs; no model and no text.
+
+Columns are rounded one after the other, those with the largest inputs first, and what a column loses is made
+up for by the columns that are not rounded yet. Scales are those of rounding, chosen beforehand, so that a
+group's codes can be read in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..codes import Codec, Encoded
+
+DAMPING = 0.01  # of the mean second moment, added to each: inputs that the text lacks keep their weights
+MOST_DAMPING = 1e4
+COLUMNS_AT_ONCE = 128
+
+
+class Moments:
+    """Sums of x x^T over inputs x as they come, fp32 [inputs, inputs]."""
+
+    def __init__(self, inputs: int) -> None:
+        self.sums = torch.zeros(inputs, inputs)
+
+    def add(self, x: torch.Tensor) -> None:
+        """x [tokens, inputs]"""
+        self.sums.addmm_(x.T, x)
+
+    @property
+    def are_finite(self) -> bool:
+        # Where one is not, its row's and column's are not either: the diagonal tells.
+        return bool(torch.isfinite(self.sums.diagonal()).all())
+
+
+def choose_codes(
+    weight: torch.Tensor, moments: torch.Tensor, codec: Codec, scale_dtype: np.dtype[Any]
+) -> Encoded:
+    """Codes of `weight` [outputs, inputs] for inputs with second moments `moments` [inputs, inputs]."""
+    outputs, inputs = weight.shape
+    plain = codec.encode(weight.numpy(), scale_dtype)
+    group = inputs // codec.num_groups(inputs)
+    scales = _by_column(plain.scales.astype(np.float32), group)
+    zeros = torch.zeros(()) if plain.zeros is None else _by_column(plain.zeros.astype(np.float32), group)
+    order = torch.argsort(moments.diagonal(), descending=True, stable=True)
+    spread = _spread(moments[order][:, order])
+    rest = weight.T[order]  # [inputs, outputs]: a column of the weight is a row here, and lies in one piece
+    scales, zeros = scales[order], zeros if zeros.ndim == 0 else zeros[order]
+    wide = torch.where(scales > 0, scales, 1)
+    codes = torch.empty_like(rest)
+    for start in range(0, inputs, COLUMNS_AT_ONCE):
+        stop = min(start + COLUMNS_AT_ONCE, inputs)
+        losses = torch.empty(stop - start, outputs)
+        for column in range(start, stop):
+            zero = zeros if zeros.ndim == 0 else zeros[column]
+            code = torch.round(rest[column] / wide[column]).add_(zero).clamp_(codec.lowest, codec.highest)
+            codes[column] = code
+            loss = (rest[column] - (code - zero) * scales[column]) / spread[column, column]
+            rest[column:stop].addr_(spread[column, column:stop], loss, alpha=-1)
+            losses[column - start] = loss
+        rest[stop:].addmm_(spread[start:stop, stop:].T, losses, alpha=-1)
+    back = torch.empty_like(codes)
+    back[order] = codes
+    array = back.T.reshape(outputs, -1, group).numpy().astype(plain.codes.dtype)
+    if (plain.scales <= 0).any():  # groups of zeros: what their codes stand for is zero
+        array[plain.scales <= 0] = plain.codes[plain.scales <= 0]
+    return Encoded(array, plain.scales, plain.zeros)
+
+
+def _by_column(values: np.ndarray, group: int) -> torch.Tensor:
+    """[outputs, groups] -> [inputs, outputs]"""
+    return torch.from_numpy(np.repeat(np.ascontiguousarray(values.T), group, 0))
+
+
+def _spread(moments: torch.Tensor) -> torch.Tensor:
+    """The upper Cholesky factor of the inverse of damped moments: row i says how column i's loss is spread.
+
+    Inputs that are always zero, or fewer tokens than inputs, make moments singular: damping makes them
+    regular, as much of it as needed.
+    """
+    mean = moments.diagonal().mean()
+    if mean <= 0:
+        return torch.eye(len(moments))
+    damping = DAMPING
+    while damping <= MOST_DAMPING:
+        damped = moments.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not failed and torch.isfinite(upper).all():
+                return upper
+        damping *= 10
+    return torch.eye(len(moments))  # moments that no damping makes regular: plain rounding

@@ -1,0 +1,139 @@
+"""A checkpoint's Linear weights as calibrated codes, one layer at a time, in the order of the layers.
+
+Knows how a layer is computed (check/reference.py) and who asks for what; no files.
+
+Hidden states of all sequences are carried from layer to layer. Of a layer, the second moments of what goes
+into each Linear map are summed up, its codes chosen, and the layer run again with what the codes stand for:
+later layers are calibrated with what they will really get. Memory is that of the hidden states, of one layer
+in fp32 and of the moments and factors of its widest map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...runtime.errors import ExportError
+from ..check import reference
+from ..checkpoint import names
+from ..checkpoint.family import Dims
+from ..checkpoint.tensors import Tensors
+from ..codes import Codec, Encoded
+from .gptq import Moments, choose_codes
+
+TOKENS_AT_ONCE = 512  # of whole sequences; attention among them is quadratic
+# Linear maps that get the same input are one matrix for GPTQ.
+TOGETHER = ((names.Q, names.K, names.V), (names.O,), (names.GATE, names.UP), (names.DOWN,))
+
+
+class CalibratedTensors:
+    """Tensors of which the Linear weights of layers come as codes, chosen when a layer is first asked for.
+
+    `progress` is called after each layer with how many are done. Layers must be asked for in their order:
+    of earlier ones nothing is left.
+    """
+
+    def __init__(
+        self,
+        stored: Tensors,
+        dims: Dims,
+        codec: Codec,
+        sequences: Sequence[Sequence[int]],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._stored, self._dims, self._codec = stored, dims, codec
+        self._progress = progress or (lambda done: None)
+        self._batches = list(_batches(sequences))
+        with torch.inference_mode():
+            self._hidden = [reference.embedded(stored, batch) for batch in self._batches]
+        self._codes: dict[str, Encoded] = {}
+        self._next_layer = 0
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._stored.shapes
+
+    def read(self, name: str) -> np.ndarray:
+        """A weight as the checkpoint has it."""
+        return self._stored.read(name)
+
+    def holds(self, name: str, codec: Codec) -> bool:
+        return names.is_linear(name) and codec == self._codec
+
+    def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded:
+        """The codes of a Linear weight.
+
+        Raises ExportError for activations that are no numbers, OverflowError for weights beyond
+        `scale_dtype`.
+        """
+        if name not in self._codes:
+            assert name.startswith(names.layer(self._next_layer)), f"{name} is out of order"
+            with torch.inference_mode():
+                self._codes = self._run_layer(self._next_layer, scale_dtype)
+            self._next_layer += 1
+            self._progress(self._next_layer)
+        return self._codes[name]
+
+    def _run_layer(self, i: int, scale_dtype: np.dtype[Any]) -> dict[str, Encoded]:
+        dims, weights = self._dims, reference.layer_weights(self._stored, i)
+        moments = self._moments(i, weights)
+        codes = {}
+        for parts in TOGETHER:
+            keys = [f"{part}.weight" for part in parts]
+            sizes = [len(weights[key]) for key in keys]
+            joined = torch.cat([weights[key] for key in keys])
+            made = choose_codes(joined, moments.pop(parts[0]).sums, self._codec, scale_dtype)
+            if not np.isfinite(made.scales).all():
+                raise OverflowError(keys[0])
+            decoded = torch.from_numpy(made.decoded().reshape(joined.shape))
+            start = 0
+            for part, key, size in zip(parts, keys, sizes, strict=True):
+                rows = slice(start, start + size)
+                zeros = None if made.zeros is None else made.zeros[rows]
+                codes[names.weight(i, part)] = Encoded(made.codes[rows], made.scales[rows], zeros)
+                weights[key] = decoded[rows]
+                start += size
+        if i + 1 < dims.num_layers:
+            for at, (x, batch) in enumerate(zip(self._hidden, self._batches, strict=True)):
+                self._hidden[at] = reference.layer(dims, i, weights, x, *_places(batch))
+        else:
+            self._hidden = []
+        return codes
+
+    def _moments(self, i: int, weights: dict[str, torch.Tensor]) -> dict[str, Moments]:
+        """Of what goes into each group of TOGETHER, by its first part."""
+        sums = {parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1]) for parts in TOGETHER}
+
+        def watch(part: str, value: torch.Tensor) -> None:
+            if part in sums:
+                sums[part].add(value)
+
+        for x, batch in zip(self._hidden, self._batches, strict=True):
+            reference.layer(self._dims, i, weights, x, *_places(batch), watch)
+        strange = [part for part, moments in sums.items() if not moments.are_finite]
+        if strange:
+            raise ExportError(
+                f"layer {i} gives NaN or Inf for the calibration text (what goes into {', '.join(strange)});"
+                " nothing was written. The checkpoint's weights are broken, or too large for fp32: train or"
+                " download it again"
+            )
+        return sums
+
+
+def _places(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return reference.places([len(sequence) for sequence in batch])
+
+
+def _batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Whole sequences, of one length as far as it goes, that are computed together."""
+    batch: list[Sequence[int]] = []
+    for sequence in sorted(sequences, key=len):
+        if batch and sum(map(len, batch)) + len(sequence) > TOKENS_AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(sequence)
+    if batch:
+        yield batch

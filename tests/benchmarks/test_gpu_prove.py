@@ -1,0 +1,71 @@
+"""The run on a GPU's machine: what a step says of itself becomes a page, failures and absences included."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_prove
+import pytest
+from gpu_prove import Result, Step, page, steps, take
+
+
+@pytest.fixture(autouse=True)
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(gpu_prove, "BUILD", tmp_path)
+    return tmp_path
+
+
+def ran(name: str, code: str, **options: Path) -> Result:
+    return take(name, Step("a step", (sys.executable, "-c", code), **options), {})
+
+
+def test_a_step_passes_fails_or_is_not_run(build: Path) -> None:
+    assert ran("speed", "print('{\"tokens\": 3}')").figures == {"tokens": 3}
+    failed = ran("speed", "print('first'); raise SystemExit('no | memory')")
+    assert (failed.state, failed.detail) == ("failed", "no | memory")
+    assert ran("speed", "", needs=build / "absent").detail == "absent is not there"
+    assert ran("speed", "raise SystemExit(1)", makes=build).detail == "there already"
+    assert take("cpp", Step("a step", ("/no/such/program",)), {}).state == "not run"
+
+
+def test_skipped_tests_are_no_proof() -> None:
+    assert ran("tests", "print('26 skipped, 134 deselected in 3.28s')").state == "not run"
+    assert ran("tests", "print('26 passed, 1 skipped in 3.28s')").state == "passed"
+
+
+def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_prove, "LIMIT", 0.5)
+    hung = ran("speed", "import time; time.sleep(60)")
+    assert (hung.state, hung.detail) == ("failed", "over 0.5 s")
+
+
+def test_the_page_has_every_step_and_the_last_figures_of_each_bundle() -> None:
+    old, new = (
+        {"title": "what a step costs", "state": state, "detail": "1 | 2"} for state in ("not run", "passed")
+    )
+    results = [
+        Result("tests", "tests", "passed", "26 passed", 3.0),
+        Result("check-fp16", "fp16", "failed", "1 failed", 2.0, {"bundle": "fp16.bundle", "outcomes": [old]}),
+        Result("speed-fp16", "fp16", "passed", "page", 2.0, {"bundle": "fp16.bundle", "outcomes": [new]}),
+    ]
+    text = page("NVIDIA X, 580.1, 9.0", results)
+    assert text.count("## fp16.bundle") == 1
+    assert "| what a step costs | passed | 1 / 2 |" in text
+    assert "| check-fp16: fp16 | **failed** | 1 failed | 2 |" in text
+
+
+def test_every_command_of_ours_is_one_that_exists() -> None:
+    names = {step.command[3] for step in steps("cuda").values() if step.command[1] == "-c"}
+    assert names == {"onnx", "gpucheck"}
+    known = subprocess.run(
+        [sys.executable, gpu_prove.__file__, "--list"], capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[0] for line in known.splitlines()] == list(steps("cuda"))
+
+
+def test_json_of_a_result_is_read_again() -> None:
+    one = Result("a", "b", "passed", "c", 1.0, {"d": 1})
+    assert Result(**json.loads(json.dumps(gpu_prove.asdict(one)))) == one

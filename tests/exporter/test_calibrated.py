@@ -1,0 +1,392 @@
+"""Calibrated codes: GPTQ against rounding and against trying everything, texts of all kinds, and whole
+bundles.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.fixtures import Named
+from typer.testing import CliRunner
+
+from mars_export.exporter.check import reference
+from mars_export.exporter.checkpoint import default, names
+from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
+from mars_export.exporter.codes import Codec, CodeSource, Quantization
+from mars_export.exporter.commands import app
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.quantize import layers
+from mars_export.exporter.quantize.choice import choose_quantizer
+from mars_export.exporter.quantize.gptq import Moments, choose_codes
+from mars_export.exporter.quantize.layers import TOKENS_AT_ONCE, CalibratedTensors
+from mars_export.exporter.quantize.rows import BUILT_IN, LONGEST, SEQUENCES, read_text
+from mars_export.runtime import GenerationConfig, Session
+from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.errors import ExportError
+
+FP32 = np.dtype(np.float32)
+CODECS = [Codec("int4", 16), Codec("int4", 16, False), Codec("int4", 16, True, True), Codec("int8", None)]
+OPTIONS: dict[str, Any] = {"block": 4, "precision": "int4", "group": 16, "allow_drift": True}
+
+
+def inputs(count: int, width: int, seed: int = 0) -> torch.Tensor:
+    """Correlated inputs [count, width], some much larger than others."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, width, generator=generator) @ torch.randn(width, width, generator=generator)
+    return x * torch.logspace(-1, 1, width)
+
+
+def moments(x: torch.Tensor) -> torch.Tensor:
+    sums = Moments(x.shape[1])
+    for part in x.split(100):
+        sums.add(part)
+    return sums.sums
+
+
+def matrix(outputs: int, width: int) -> torch.Tensor:
+    return torch.randn(outputs, width, generator=torch.Generator().manual_seed(7)) / width**0.5
+
+
+def error(made: Any, weight: torch.Tensor, x: torch.Tensor) -> float:
+    """Of the products with x, squared."""
+    decoded = torch.from_numpy(made.decoded().reshape(weight.shape))
+    return float(((x @ (decoded - weight).T) ** 2).sum())
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.dtype}-{c.group_size}{'-search' * c.search}")
+def test_products_of_correlated_inputs_lose_much_less_than_by_rounding(codec: Codec) -> None:
+    weight, x = matrix(24, 48), inputs(400, 48)
+    made = choose_codes(weight, moments(x), codec, FP32)
+    plain = codec.encode(weight.numpy(), FP32)
+    assert error(made, weight, x) < 0.5 * error(plain, weight, x)
+    fresh = inputs(400, 48, seed=0) * 0.9  # other tokens of the same kind
+    assert error(made, weight, fresh) < 0.5 * error(plain, weight, fresh)
+    assert made.codes.shape == plain.codes.shape and made.codes.dtype == plain.codes.dtype
+    assert made.codes.min() >= codec.lowest and made.codes.max() <= codec.highest
+    assert (made.scales == plain.scales).all()
+
+
+def test_with_inputs_of_their_own_each_code_is_the_nearest() -> None:
+    """Where inputs do not go together nothing can be made up for: GPTQ is rounding."""
+    weight, codec = matrix(24, 48), Codec("int4", 16, False)
+    made = choose_codes(weight, torch.eye(48) * 3, codec, FP32)
+    assert (made.codes == codec.encode(weight.numpy(), FP32).codes).all()
+
+
+def test_two_columns_are_near_the_best_of_all_codes() -> None:
+    """One group of two inputs, all 225 pairs tried."""
+    weight = torch.tensor([[0.7, 0.33], [0.7, 0.27], [-0.5, 0.45], [0.61, -0.04]])
+    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(1)) @ torch.tensor(
+        [[1.0, 0.9], [0.0, 0.3]]
+    )
+    codec = Codec("int4", 2)
+    made = choose_codes(weight, moments(x), codec, FP32)
+    plain = codec.encode(weight.numpy(), FP32)
+    scales = torch.from_numpy(plain.scales)
+    tried = torch.tensor([*itertools.product(range(-8, 8), repeat=2)], dtype=torch.float32)
+    for row in range(len(weight)):
+        losses = ((x @ (tried * scales[row, 0] - weight[row]).T) ** 2).sum(0)
+        code = made.codes[row].reshape(-1)
+        ours = losses[(tried == torch.from_numpy(code.astype(np.float32))).all(-1)].item()
+        nearest = losses[(tried == torch.from_numpy(plain.codes[row].reshape(-1).astype(np.float32))).all(-1)]
+        assert ours <= nearest.item() * 1.0001
+        assert ours <= 4 * losses.min().item()
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        torch.zeros(48, 48),
+        torch.ones(48, 48) * 1e6,  # one direction only
+        moments(inputs(5, 48)),  # fewer tokens than inputs
+        torch.diag(torch.tensor([1e12, *[0.0] * 47])),
+        moments(inputs(400, 48)) * 1e-20,
+    ],
+)
+def test_singular_moments_give_codes_all_the_same(sums: torch.Tensor) -> None:
+    weight = matrix(24, 48)
+    weight[3, :16] = 0
+    made = choose_codes(weight, sums, Codec("int4", 16), FP32)
+    decoded = made.decoded()
+    assert np.isfinite(decoded).all()
+    assert (decoded[3, 0] == 0).all()
+    if not sums.any():
+        assert (made.codes == Codec("int4", 16).encode(weight.numpy(), FP32).codes).all()
+
+
+# --- texts ---
+
+
+@pytest.fixture
+def checkpoint(checkpoints: Named) -> Checkpoint:
+    return open_checkpoint(str(checkpoints("llama")))
+
+
+def write_rows(path: Path, count: int = 12) -> Path:
+    rows = []
+    for i in range(count):
+        turns = [{"role": "user", "content": f"the number after {i} in the list"}]
+        rows.append({"messages": turns, "answer": f"it is {i + 1}", "score": "exact_match"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_become_whole_and_cut_sequences(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl")
+    text = read_text(path, checkpoint, block=4)
+    assert text == read_text(path, checkpoint, block=4)
+    assert len(text.sequences) == 36
+    for first in range(0, 36, 3):
+        whole, *cuts = text.sequences[first : first + 3]
+        assert whole[-1] == tiny.IM_END and tiny.MASK not in whole
+        answer = len(whole) - whole[::-1].index(tiny.IM_START, 1)  # behind the last turn's opening
+        for cut in cuts:
+            assert cut[-3:] == (tiny.MASK,) * 3
+            assert cut[:-3] == whole[: len(cut) - 3]
+            assert len(cut) - 3 >= answer
+
+
+def test_plain_text_and_chat_rows_are_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the first\nof them\n\n \nthe other one " + "again " * 3000)
+    text = read_text(tmp_path / "a.txt", checkpoint, block=4)
+    assert len(text.sequences) == 6
+    assert max(map(len, text.sequences)) == min(LONGEST, checkpoint.dims.context_length)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    (tmp_path / "b.jsonl").write_text(json.dumps({"messages": turns, "other": 1}) + "\n\n")
+    whole, *_ = read_text(tmp_path / "b.jsonl", checkpoint, block=4).sequences
+    assert whole[-1] == tiny.IM_END  # the last turn is the answer, and ends
+
+
+def test_no_more_is_drawn_than_needed(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    text = read_text(write_rows(tmp_path / "rows.jsonl", 500), checkpoint, block=4)
+    assert len(text.sequences) == SEQUENCES
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", "no text; give rows"),
+        ("a.txt", b" \n\n\n ", "no text; give rows"),
+        (
+            "a.jsonl",
+            b"{\n[1]\n{}\n",
+            r"line 1: .*\n.*line 2: a JSON object is expected\n.*line 3: `messages`, or",
+        ),
+        ("a.jsonl", b'{"prompt": "x", "answer": 3}', "line 1: `answer` must be a string"),
+        ("a.jsonl", b'{"messages": [{"role": "user"}]}', "line 1: `messages` must be a list of objects"),
+        ("a.jsonl", b'{"messages": []}', "line 1: `messages` must be a list"),
+        ("a.jsonl", b'{"prompt": "\\ud800"}', "row 1: .*half a character"),
+        ("a.jsonl", b"[" * 100_000, "line 1: "),
+        ("a.jsonl", b'{"prompt": ' + b"9" * 5000 + b"}", "line 1: "),
+        ("a.jsonl", b"\n".join([b"x"] * 60), "and 40 more"),
+        ("a.txt", b"\xff\xfe\x00", r"not UTF-8 text \(byte 0\)"),
+        ("a.csv", b"a,b", r"a file named .jsonl \(rows\) or .txt"),
+    ],
+)
+def test_hostile_texts_are_refused(
+    name: str, content: bytes, message: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ExportError, match=message):
+        read_text(tmp_path / name, checkpoint, block=4)
+
+
+def test_texts_that_are_no_readable_files_are_refused(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder.txt").mkdir()
+    for name in ("absent.jsonl", "folder.txt"):
+        with pytest.raises(ExportError, match=f"{name}: the calibration text cannot be read"):
+            read_text(tmp_path / name, checkpoint, block=4)
+    monkeypatch.setattr("mars_export.exporter.quantize.rows.LARGEST_FILE", 100)
+    with pytest.raises(ExportError, match="a few hundred rows are enough"):
+        read_text(write_rows(tmp_path / "large.jsonl"), checkpoint, block=4)
+
+
+# --- layers and bundles ---
+
+
+def calibrated(checkpoint: Checkpoint, codec: Codec = CODECS[0], seed: int = 0) -> CalibratedTensors:
+    generator = np.random.default_rng(seed)
+    sequences = [
+        generator.integers(0, 12, 5 + i).tolist() for i in range(40)
+    ]  # few tokens: inputs go together
+    return CalibratedTensors(checkpoint.tensors, checkpoint.dims, codec, sequences)
+
+
+@pytest.mark.parametrize("name", tiny.TINIES)
+def test_every_map_of_each_family_loses_less_than_by_rounding(name: str, checkpoints: Named) -> None:
+    """Products with what goes into them for sequences that were not calibrated with; then what the next layer
+    is calibrated with.
+    """
+    checkpoint = open_checkpoint(str(checkpoints(name)))
+    dims, codec, tensors = checkpoint.dims, CODECS[0], calibrated(checkpoint)
+    before = [x.clone() for x in tensors._hidden]
+    fresh = [np.random.default_rng(99).integers(0, 12, 60).tolist() for _ in range(4)]
+    weights = reference.layer_weights(checkpoint.tensors, 0)
+    chosen, losses = dict(weights), {}
+
+    def watch(part: str, x: torch.Tensor) -> None:
+        weight = weights[f"{part}.weight"]
+        made = tensors.encoded(names.weight(0, part), FP32)
+        chosen[f"{part}.weight"] = torch.from_numpy(made.decoded().reshape(weight.shape))
+        losses[part] = error(made, weight, x) / error(codec.encode(weight.numpy(), FP32), weight, x)
+
+    embedded = reference.embedded(checkpoint.tensors, fresh)
+    reference.layer(dims, 0, weights, embedded, *reference.places([60] * 4), watch)
+    assert set(losses) == set(names.LINEARS)
+    assert all(loss < 0.9 for loss in losses.values()), losses
+    for x, after, batch in zip(before, tensors._hidden, tensors._batches, strict=True):
+        places = reference.places([len(sequence) for sequence in batch])
+        assert torch.equal(reference.layer(dims, 0, chosen, x, *places), after)
+
+
+def test_two_runs_choose_the_same_codes(checkpoint: Checkpoint) -> None:
+    first, second = calibrated(checkpoint), calibrated(checkpoint)
+    other = calibrated(checkpoint, seed=1)
+    assert isinstance(first, CodeSource)
+    differ = 0
+    for i in range(checkpoint.dims.num_layers):
+        for part in names.LINEARS:
+            a, b, c = (t.encoded(names.weight(i, part), FP32).codes for t in (first, second, other))
+            assert (a == b).all()
+            differ += int((a != c).sum())
+    assert differ, "the text makes no difference"
+
+
+def test_sequences_are_computed_a_few_at_a_time() -> None:
+    sequences = [[1] * length for length in (3, 400, 200, 7, 512, 100, 2000)]
+    batches = list(layers._batches(sequences))
+    assert sorted(len(s) for batch in batches for s in batch) == sorted(map(len, sequences))
+    assert all(len(batch) == 1 or sum(map(len, batch)) <= TOKENS_AT_ONCE for batch in batches)
+
+
+def test_activations_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    spec = tiny.TINIES["llama"]
+    model = tiny.build(spec)
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate_proj.weight.mul_(1e30)
+        model.model.layers[1].mlp.up_proj.weight.mul_(1e30)
+    tiny.save(model, tmp_path / "c")
+    rows = write_rows(tmp_path / "rows.jsonl")
+    options = ExportOptions(**OPTIONS, calibration_text=rows)
+    with pytest.raises(
+        ExportError, match=r"layer 1 gives NaN or Inf .* mlp.down_proj\); nothing was written"
+    ):
+        export_onnx(open_checkpoint(str(tmp_path / "c")), tmp_path / "b", options)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "rows.jsonl"]
+
+
+def test_an_interrupted_calibration_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    def stop(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("codes", 1):
+            assert total == checkpoint.dims.num_layers
+            raise KeyboardInterrupt
+
+    options = ExportOptions(**OPTIONS, calibration_text=write_rows(tmp_path / "rows.jsonl"))
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(checkpoint, tmp_path / "b", options, progress=stop)
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8", "w8a8"])
+def test_a_bundle_says_what_chose_its_codes_and_runs(
+    precision: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl")
+    options = {**OPTIONS, "precision": precision}
+    seen = []
+    manifest = export_onnx(
+        checkpoint,
+        tmp_path / "a",
+        ExportOptions(**options, calibration_text=rows),
+        progress=lambda *each: seen.append(each),
+    )
+    export_onnx(checkpoint, tmp_path / "b", ExportOptions(**options, calibration_text=rows))
+    export_onnx(checkpoint, tmp_path / "c", ExportOptions(**options, quantizer="round"))
+    kept = [(tmp_path / name / "weights.bin").read_bytes() for name in "abc"]
+    assert kept[0] == kept[1] != kept[2]
+    assert [done for phase, done, _ in seen if phase == "codes"] == [0, 1, 2]
+    made = [open_bundle(tmp_path / name).manifest.variants[0].quantization for name in "ac"]
+    assert made[0] == manifest.variants[0].quantization
+    assert made[0] is not None and made[0].quantizer is not None
+    text = read_text(rows, checkpoint, 4)
+    assert (made[0].quantizer.name, made[0].quantizer.text_sha256) == ("gptq", text.sha256)
+    assert (made[0].quantizer.sequences, made[0].quantizer.tokens) == (36, text.num_tokens)
+    assert made[1] is not None and made[1].quantizer is not None
+    assert (made[1].quantizer.name, made[1].quantizer.text_sha256) == ("round", None)
+    assert (
+        Session.open(tmp_path / "a", threads=1).generate("the", GenerationConfig(max_new_tokens=5)).token_ids
+    )
+
+
+def test_what_is_chosen_when_nothing_is_said(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    ours = replace(checkpoint, source=default.NAME)
+    rows = tmp_path / "rows.jsonl"
+    four, eight = Quantization("int4"), Quantization("int8")
+
+    def chosen(*asked: Any) -> tuple[str, Path | None]:
+        made = choose_quantizer(*asked)
+        assert made is not None
+        return made.name, made.text
+
+    assert choose_quantizer(ours, None) is None
+    assert (
+        chosen(ours, four) == chosen(ours, four, "gptq") == chosen(ours, eight, "gptq") == ("gptq", BUILT_IN)
+    )
+    assert chosen(ours, eight) == chosen(checkpoint, eight) == chosen(ours, four, "round") == ("round", None)
+    assert chosen(checkpoint, four, "auto", rows) == chosen(checkpoint, eight, "auto", rows) == ("gptq", rows)
+    fallback = choose_quantizer(checkpoint, four)
+    assert fallback is not None and fallback.name == "round" and "--calibration-text FILE" in fallback.reason
+    for asked, message in (
+        (
+            (checkpoint, four, "gptq"),
+            "--quantizer gptq needs a text .*--calibration-text FILE.*--quantizer round",
+        ),
+        ((checkpoint, four, "round", rows), "--quantizer round reads no text"),
+        ((checkpoint, None, "gptq"), "are for --precision int4, int8 and w8a8"),
+        ((checkpoint, None, "auto", rows), "are for --precision int4, int8 and w8a8"),
+        ((checkpoint, four, "awq"), "must be one of auto, gptq, round, not awq"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            choose_quantizer(*asked)
+
+
+def test_the_command_says_which_codes_it_writes(checkpoints: Named, tmp_path: Path) -> None:
+    words = ("--block", "4", "--precision", "int4", "--group", "16", "--allow-drift", "--no-oracle")
+
+    def export(target: str, *more: str) -> Any:
+        where = ["onnx", str(checkpoints("llama")), "-o", str(tmp_path / target), *words, *more]
+        return CliRunner().invoke(app, where)
+
+    told = export("a")
+    assert told.exit_code == 0 and "codes: rounded, which costs int4" in told.output
+    rows = write_rows(tmp_path / "rows.jsonl")
+    told = export("b", "--calibration-text", str(rows))
+    assert told.exit_code == 0 and "codes: gptq, on" in told.output
+    told = export("c", "--quantizer", "gptq")
+    assert isinstance(told.exception, ExportError) and not (tmp_path / "c").exists()
+
+
+def test_the_built_in_rows_are_of_the_calibration_splits() -> None:
+    from support.paths import ROOT
+
+    def prompts(path: Path) -> set[str]:
+        return {json.dumps(json.loads(line)["messages"]) for line in path.read_text().splitlines()}
+
+    data, example = ROOT / "calibration" / "tasks" / "data", ROOT / "examples" / "default-checkpoint" / "data"
+    ours = prompts(BUILT_IN)
+    known = set().union(
+        *map(prompts, data.glob("*.calibration.jsonl")), prompts(example / "chat.calibration.jsonl")
+    )
+    assert len(ours) == 100 and ours <= known
+    assert not ours & set().union(*map(prompts, example.glob("*.test.jsonl")))

@@ -1,0 +1,125 @@
+"""One answer as it grows, from events that a test makes: calls that are cut, steps that are held back."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.missing import need
+
+need("uvicorn", "serve")
+
+from support import tiny  # noqa: E402
+
+from mars_export.runtime.serve.choice import Choice, Piece  # noqa: E402
+from mars_export.runtime.serve.steps import Steps  # noqa: E402
+from mars_export.runtime.serve.wire import Ask, Tools  # noqa: E402
+from mars_export.runtime.session import Event  # noqa: E402
+from mars_export.runtime.text import Text, TextStream  # noqa: E402
+from mars_export.runtime.toolcalls import ToolStream  # noqa: E402
+
+TWO = '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]'
+
+
+class Requested:
+    """As much of a request as a choice knows."""
+
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def choice(tools: Tools | None = None) -> tuple[Choice, Requested]:
+    request = Requested()
+    session: Any = SimpleNamespace(tool_stream=lambda: ToolStream("list"), text=None)
+    return Choice(0, request, Ask("chat", None, [], {}, None, tools=tools), session), request  # type: ignore[arg-type]
+
+
+def said(text: str, reason: Any = None) -> Event:
+    return Event(text, (1,) if text else (), (0.5,) if text else (), reason)
+
+
+def fed(made: Choice, text: str, size: int, reason: str = "eos") -> list[Piece]:
+    pieces = [made.push(said(text[i : i + size])) for i in range(0, len(text), size)]
+    return [*pieces, made.push(said("", reason))]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_calls_come_piece_by_piece(size: int) -> None:
+    made, request = choice(Tools([], False, False))
+    pieces = fed(made, TWO, size)
+    assert [(c.name, c.arguments) for c in made.calls] == [("a", '{"x": 1}'), ("b", "{}")]
+    assert made.finish_reason == "tool_calls" and not request.cancelled
+    assert "".join(piece.text for piece in pieces) == "" == made.text
+    parts = [part for piece in pieces for part in piece.calls]
+    assert [part["id"] for part in parts if "id" in part] == [call.id for call in made.calls]
+    spelled = ["".join(p["function"].get("arguments", "") for p in parts if p["index"] == i) for i in (0, 1)]
+    assert spelled == ['{"x": 1}', "{}"]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_one_call_and_no_more(size: int) -> None:
+    made, request = choice(Tools([], True, True))
+    fed(made, TWO, size, "cancelled" if size == 1 else "eos")
+    assert [c.name for c in made.calls] == ["a"] and made.finish_reason == "tool_calls"
+    assert request.cancelled, "nobody waits for the second"
+    assert made.message["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": 1}'}
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "plain words", '[{"name": ', "", "  [", "]"])
+def test_what_has_no_calls_is_text(text: str) -> None:
+    made, _ = choice(Tools([], False, False))
+    pieces = fed(made, text, 2, "length")
+    assert made.text == text == "".join(piece.text for piece in pieces)
+    assert made.calls == [] and made.finish_reason == "length"
+
+
+@pytest.mark.parametrize("reason", ["length", "deadline", "capacity"])
+def test_calls_that_were_cut_short_say_so(reason: str) -> None:
+    made, _ = choice(Tools([], False, False))
+    fed(made, TWO[:50], 5, reason)
+    assert made.calls and made.finish_reason == "length"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_spell_the_answer_however_it_is_cut(seed: int) -> None:
+    """Random bytes, half characters among them, in random steps, with and without a stop string."""
+    draw = random.Random(seed)
+    source = Text(tiny.tokenizer(), None)
+    whole = "".join(
+        draw.choice(["the ", "é", "日本", "\U0001f600", "in", "x", "STOP" if seed % 3 else "S"])
+        for _ in range(30)
+    )
+    ids = [*source.encode(whole), *([draw.randrange(256)] if seed % 2 else [])]
+    stream, steps = TextStream(source, ("STOP",)), Steps(source)
+    content, texts, numbers, at = "", "", [], 0
+    while at < len(ids):
+        count = draw.randint(1, 5)
+        part, is_over = ids[at : at + count], False
+        for i, token in enumerate(part):
+            if stream.push(token):
+                part, is_over = part[: i + 1], True
+                break
+        at += count
+        is_over = is_over or at >= len(ids)
+        text = stream.finish() if is_over else stream.read()
+        content += text
+        event = Event(text, tuple(part), (0.5,) * len(part), "stop" if is_over else None)
+        for step in steps.push(event):
+            texts += "".join(token.text for token in step.tokens)
+            numbers.append(step.number)
+            assert content.startswith(texts), "no step is told before its text"
+        if is_over:
+            break
+    assert texts == content and numbers == list(range(len(numbers)))
+
+
+def test_a_step_is_told_with_its_text() -> None:
+    source = Text(tiny.tokenizer(), None)
+    steps = Steps(source)
+    for number, token in enumerate(source.encode("plain")):
+        event = Event(source.decode([token]), (token,), (0.5,), None)
+        assert [step.number for step in steps.push(event)] == [number]
