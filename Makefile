@@ -63,6 +63,7 @@ attack: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
 	$(BIN)/python benchmarks/attack/load.py --rounds 1000 --state build/load.jsonl --figures build/load.json
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
 
 # What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
 gpu: $(VENV)/.installed

@@ -4,6 +4,10 @@ The self-check is included.
 
     # 1.5B (3 GB) and 7B (15 GB, needs 50 GB of disk)
     python benchmarks/export.py
+    # a look-alike of the MARS authors' 0.5B (three shards of bf16), in each precision; then without
+    # transformers' second opinion, which loads the whole model in fp32 where memory allows it
+    python benchmarks/export.py --shapes 0.5B --precisions fp32 fp16 bf16 int8 int4 w8a8
+    python benchmarks/export.py --shapes 0.5B --precisions fp32 fp16 bf16 int8 int4 w8a8 --no-oracle
     # and the peers' exporters on the same checkpoint
     python benchmarks/export.py --shapes 1.5B --venvs build/peers/venvs
 
@@ -46,6 +50,7 @@ class Job:
 
 def jobs(args: argparse.Namespace) -> Iterator[Job]:
     cli = (sys.executable, "-c", "from mars_export.cli import main; main()", "onnx")
+    oracle = ("--no-oracle",) if args.no_oracle else ()
     for shape in args.shapes:
         model = str(args.work / shape)
         for precision in args.precisions:
@@ -53,7 +58,7 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
             yield Job(
                 f"mars-export {precision}",
                 shape,
-                (*cli, model, "-o", "{out}", "--precision", precision, "--allow-drift"),
+                (*cli, model, "-o", "{out}", "--precision", precision, "--allow-drift", *oracle),
                 True,
             )
         if args.venvs is not None and shape in args.peer_shapes:
@@ -154,7 +159,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/export"), help="checkpoints and logs")
     parser.add_argument("--shapes", nargs="+", choices=list(random_checkpoint.SHAPES), default=["1.5B", "7B"])
     parser.add_argument(
-        "--precisions", nargs="+", choices=("fp32", "fp16", "int8", "int4", "w8a8"), default=["fp16", "int4"]
+        "--precisions",
+        nargs="+",
+        choices=("fp32", "fp16", "bf16", "int8", "int4", "w8a8"),
+        default=["fp16", "int4"],
     )
     parser.add_argument(
         "--venvs", type=Path, help="environments of the peers' exporters; without it they are left out"
@@ -165,6 +173,11 @@ def main() -> None:
         choices=list(random_checkpoint.SHAPES),
         default=["1.5B"],
         help="what the peers export",
+    )
+    parser.add_argument(
+        "--no-oracle",
+        action="store_true",
+        help="without transformers' second opinion: its fp32 model is memory",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "export.json")

@@ -19,16 +19,16 @@ from mars_export.exporter.checkpoint.family import dims_from_config, expected_sh
 from peers import tensors_file
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-SHARD_BYTES = 2 << 30
 POOL = (
     1 << 24
 )  # random numbers that all tensors are cut from: making 7 billion of them would take longer than the export
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "a2d-qwen2": "A2DQwen2LMHeadModel"}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a config.json that differ between the sizes of Qwen2.5."""
+    """The numbers of a config.json that differ between the sizes of Qwen2.5, and how it is saved."""
 
     hidden_size: int
     intermediate_size: int
@@ -37,10 +37,13 @@ class Shape:
     num_key_value_heads: int
     vocab_size: int
     tie_word_embeddings: bool
+    model_type: str = "qwen2"
+    shard_bytes: int = 2 << 30
 
 
 SHAPES = {
-    "0.5B": Shape(896, 4864, 24, 14, 2, 151936, True),
+    # As the MARS authors' smallest: three shards, their own class.
+    "0.5B": Shape(896, 4864, 24, 14, 2, 151936, True, "a2d-qwen2", 400 << 20),
     "1.5B": Shape(1536, 8960, 28, 12, 2, 151936, True),
     "7B": Shape(3584, 18944, 28, 28, 4, 152064, False),
 }
@@ -48,8 +51,7 @@ SHAPES = {
 
 def config_of(shape: Shape) -> dict[str, object]:
     fixed = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": [ARCHITECTURES[shape.model_type]],
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
@@ -60,7 +62,8 @@ def config_of(shape: Shape) -> dict[str, object]:
         "bos_token_id": 256,
         "eos_token_id": 258,
     }
-    return fixed | {name: getattr(shape, name) for name in Shape.__dataclass_fields__}
+    given = [name for name in Shape.__dataclass_fields__ if name != "shard_bytes"]
+    return fixed | {name: getattr(shape, name) for name in given}
 
 
 def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
@@ -80,7 +83,7 @@ def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        shards = _shards(shapes)
+        shards = _shards(shapes, shape.shard_bytes)
         names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
         for name, shard in zip(names, shards, strict=True):
             tensors_file.write(made / name, shard, BF16, make)
@@ -94,15 +97,15 @@ def write_checkpoint(target: Path, shape: Shape, seed: int = 0) -> None:
         os.rename(made, target)
 
 
-def _shards(shapes: dict[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
-    """Consecutive tensors of at most SHARD_BYTES together; a larger tensor has a shard of its own."""
+def _shards(shapes: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tuple[int, ...]]]:
+    """Consecutive tensors of at most `limit` bytes together; a larger tensor has a shard of its own."""
     shards: list[dict[str, tuple[int, ...]]] = [{}]
-    room = SHARD_BYTES
+    room = limit
     for name, shape in shapes.items():
         size = int(np.prod(shape)) * BF16.itemsize
         if size > room and shards[-1]:
             shards.append({})
-            room = SHARD_BYTES
+            room = limit
         shards[-1][name] = shape
         room -= size
     return shards

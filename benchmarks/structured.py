@@ -1,11 +1,13 @@
 """What a grammar does to answers: the assistant's test rows under a schema of its tools, and without.
 
-    python benchmarks/structured.py BUNDLE [--rows N] [--json FILE]
+    python benchmarks/structured.py BUNDLE [--rows N] [--journal FILE] [--json FILE]
 
-The bundle needs --top-k or --logits. The schema is derived from examples/default-checkpoint/intents.toml: one
-call a tool, its arguments those of the tool's intents. For each setting: answers that parse and satisfy the
-schema (by the jsonschema package), that are right, tokens per forward, and the share of forced tokens.
-Times are those of one process on a machine that may be busy; --seconds prints them.
+The bundle needs --top-k or --logits. With a journal an interrupted run goes on where it stopped. The schema
+is derived from examples/default-checkpoint/intents.toml: one call a tool, its arguments those of the tool's
+intents. For each setting: answers that parse and satisfy the schema (by the jsonschema package), that are
+right, tokens per forward, and the share of forced tokens. Times are those of one process on a machine that
+may be busy; --seconds prints them, and the share of the time that went into the grammar, once it has seen
+ten rows. Ends with an error if an answer under the schema does not satisfy it.
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import mkdtemp
+from time import perf_counter
 from typing import Any
 
 import jsonschema
 import tomllib
 
+from mars_export.calibration.journal import Journal
 from mars_export.runtime import GenerationConfig, Session
+from mars_export.runtime.decode.guide import Guide
 from mars_export.runtime.toolcalls import list_schema
 
 HERE = Path(__file__).resolve().parent
@@ -95,25 +101,75 @@ def is_valid(text: str, schema: dict[str, Any]) -> bool:
     return True
 
 
-def measured(session: Session, rows: list[dict[str, Any]], **asked: Any) -> dict[str, Any]:
-    """One setting over all rows; `schema` constrains where it is given."""
-    schema = asked.pop("judge")
-    answers = [
-        session.generate(row["messages"], GenerationConfig(max_new_tokens=row["max_new_tokens"], **asked))
-        for row in rows
-    ]
-    stats = [answer.stats for answer in answers]
-    tokens, forwards = sum(s.tokens for s in stats), sum(s.forwards for s in stats)
+class Watch:
+    """The time that goes into grammars while it is entered; one thread."""
+
+    NAMES = ("forced", "append", "allowed", "choose", "lead")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_inside = False
+
+    def __enter__(self) -> Watch:
+        self._own = {name: getattr(Guide, name) for name in self.NAMES}
+        for name, method in self._own.items():
+            setattr(Guide, name, self._timed(method))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, method in self._own.items():
+            setattr(Guide, name, method)
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **keywords: Any) -> Any:
+            if self._is_inside:
+                return method(*args, **keywords)
+            self._is_inside, began = True, perf_counter()
+            try:
+                return method(*args, **keywords)
+            finally:
+                self._is_inside = False
+                self.seconds += perf_counter() - began
+
+        return timed
+
+
+def answered(session: Session, row: dict[str, Any], **asked: Any) -> dict[str, Any]:
+    """One answer, as the journal keeps it."""
+    with Watch() as watch:
+        answer = session.generate(
+            row["messages"], GenerationConfig(max_new_tokens=row["max_new_tokens"], **asked)
+        )
+    stats = answer.stats
+    return {
+        "text": answer.text,
+        "tokens": stats.tokens,
+        "forwards": stats.forwards,
+        "forced": stats.forced,
+        "seconds": stats.time_to_first_token + stats.decode_time,
+        "decode_seconds": stats.decode_time,
+        "grammar_seconds": watch.seconds,
+    }
+
+
+def summary(
+    rows: list[dict[str, Any]], answers: list[dict[str, Any]], schema: dict[str, Any]
+) -> dict[str, Any]:
+    def total(name: str) -> float:
+        return sum(answer[name] for answer in answers)
+
     return {
         "rows": len(rows),
-        "valid": sum(is_valid(answer.text, schema) for answer in answers),
-        "right": sum(a.text.strip() == row["answer"] for a, row in zip(answers, rows, strict=True)),
-        "tokens": tokens,
-        "forwards": forwards,
-        "tokens_per_forward": tokens / forwards,
-        "forced": sum(s.forced for s in stats) / tokens,
-        "seconds": sum(s.time_to_first_token + s.decode_time for s in stats),
-        "texts": [answer.text for answer in answers],
+        "valid": sum(is_valid(answer["text"], schema) for answer in answers),
+        "right": sum(a["text"].strip() == row["answer"] for a, row in zip(answers, rows, strict=True)),
+        "tokens": total("tokens"),
+        "forwards": total("forwards"),
+        "tokens_per_forward": total("tokens") / total("forwards"),
+        "forced": total("forced") / total("tokens"),
+        "seconds": total("seconds"),
+        "tokens_per_second": total("tokens") / total("seconds"),
+        "grammar": total("grammar_seconds") / total("seconds"),
+        "texts": [answer["text"] for answer in answers],
     }
 
 
@@ -125,6 +181,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--settings", nargs="*", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--seconds", action="store_true")
+    parser.add_argument("--journal", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     lines = (EXAMPLE / "data" / "assistant.test.jsonl").read_text(encoding="utf-8").splitlines()
@@ -138,12 +195,26 @@ def main() -> None:
     session = Session.open(options.bundle, threads=options.threads)
     window = int(options.window) if options.window.isdecimal() else options.window
     print(f"{len(own_tools)} tools, {len(rows)} rows, window {window}")
-    results = {}
+    identity = {
+        "bundle": (options.bundle / "manifest.sha256").read_text(encoding="utf-8"),
+        "rows": len(rows),
+        "window": window,
+    }
+    path = options.journal or Path(mkdtemp()) / "journal.jsonl"
+    journal = Journal.open(path, identity, resume=True, force=False)
+    for row in rows[:10]:  # what is done once for a tokenizer and a grammar belongs to no row
+        session.generate(row["messages"], GenerationConfig(tau=0.8, schema=schema, window=window))
+    results, broken = {}, 0
     for name in options.settings:
         for kind, constraint in (("plain", {}), ("schema", {"schema": schema})):
-            found = measured(session, rows, judge=schema, window=window, **SETTINGS[name], **constraint)
-            results[f"{name}, {kind}"] = found
-            seconds = f"  {found['seconds']:.1f} s" if options.seconds else ""
+            answers = []
+            for i, row in enumerate(rows):
+                if (key := f"{name}, {kind}, {i}") not in journal:
+                    journal[key] = answered(session, row, window=window, **SETTINGS[name], **constraint)
+                answers.append(journal[key])
+            results[f"{name}, {kind}"] = found = summary(rows, answers, schema)
+            broken += len(rows) - found["valid"] if constraint else 0
+            seconds = f"  {found['seconds']:.1f} s, grammar {found['grammar']:.1%}" if options.seconds else ""
             print(
                 f"{name:9} {kind:7} valid {found['valid']:3}  right {found['right']:3}"
                 f"  tokens/forward {found['tokens_per_forward']:5.2f} forced {found['forced']:6.1%}{seconds}",
@@ -151,6 +222,8 @@ def main() -> None:
             )
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if broken:
+        raise SystemExit(f"{broken} answers under the schema do not satisfy it")
 
 
 if __name__ == "__main__":

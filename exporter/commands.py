@@ -52,6 +52,10 @@ Tied = Annotated[
         "--tied/--untied", help="Whether lm_head is the embedding, where config.json and weights disagree."
     ),
 ]
+LongContext = Annotated[
+    bool,
+    typer.Option("--long-context", help="Longrope's frequencies for long texts, and the whole context."),
+]
 TokenizerDirectory = Annotated[
     str | None,
     typer.Option("--tokenizer", metavar="DIR", help="Tokenizer files to use instead of the checkpoint's."),
@@ -127,6 +131,7 @@ def onnx(
     mask_token: MaskToken = None,
     tokenizer: TokenizerDirectory = None,
     tied: Tied = None,
+    long_context: LongContext = False,
     revision: Revision = None,
     base: Base = None,
     kv_layout: Annotated[
@@ -162,8 +167,9 @@ def onnx(
     )  # fmt: skip
     with progress_bars() as bars:
         opened = open_checkpoint(
-            checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
-        )
+            checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied,
+            tokenizer=tokenizer, long_context=long_context,
+        )  # fmt: skip
         _say_which_mask(opened.vocabulary, mask_token)
         _say_which_quantizer(options.quantizer_for(opened))
         manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
@@ -243,6 +249,7 @@ def trt(
     mask_token: MaskToken = None,
     tokenizer: TokenizerDirectory = None,
     tied: Tied = None,
+    long_context: LongContext = False,
     revision: Revision = None,
     base: Base = None,
     allow_drift: AllowDrift = False,
@@ -298,8 +305,9 @@ def trt(
                 calibration_text=calibration_text,
             )  # fmt: skip
             opened = open_checkpoint(
-                source, revision=revision, base=base, mask_token=mask_token, tied=tied, tokenizer=tokenizer
-            )
+                source, revision=revision, base=base, mask_token=mask_token, tied=tied,
+                tokenizer=tokenizer, long_context=long_context,
+            )  # fmt: skip
             _say_which_mask(opened.vocabulary, mask_token)
             if not dry_run:
                 _say_which_quantizer(graph.quantizer_for(opened))

@@ -19,6 +19,7 @@ from ..runtime.bundle.manifest import (
     ModelInfo,
     QuantizationInfo,
     QuantizerInfo,
+    Separators,
     TextInfo,
     TokenInfo,
     Variant,
@@ -187,8 +188,9 @@ def write_bundle(
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-    drift = _self_check(directory, checkpoint, options, placed, report)
-    manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights, quantizer)
+    drift, separators = _self_check(directory, checkpoint, options, placed, report)
+    found = (drift, separators, weights, quantizer)
+    manifest = _manifest(directory, checkpoint, options, model, variants, *found)
     write_manifest(directory, manifest)
     return manifest
 
@@ -301,7 +303,7 @@ def _self_check(
     options: ExportOptions,
     placed: dict[str, Placed],
     report: Progress,
-) -> Drift:
+) -> tuple[Drift, Separators | None]:
     from .check import selfcheck
 
     layers, done = checkpoint.dims.num_layers, 0
@@ -356,6 +358,7 @@ def _manifest(
     model: ModelInfo,
     variants: list[Variant],
     drift: Drift,
+    separators: Separators | None,
     weights: FileEntry,
     quantizer: QuantizerInfo | None,
 ) -> Manifest:
@@ -381,6 +384,7 @@ def _manifest(
             vocabulary.bos_token,
             vocabulary.eos_token,
             derive_chat_turns(vocabulary),
+            separators,
         ),
         variants=tuple(judged),
         files=tuple(files),

@@ -258,6 +258,9 @@ def chat(
     min_p: MinP = 0.0,
     seed: Seed = None,
     repetition_penalty: Penalty = 1.0,
+    schema: Schema = None,
+    regex: Regex = None,
+    choice: Choice = None,
     device: Device = "cpu",
     variant: VariantName = None,
     threads: Threads = None,
@@ -279,6 +282,7 @@ def chat(
     from .chat import Talk, questions, repeatable
 
     config = GenerationConfig(
+        schema=_json_file(schema), regex=regex, choice=tuple(choice) if choice else None,
         max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -22,6 +23,7 @@ from .decode.config import GenerationConfig
 from .errors import SessionError
 
 PER_BYTE = 4  # continuations that begin with the same byte, of those that are tried
+SEPARATORS = (", ", ": ")  # of models whose habit is not known
 MOST_SETTLED = 256  # tokens that are forced at once; more follow in the next run
 REMEMBERED = 1024  # texts whose continuations were tried
 CACHED = 64  # compiled grammars of a session
@@ -43,15 +45,21 @@ class Grammars:
     """The grammars of one tokenizer, each compiled once and kept while it is asked for.
 
     tokenizer: JSON text of the tokenizers library. vocab_size: tokens of the model, padding included.
-    eos_ids: the model's own, which a tokenizer file does not tell. dialect: how the model writes calls. May
-    be used from several threads. Raises SessionError where llguidance is missing or cannot use the tokenizer.
+    eos_ids: the model's own, which a tokenizer file does not tell. dialect: how the model writes calls.
+    separators: those of JSON answers where a request names none. May be used from several threads. Raises
+    SessionError where llguidance is missing or cannot use the tokenizer.
     """
 
     def __init__(
-        self, tokenizer: str, vocab_size: int, eos_ids: Sequence[int], dialect: toolcalls.Dialect
+        self,
+        tokenizer: str,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        dialect: toolcalls.Dialect,
+        separators: tuple[str, str] = SEPARATORS,
     ) -> None:
         self._library = _import()
-        self._dialect = dialect
+        self._dialect, self._separators = dialect, separators
         with _no_panic("the grammar library cannot use the bundle's tokenizer", "export the bundle again"):
             self._tokenizer = self._library.LLTokenizer(
                 tokenizer, n_vocab=vocab_size, eos_token=list(eos_ids) or None
@@ -63,7 +71,7 @@ class Grammars:
 
     def matcher(self, config: GenerationConfig) -> LlgMatcher:
         """A matcher at the beginning of an answer. Raises SessionError for what nothing can satisfy."""
-        parts = [config.schema, config.regex, config.choice, config.tools, config.separators]
+        parts = [config.schema, config.regex, config.choice, config.tools, self._separators_of(config)]
         key = sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
             if key in self._compiled:
@@ -75,6 +83,9 @@ class Grammars:
             while len(self._compiled) > CACHED:
                 self._compiled.popitem(last=False)
         return self._of(compiled.deep_copy())
+
+    def _separators_of(self, config: GenerationConfig) -> tuple[str, str]:
+        return self._separators if config.separators is None else config.separators
 
     def _of(self, matcher: Any) -> LlgMatcher:
         return LlgMatcher(matcher, self._alphabet)
@@ -91,7 +102,7 @@ class Grammars:
         return compiled
 
     def _grammar(self, config: GenerationConfig) -> str:
-        library, (item, key) = self._library.LLMatcher, config.separators
+        library, (item, key) = self._library.LLMatcher, self._separators_of(config)
         options = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
         if config.regex is not None:
             return str(library.grammar_from_regex(config.regex))
@@ -124,7 +135,15 @@ class Alphabet:
         self.vocab_size, self.ends = vocab_size, list(eos_ids)
         self._tokenizer = tokenizer
         self._texts = [tokenizer.decode_bytes([token]) for token in range(vocab_size)]
-        self._variants: OrderedDict[tuple[bytes, bytes], list[list[int]]] = OrderedDict()
+        # All tokens by their first bytes, short ones first; and for each where its first byte begins.
+        texts = self._texts
+        order = sorted(
+            range(vocab_size), key=lambda token: (texts[token][:1], len(texts[token]), texts[token])
+        )
+        begins = [i == 0 or texts[order[i - 1]][:1] != texts[order[i]][:1] for i in range(vocab_size)]
+        self._shortest = np.array(order, np.int64)
+        self._first = np.maximum.accumulate(np.where(begins, np.arange(vocab_size), 0))
+        self._ways: OrderedDict[tuple[bytes, bytes], Ways] = OrderedDict()
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> list[int]:
@@ -135,23 +154,41 @@ class Alphabet:
         fits = [token for token, text in enumerate(self._texts) if text and data.startswith(text)]
         return sorted(fits, key=lambda token: -len(self._texts[token]))
 
-    def variants(self, data: bytes, behind: np.ndarray) -> list[list[int]]:
-        """How `data` is written before tokens of the mask `behind`: a few of each first byte."""
+    def ways(self, data: bytes, behind: np.ndarray) -> Ways:
+        """How `data` is written before tokens of the mask `behind`: a few of each first byte are tried."""
         key = (data, np.packbits(behind).tobytes())
         with self._lock:
-            if key in self._variants:
-                self._variants.move_to_end(key)
-                return self._variants[key]
-        first: dict[bytes, list[bytes]] = {}
-        for token in np.flatnonzero(behind).tolist():
-            first.setdefault(self._texts[token][:1], []).append(self._texts[token])
-        few = [sorted(own, key=lambda text: (len(text), text))[:PER_BYTE] for own in first.values()]
-        found = [self.write(data + text) for own in few for text in own]
+            if key in self._ways:
+                self._ways.move_to_end(key)
+                return self._ways[key]
+        fits = behind[self._shortest]
+        before = np.cumsum(fits) - fits  # such tokens so far
+        few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
+        found = Ways.of([self.write(data + self._texts[token]) for token in few.tolist()])
         with self._lock:
-            self._variants[key] = found
-            while len(self._variants) > REMEMBERED:
-                self._variants.popitem(last=False)
+            self._ways[key] = found
+            while len(self._ways) > REMEMBERED:
+                self._ways.popitem(last=False)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Some writings of a text: the tokens that all begin with, and the first tokens, the commonest first."""
+
+    common: tuple[int, ...]
+    first: tuple[int, ...]
+    share: float
+    """Of the commonest."""
+
+    @classmethod
+    def of(cls, variants: Sequence[Sequence[int]]) -> Ways:
+        counts = Counter(variant[0] for variant in variants)
+        first = sorted(counts, key=lambda token: (-counts[token], token))
+        common = next(iter(variants), ())
+        for variant in variants:
+            common = common[: _num_alike(common, variant)]
+        return cls(tuple(common), tuple(first), counts[first[0]] / len(variants) if first else 0.0)
 
 
 class LlgMatcher:
@@ -185,6 +222,20 @@ class LlgMatcher:
                 )
             self._mask = mask
         return self._mask
+
+    def likely(self) -> tuple[int, float] | None:
+        """Of the ways to write a text that is forced: the commonest first token, and its share."""
+        data = bytes(self._matcher.compute_ff_bytes())
+        self._check()
+        if not data or len(data) > 16 * MOST_SETTLED:
+            return None
+        after = self.copy()
+        if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
+            return None
+        if after.is_over:
+            return None
+        ways = self._alphabet.ways(data, after.mask())
+        return (ways.first[0], ways.share) if ways.first and self.mask()[ways.first[0]] else None
 
     def consume(self, token: int) -> None:
         self._mask = self._forced = None
@@ -222,13 +273,10 @@ class LlgMatcher:
             return forced
         if after.is_over:
             return self._alphabet.write(data)
-        variants = self._alphabet.variants(data, after.mask())
-        num = 0
-        while num < len(forced) and all(v[num : num + 1] == forced[num : num + 1] for v in variants):
-            num += 1
+        ways = self._alphabet.ways(data, after.mask())
+        num = _num_alike(forced, ways.common)
         if num == 0:
-            written = {variant[0] for variant in variants}
-            allowed = [token for token in written if self._matcher.validate_tokens([token]) == 1]
+            allowed = [token for token in ways.first if self._matcher.validate_tokens([token]) == 1]
             if not allowed:
                 return forced
             self._mask = np.zeros(self._alphabet.vocab_size, bool)
@@ -252,6 +300,12 @@ def leaves_a_choice(matcher: LlgMatcher) -> bool:
         for token in forced:
             matcher.consume(token)
     return left <= 0 or not matcher.is_over
+
+
+def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _escaped(text: str) -> str:

@@ -34,7 +34,7 @@ from .decode.row import Accepted, FinishReason, Row
 from .decode.schedule import Limits, Schedule, run
 from .decode.stats import Stats
 from .errors import SessionError
-from .grammar import Grammars, leaves_a_choice
+from .grammar import SEPARATORS, Grammars, leaves_a_choice
 from .text import Message, Text, TextStream
 from .toolcalls import ToolStream, dialect_of
 
@@ -318,6 +318,7 @@ class Session:
         """
         manifest, info = self.bundle.manifest, self.bundle.manifest.text
         assert self.text is not None and info is not None, "checked before"
+        own = info.separators
         with self._reading:
             if self._grammars is None:
                 self._grammars = Grammars(
@@ -325,6 +326,7 @@ class Session:
                     manifest.model.vocab_size,
                     manifest.tokens.eos,
                     dialect_of(info.chat_template),
+                    SEPARATORS if own is None else (own.item, own.key),
                 )
         matcher = self._grammars.matcher(config)
         outputs = self.backend.outputs

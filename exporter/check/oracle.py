@@ -125,6 +125,10 @@ def _load(checkpoint: Checkpoint, transformers: Any, torch: Any) -> Any:
     if str(values.get("model_type")) != dims.model_type:
         settings["use_sliding_window"] = False  # the authors' classes never window
         settings.pop("layer_types", None)
+    if checkpoint.long_context:
+        for params in (settings.get("rope_scaling"), settings.get("rope_parameters")):
+            if isinstance(params, dict):  # a copy of ours: one prompt is too short to switch to these
+                params["short_factor"] = params.get("long_factor")
     tensors = checkpoint.tensors
     settings["tie_word_embeddings"] = tensors.base_tied if isinstance(tensors, MergedTensors) else dims.tied
     config = transformers.AutoConfig.for_model(dims.model_type, **settings)

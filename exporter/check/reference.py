@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..checkpoint import names
 from ..checkpoint.family import Dims
+from ..checkpoint.rope import Rope
 from ..checkpoint.tensors import Tensors, chunks
 
 
@@ -31,16 +32,17 @@ def logits(
         # All sequences behind each other, so that each weight is read once; the mask keeps them apart.
         positions, owner = places(lengths)
         # Of the vocabulary tables only rows, or a part at a time: in fp32 they may be more than all else.
-        x = embedded(tensors, sequences)
+        x = embedded(dims, tensors, sequences)
         for i in range(dims.num_layers):
             x = layer(dims, i, layer_weights(tensors, i), x, positions, owner)
             if progress is not None:
                 progress()
-        normed = _rms(x, _read(tensors, names.FINAL_NORM), dims.rms_norm_eps)
+        normed = _rms(x, _read(tensors, names.FINAL_NORM) + dims.knobs.norm_offset, dims.rms_norm_eps)
         parts = []
         for rows in chunks(tensors.read(names.EMBEDDING if dims.tied else names.HEAD)):
             head = torch.from_numpy(np.array(rows, np.float32))
-            parts.append((normed @ head.T).numpy())
+            product = normed @ head.T * dims.knobs.logit_factor
+            parts.append(_capped(product, dims.knobs.logit_cap).numpy())
         return np.split(np.concatenate(parts, -1), np.cumsum(lengths)[:-1])
 
 
@@ -50,10 +52,11 @@ def places(lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([torch.arange(length) for length in lengths]), owner
 
 
-def embedded(tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The rows of the embedding [tokens, hidden] of all sequences, one behind the other."""
+def embedded(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """What enters the first layer [tokens, hidden], of all sequences one behind the other."""
     table = tensors.read(names.EMBEDDING)
-    return torch.from_numpy(np.array(table[[token for ids in sequences for token in ids]], np.float32))
+    rows = np.array(table[[token for ids in sequences for token in ids]], np.float32)
+    return torch.from_numpy(rows) * dims.knobs.embedding_factor
 
 
 def layer_weights(tensors: Tensors, i: int) -> dict[str, torch.Tensor]:
@@ -73,6 +76,10 @@ def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
+def _capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * torch.tanh(x / cap) if cap else x
+
+
 def layer(
     dims: Dims,
     i: int,
@@ -86,23 +93,34 @@ def layer(
 
     `watch` is called with the name of each Linear map and what goes into it, [tokens, inputs].
     """
+    knobs = dims.knobs
 
     def linear(part: str, value: torch.Tensor) -> torch.Tensor:
         if watch is not None:
             watch(part, value)
         return F.linear(value, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
 
-    def norm(part: str, value: torch.Tensor) -> torch.Tensor:
-        return _rms(value, weights[f"{part}.weight"], dims.rms_norm_eps)
+    def norm(part: str | None, value: torch.Tensor) -> torch.Tensor:
+        if part is None:
+            return value
+        return _rms(value, weights[f"{part}.weight"] + knobs.norm_offset, dims.rms_norm_eps)
 
-    normed = norm(names.INPUT_NORM, x)
-    # [tokens, heads, head_dim]
-    q, k, v = (
-        linear(part, normed).unflatten(-1, (-1, dims.head_dim)) for part in (names.Q, names.K, names.V)
-    )
-    if dims.qk_norm:
-        q, k = norm(names.Q_NORM, q), norm(names.K_NORM, k)
-    q, k = _rotate(dims, q, positions), _rotate(dims, k, positions)
+    normed = norm(knobs.norms.before_attention, x)
+    sizes = [dims.num_heads * dims.head_dim, *[dims.num_kv_heads * dims.head_dim] * 2]
+    q, k, v = torch.cat([linear(part, normed) for part in knobs.qkv], -1).split(sizes, -1)
+    heads = knobs.head_norms
+    if heads is not None and heads.whole:
+        q, k = norm(heads.q, q), norm(heads.k, k)
+    q, k, v = (value.unflatten(-1, (-1, dims.head_dim)) for value in (q, k, v))  # [tokens, heads, head_dim]
+    if heads is not None and not heads.whole and not heads.rotated:
+        q, k = norm(heads.q, q), norm(heads.k, k)
+    if (rope := dims.rope(i)) is not None:
+        q, k = (_rotate(rope, value, positions, knobs.interleaved) for value in (q, k))
+    if heads is not None and heads.rotated:
+        q, k = norm(heads.q, q), norm(heads.k, k)
+    if knobs.query_growth is not None:
+        beta, length = knobs.query_growth
+        q = q * (1 + beta * torch.log(1 + torch.floor(positions / length)))[:, None, None]
     distance = positions[:, None] - positions[None, :]
     mask = (distance >= 0) & (owner[:, None] == owner[None, :])
     window = dims.windows[i]
@@ -110,14 +128,26 @@ def layer(
         mask &= distance < window
     groups = dims.num_heads // dims.num_kv_heads
     keys, values = (t.transpose(0, 1).repeat_interleave(groups, 0) for t in (k, v))
-    mixed = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], mask)[0]
-    x = x + linear(names.O, mixed.transpose(0, 1).flatten(1))
-    normed = norm(names.POST_NORM, x)
-    return x + linear(names.DOWN, F.silu(linear(names.GATE, normed)) * linear(names.UP, normed))
+    scores = _capped(q.transpose(0, 1) @ keys.mT * dims.attention_scale, knobs.attention_cap)
+    mixed = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values
+    attended = norm(knobs.norms.after_attention, linear(names.O, mixed.transpose(0, 1).flatten(1)))
+    x = x + attended * knobs.residual_factor
+    normed = norm(knobs.norms.before_mlp, x)
+    gate, up = torch.cat([linear(part, normed) for part in knobs.gate_up], -1).chunk(2, -1)
+    gate = F.gelu(gate, approximate="tanh") if knobs.activation == "gelu_tanh" else F.silu(gate)
+    made = norm(knobs.norms.after_mlp, linear(names.DOWN, gate * up))
+    return x + made * knobs.residual_factor
 
 
-def _rotate(dims: Dims, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    angles = positions.to(torch.float32)[:, None] * torch.from_numpy(dims.rope.inv_freq)
-    cos, sin = (f(angles)[:, None, :] * dims.rope.scale for f in (torch.cos, torch.sin))
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+def _rotate(rope: Rope, x: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    angles = positions.to(torch.float32)[:, None] * torch.from_numpy(rope.inv_freq)
+    cos, sin = (f(angles)[:, None, :] * rope.scale for f in (torch.cos, torch.sin))
+    size = 2 * angles.shape[-1]
+    turning, rest = x[..., :size], x[..., size:]
+    if interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]
+        pairs = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+    else:
+        first, second = turning.chunk(2, -1)
+        pairs = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return torch.cat([pairs, rest], -1)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ...runtime.bundle.manifest import Drift
+from ...runtime.bundle.manifest import Drift, Separators
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..graph.step import NEVER, StepGraph
-from . import oracle, reference, segments
+from . import habit, oracle, reference, segments
 from .bfloat16 import widened
 
 PROMPTS = (
@@ -50,15 +50,18 @@ def check(
     bounded: bool = True,
     with_oracle: bool = True,
     progress: Callable[[], None] | None = None,
-) -> Drift:
-    """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks.
+) -> tuple[Drift, Separators | None]:
+    """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks; and
+    tell how the checkpoint writes JSON.
 
     Raises ExportError for logits that are no numbers, for a checkpoint that means something else to
     transformers, and with `bounded` for a drift beyond what its precision explains.
     """
     mask = checkpoint.vocabulary.mask_token_id
     sequences = [ids + [mask] * (spec.block - 1) for ids in _prompts(checkpoint, spec.block)]
-    expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress)
+    probes = habit.probes(checkpoint)
+    every = reference.logits(checkpoint.dims, checkpoint.tensors, [*sequences, *probes], progress)
+    expected, of_probes = every[: len(sequences)], every[len(sequences) :]
     _require_numbers(
         expected, "the checkpoint, computed in fp32,", "Its weights are broken: train or download it again"
     )
@@ -71,7 +74,7 @@ def check(
     drift, size = _drift(results, expected, mask, yardstick)
     if bounded:
         require(drift, spec.weight_precision, size)
-    return drift
+    return drift, habit.separators(checkpoint, probes, of_probes)
 
 
 def _drift(

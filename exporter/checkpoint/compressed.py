@@ -102,11 +102,15 @@ class PackedTensors:
     stored: Tensors
     codec: Codec
     packed: Mapping[str, tuple[int, int]]  # [outputs, inputs] by the name of the weight
+    parts: tuple[str, ...] = PARTS  # last words of the names of codes and what belongs to them
+    reordered: frozenset[str] = frozenset()  # weights whose inputs are in groups of another order
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         plain = {
-            name: shape for name, shape in self.stored.shapes.items() if name.rpartition(".")[2] not in PARTS
+            name: shape
+            for name, shape in self.stored.shapes.items()
+            if name.rpartition(".")[2] not in self.parts
         }
         return plain | dict(self.packed)
 
@@ -129,7 +133,8 @@ class PackedTensors:
     def holds(self, name: str, codec: Codec) -> bool:
         """Whether `name` is stored as codes that `codec` could have made."""
         ours = (self.codec.kind, self.codec.group_size, self.codec.symmetric)
-        return name in self.packed and ours == (codec.kind, codec.group_size, codec.symmetric)
+        is_same = ours == (codec.kind, codec.group_size, codec.symmetric)
+        return is_same and name in self.packed and name not in self.reordered
 
     def encoded(self, name: str, scale_dtype: np.dtype) -> Encoded:
         """The codes of a packed weight.
@@ -138,25 +143,33 @@ class PackedTensors:
         """
         outputs, inputs = self.packed[name]
         bits = 4 if self.codec.kind == "int4" else 8
-        scales = self.stored.read(f"{name}_scale")
-        check_finite(f"{name}_scale", scales)
-        with np.errstate(over="ignore"):
-            scales = np.asarray(scales).astype(scale_dtype)
-        if not np.isfinite(scales).all():
-            raise OverflowError(name)
-        codes, zeros = _fields(self.stored.read(f"{name}_packed"), bits, inputs), None
+        scales = scaled_as(self.stored.read(f"{name}_scale"), f"{name}_scale", scale_dtype, name)
+        codes, zeros = fields(self.stored.read(f"{name}_packed"), bits, inputs), None
         if self.codec.symmetric:
             codes = (
                 (codes ^ (1 << (bits - 1))).view(np.int8) if bits == 8 else codes.view(np.int8) - np.int8(8)
             )
         else:
             zeros = np.ascontiguousarray(
-                _fields(np.ascontiguousarray(self.stored.read(f"{name}_zero_point").T), bits, outputs).T
+                fields(np.ascontiguousarray(self.stored.read(f"{name}_zero_point").T), bits, outputs).T
             )
         return Encoded(codes.reshape(outputs, self.codec.num_groups(inputs), -1), scales, zeros)
 
 
-def _fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
+def scaled_as(scales: np.ndarray, part: str, dtype: np.dtype, name: str) -> np.ndarray:
+    """The scales `part` of weight `name` in `dtype`.
+
+    Raises CheckpointError for NaN or Inf, OverflowError beyond `dtype`.
+    """
+    check_finite(part, scales)
+    with np.errstate(over="ignore"):
+        found = np.asarray(scales).astype(dtype)
+    if not np.isfinite(found).all():
+        raise OverflowError(name)
+    return found
+
+
+def fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     """`count` unsigned fields of 4 or 8 bits of each row of int32 words, lowest first: uint8."""
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8).reshape(len(words), -1)
     if bits == 4:
@@ -246,6 +259,12 @@ def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None
         problems.append(
             f"the checkpoint's weights are {codec.dtype} codes in groups of {codec.group_size}"
             f" and would be rounded a second time: export with {flags}, or with a wider --precision"
+        )
+    if tensors.reordered:
+        problems.append(
+            f"the groups of {len(tensors.reordered)} weights are in the order of activations (desc_act),"
+            " which no bundle has, and they would be rounded a second time: export with a wider --precision,"
+            " or quantize the original without desc_act"
         )
     if storage.search:
         problems.append("--search has nothing to choose: the checkpoint's codes are used")

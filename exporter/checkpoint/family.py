@@ -1,21 +1,22 @@
 """Decoder families: config.json -> dimensions and the exact tensors a model must have.
 
-The differences are flags.
+The differences are knobs (families.py has the table).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ...runtime.errors import CheckpointError
 from . import names
-from .rope import Rope, positive, rope_from_config
+from .families import ALIASES, FAMILIES, REFUSED
+from .knobs import Knobs
+from .layers import rotations, windows
+from .rope import Rope, positive
 from .tensors import listed, shown
 
-# The authors' A2D classes hold stock weights under stock names, and MARS inference is plain causal.
-ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3"}
 # The largest number of each field that is taken seriously: a reader, and this exporter, allocate from them.
 LIMITS = {
     "vocab_size": 2**24,
@@ -30,40 +31,11 @@ LIMITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What distinguishes one decoder family from another; None means that the config decides.
-
-    `defaults`: what transformers assumes for a field that config.json leaves out (not for one that is null).
-    """
-
-    qkv_bias: bool | None = False
-    output_bias: bool | None = False
-    mlp_bias: bool | None = False
-    qk_norm: bool = False
-    sliding: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(qkv_bias=None, output_bias=None, mlp_bias=None),
-    "mistral": Family(sliding=True, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-    "qwen2": Family(qkv_bias=True, sliding=True, defaults=QWEN_DEFAULTS),
-    "qwen3": Family(
-        qkv_bias=None,
-        output_bias=None,
-        qk_norm=True,
-        sliding=True,
-        defaults=QWEN_DEFAULTS | {"head_dim": 128},
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class Dims:
-    """The shape of a decoder.
+    """The shape of a decoder, and what it does otherwise than Llama.
 
-    `windows[i]` is layer i's sliding window in tokens, or None for full causal attention.
+    `windows[i]` is layer i's sliding window in tokens, or None for full causal attention; `rotation[i]` is
+    which of `ropes` turns its queries and keys, or None.
     """
 
     model_type: str
@@ -76,31 +48,48 @@ class Dims:
     head_dim: int
     context_length: int
     rms_norm_eps: float
-    rope: Rope
+    ropes: tuple[Rope, ...]
+    rotation: tuple[int | None, ...]
     tied: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
     windows: tuple[int | None, ...]
+    knobs: Knobs
+
+    def rope(self, layer: int) -> Rope | None:
+        """What turns layer `layer`'s queries and keys; None where nothing does."""
+        which = self.rotation[layer]
+        return None if which is None else self.ropes[which]
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by before the softmax."""
+        scale = self.knobs.attention_scale
+        return self.head_dim**-0.5 if scale is None else scale
 
 
-def dims_from_config(config: Mapping[str, Any]) -> Dims:
+def dims_from_config(config: Mapping[str, Any], *, long_context: bool = False) -> Dims:
     """Read the dimensions of a Hugging Face `config.json`.
 
-    Raises CheckpointError for an unknown architecture (naming the known ones), for missing or senseless
-    numbers (all at once) and for features that would change the result if they were ignored.
+    `long_context`: of a model with two sets of rotary frequencies, take those for long texts. Raises
+    CheckpointError for an unknown architecture (naming the known ones), for missing or senseless numbers (all
+    at once) and for features that would change the result if they were ignored.
     """
     declared = str(config.get("model_type"))
     model_type = ALIASES.get(declared, declared)
+    if reason := REFUSED.get(declared):
+        raise CheckpointError(f"config.json: architecture `{declared}` is not supported: {reason}")
     if model_type not in FAMILIES:
         known = ", ".join([*FAMILIES, *ALIASES])
         raise CheckpointError(
             f"config.json: architecture `{declared[:80]}` is not supported (known: {known})"
         )
     family = FAMILIES[model_type]
+    if config.get("rope_parameters", ()) is None:
+        config = {name: value for name, value in config.items() if name != "rope_parameters"}
     config = {**family.defaults, **config}
-    _refuse_unknown_features(config)
+    knobs = family.knobs_of(config)
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     kv_heads = (
         _count(config, "num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
@@ -116,8 +105,11 @@ def dims_from_config(config: Mapping[str, Any]) -> Dims:
             " together"
         )
     num_layers, context = _count(config, "num_hidden_layers"), _count(config, "max_position_embeddings")
-    rope = rope_from_config(config, head_dim)
-    attention_bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    # The authors' A2D classes never window, whatever their config says.
+    slides = (None,) * num_layers if declared in ALIASES else windows(config, family, num_layers)
+    ropes, rotation = rotations(config, family, head_dim, slides, long_context)
+    context = max(context, *(rope.context for rope in ropes))
+    context = min(context, *(rope.limit for rope in ropes if rope.limit), LIMITS["max_position_embeddings"])
     return Dims(
         model_type=model_type,
         vocab_size=_count(config, "vocab_size"),
@@ -127,18 +119,16 @@ def dims_from_config(config: Mapping[str, Any]) -> Dims:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        context_length=min(max(context, rope.context), LIMITS["max_position_embeddings"]),
+        context_length=context,
         rms_norm_eps=positive(config, "rms_norm_eps") if "rms_norm_eps" in config else 1e-6,
-        rope=rope,
+        ropes=ropes,
+        rotation=rotation,
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        output_bias=attention_bias if family.output_bias is None else family.output_bias,
-        mlp_bias=mlp_bias if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
-        # The authors' A2D classes never window, whatever their config says.
-        windows=(None,) * num_layers
-        if declared in ALIASES
-        else _windows(config, model_type, family, num_layers),
+        qkv_bias=family.has_bias(family.qkv_bias, config),
+        output_bias=family.has_bias(family.output_bias, config),
+        mlp_bias=family.has_bias(family.mlp_bias, config),
+        windows=slides,
+        knobs=knobs,
     )
 
 
@@ -154,66 +144,30 @@ def _count(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise CheckpointError(
-            f"config.json: hidden_act `{str(activation)[:80]}` is not supported (known: silu)"
-        )
-
-
-def _windows(
-    config: Mapping[str, Any], model_type: str, family: Family, num_layers: int
-) -> tuple[int | None, ...]:
-    on = (
-        family.sliding
-        and config.get("sliding_window") is not None
-        and (model_type == "mistral" or config.get("use_sliding_window"))
-    )
-    if not on:
-        return (None,) * num_layers
-    window = _count(config, "sliding_window")
-    if model_type == "mistral":
-        return (window,) * num_layers
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = _count(config, "max_window_layers") if config.get("max_window_layers") else 0
-        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != num_layers
-        or any(kind not in ("sliding_attention", "full_attention") for kind in kinds)
-    ):
-        raise CheckpointError(
-            "config.json: `layer_types` must name full_attention or sliding_attention for each of"
-            f" {num_layers} layers"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
 def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of each tensor the model must have, Linear weights as [out, in]."""
-    hidden, inner = dims.hidden_size, dims.intermediate_size
+    hidden, inner, knobs = dims.hidden_size, dims.intermediate_size, dims.knobs
     queries, keys = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    heads = {names.Q: queries, names.K: keys, names.V: keys, names.QKV: queries + 2 * keys}
     linears = {
-        names.Q: (queries, hidden, dims.qkv_bias),
-        names.K: (keys, hidden, dims.qkv_bias),
-        names.V: (keys, hidden, dims.qkv_bias),
+        **{part: (heads[part], hidden, dims.qkv_bias) for part in knobs.qkv},
         names.O: (hidden, queries, dims.output_bias),
-        names.GATE: (inner, hidden, dims.mlp_bias),
-        names.UP: (inner, hidden, dims.mlp_bias),
+        **dict.fromkeys(knobs.gate_up, ((2 if knobs.fused else 1) * inner, hidden, dims.mlp_bias)),
         names.DOWN: (hidden, inner, dims.mlp_bias),
     }
+    norms = {name: hidden for name in astuple(knobs.norms) if name is not None}
+    if knobs.head_norms is not None:
+        whole = knobs.head_norms.whole
+        norms |= {knobs.head_norms.q: queries if whole else dims.head_dim}
+        norms |= {knobs.head_norms.k: keys if whole else dims.head_dim}
     yield names.EMBEDDING, (dims.vocab_size, hidden)
     for i in range(dims.num_layers):
         for part, (rows, columns, bias) in linears.items():
             yield names.weight(i, part), (rows, columns)
             if bias:
                 yield names.bias(i, part), (rows,)
-        if dims.qk_norm:
-            yield names.weight(i, names.Q_NORM), (dims.head_dim,)
-            yield names.weight(i, names.K_NORM), (dims.head_dim,)
-        yield names.weight(i, names.INPUT_NORM), (hidden,)
-        yield names.weight(i, names.POST_NORM), (hidden,)
+        for name, size in norms.items():
+            yield names.weight(i, name), (size,)
     yield names.FINAL_NORM, (hidden,)
     if not dims.tied:
         yield names.HEAD, (dims.vocab_size, hidden)
@@ -244,7 +198,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 def _other_names(shapes: Mapping[str, object]) -> str | None:
     """One line where all names are there behind another prefix, as AutoModel or a wrapper saves them."""
-    first = f"{names.layer(0)}{names.INPUT_NORM}.weight"
+    first = names.weight(0, names.O)
     inner = first.removeprefix("model.")
     theirs = next((name for name in shapes if name.endswith(inner)), None)
     if theirs is None or first in shapes:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError
-from . import adapter, compressed, default
-from .family import Dims, check_shapes, dims_from_config
+from . import adapter, autogptq, compressed, default
+from .family import Dims, check_shapes, dims_from_config, expected_shapes
 from .names import EMBEDDING, HEAD
 from .tensors import Tensors, open_tensors, read_json, same_numbers
 from .vocabulary import Vocabulary, read_vocabulary
@@ -32,6 +32,7 @@ class Checkpoint:
     vocabulary: Vocabulary
     model: Path
     adapter: Path | None = None
+    long_context: bool = False
 
 
 def open_checkpoint(
@@ -42,6 +43,7 @@ def open_checkpoint(
     mask_token: str | None = None,
     tied: bool | None = None,
     tokenizer: str | None = None,
+    long_context: bool = False,
 ) -> Checkpoint:
     """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file.
 
@@ -49,11 +51,13 @@ def open_checkpoint(
 
     No weight is read yet beyond file headers (and two tables that may be one). `base` overrides the base
     model that an adapter names; `tied` says whether lm_head is the embedding, where config.json and the
-    weights disagree; `tokenizer` is a directory whose tokenizer files come before the checkpoint's own.
-    Raises CheckpointError, listing all problems of one kind at once.
+    weights disagree; `tokenizer` is a directory whose tokenizer files come before the checkpoint's own;
+    `long_context` takes longrope's frequencies for long texts. Raises CheckpointError, listing all problems
+    of one kind at once.
     """
     if location is None:
         location = str(default.ADAPTER)
+    _refuse_other_loops(location)
     own_tokenizer = [] if tokenizer is None else [_tokenizer_directory(tokenizer)]
     directory = model = _directory(location, revision, rebuild_tokenizer=tokenizer is None)
     config_of_adapter = None
@@ -63,10 +67,8 @@ def open_checkpoint(
         is_default = base == default.BASE_NAME
         model = default.base_directory() if is_default else _directory(base, config_of_adapter.revision)
     config = _read_config(model)
-    dims, tensors = dims_from_config(config), open_tensors(model)
-    codec = compressed.read_scheme(config.get("quantization_config"))
-    if codec is not None:
-        tensors = compressed.unpacked(tensors, codec)
+    dims, tensors = dims_from_config(config, long_context=long_context), open_tensors(model)
+    tensors = _unpacked(model, config, tensors, dims)
     dims = replace(dims, tied=_is_tied(model, dims.tied, tensors, tied))
     if config_of_adapter is not None:
         tensors = adapter.MergedTensors(tensors, directory, config_of_adapter, dims.tied)
@@ -83,7 +85,29 @@ def open_checkpoint(
         vocabulary=vocabulary,
         model=model,
         adapter=None if directory == model else directory,
+        long_context=long_context,
     )
+
+
+def _refuse_other_loops(location: str) -> None:
+    """The MARS authors' BD3LM checkpoints have a MARS checkpoint's config, weights and mask: only the name
+    tells them apart.
+    """
+    if "bd3lm" in Path(location).name.lower():
+        raise CheckpointError(
+            f"{location}: by its name a BD3LM checkpoint. Its files look like a MARS checkpoint's, but it was"
+            " trained to fill blocks with attention in both directions, and would answer nonsense in this"
+            " causal loop (docs/families.md). If the name misleads, rename the directory"
+        )
+
+
+def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims) -> Tensors:
+    """The tensors of a quantized checkpoint seen as weights; those of any other as they are."""
+    raw = autogptq.read_config(model, config)
+    if (form := autogptq.read_form(raw)) is not None:
+        return autogptq.unpacked(tensors, form, dict(expected_shapes(dims)))
+    codec = compressed.read_scheme(raw)
+    return tensors if codec is None else compressed.unpacked(tensors, codec)
 
 
 def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | None) -> bool:

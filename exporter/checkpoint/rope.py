@@ -16,7 +16,8 @@ from ...runtime.errors import CheckpointError
 from .tensors import shown
 
 # `dynamic` changes nothing within the trained context, and a bundle never goes beyond that.
-KNOWN = ("default", "dynamic", "linear", "llama3", "yarn")
+KNOWN = ("default", "dynamic", "linear", "llama3", "yarn", "longrope")
+OLD_NAMES = {"su": "longrope"}
 SMALLEST, LARGEST = 1e-38, 1e38  # of a number in a config
 LONGEST_CONTEXT = 2**31
 
@@ -27,21 +28,32 @@ class Rope:
     else 1).
 
     `context`: positions that the scaling was made for, 0 where it says nothing beyond
-    max_position_embeddings.
+    max_position_embeddings. `limit`: positions beyond which the model has other frequencies, 0 where it has
+    none.
     """
 
     inv_freq: np.ndarray
     scale: float
     context: int = 0
+    limit: int = 0
 
 
-def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a config, version 4's `rope_scaling` or version 5's `rope_parameters`."""
+    return _object(config, "rope_scaling") | _object(config, "rope_parameters")
+
+
+def rope_from_config(
+    config: Mapping[str, Any], head_dim: int, *, partial: bool = False, long: bool = False
+) -> Rope:
     """Read the rotary embedding of a Hugging Face config (version 4 `rope_scaling` or version 5
     `rope_parameters`).
 
-    Raises CheckpointError, naming the type, for one that we do not compute (longrope, ...).
+    `partial`: the family honours `partial_rotary_factor`. `long`: of longrope's two sets of frequencies take
+    that for texts beyond the original context. Raises CheckpointError, naming the type, for one that we do
+    not compute.
     """
-    params = _object(config, "rope_scaling") | _object(config, "rope_parameters")
+    params = rope_parameters(config)
     if nested := [name for name, value in params.items() if isinstance(value, Mapping)]:
         raise CheckpointError(
             f"config.json: rope parameters of their own for {', '.join(map(str, nested[:3]))} are not"
@@ -56,6 +68,7 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
         10000.0,
     )
     kind = str(params.get("rope_type") or params.get("type") or "default")
+    kind = OLD_NAMES.get(kind, kind)
     if kind not in KNOWN:
         raise CheckpointError(
             f"config.json: rope type `{kind[:80]}` is not supported (known: {', '.join(KNOWN)})"
@@ -64,20 +77,46 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
         raise CheckpointError(
             "config.json: `rope_theta` must be other than 1: all positions would be the same"
         )
-    if any(source.get("partial_rotary_factor") not in (None, 1) for source in (params, config)):
-        raise CheckpointError("config.json: `partial_rotary_factor` other than 1 is not supported")
-    powers = _powers(theta, head_dim)
-    inv_freq = np.float32(1) / powers
+    size = _rotary_size(params, config, head_dim, partial)
+    if config.get("original_max_position_embeddings") is not None:  # beside the parameters it comes first
+        params["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    if long and kind != "longrope":
+        raise CheckpointError(
+            f"config.json: rope type `{kind}` has no frequencies of their own for long texts: leave"
+            " --long-context away"
+        )
     try:
+        if kind == "dynamic" and params.get("alpha") is not None:
+            theta *= positive(params, "alpha") ** (size / (size - 2)) if size > 2 else 1.0
+        powers = _powers(theta, size)
+        inv_freq = np.float32(1) / powers
         if kind == "linear":
             return Rope(inv_freq / np.float32(positive(params, "factor")), 1.0)
         if kind == "llama3":
             return Rope(_llama3(inv_freq, params), 1.0)
+        if kind == "longrope":
+            return _longrope(powers, params, positive(config, "max_position_embeddings"), long)
         if kind == "yarn":
-            return _yarn(powers, params, theta, head_dim, positive(config, "max_position_embeddings"))
+            return _yarn(powers, params, theta, size, positive(config, "max_position_embeddings"))
     except KeyError as error:
         raise CheckpointError(f"config.json: rope type `{kind}` needs the parameter {error}") from error
     return Rope(inv_freq, 1.0)
+
+
+def _rotary_size(
+    params: Mapping[str, Any], config: Mapping[str, Any], head_dim: int, is_partial: bool
+) -> int:
+    """How many numbers of a head are rotated."""
+    name = "partial_rotary_factor"
+    factor = next((positive(s, name) for s in (params, config) if s.get(name) is not None), 1.0)
+    if factor == 1:
+        return head_dim
+    size = int(head_dim * factor)
+    if not is_partial or factor > 1 or size < 2 or size % 2:
+        raise CheckpointError(
+            f"config.json: `{name}` {factor:g} of heads of {head_dim} is not supported for this architecture"
+        )
+    return size
 
 
 def _powers(theta: float, head_dim: int) -> np.ndarray:
@@ -124,6 +163,28 @@ def _llama3(inv_freq: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
     between = (wavelength >= old / high) & (wavelength <= old / low)
     rotated: np.ndarray = torch.where(between, blended, slow).numpy()
     return rotated
+
+
+def _longrope(powers: np.ndarray, params: Mapping[str, Any], context: float, long: bool) -> Rope:
+    import torch
+
+    old = (
+        positive(params, "original_max_position_embeddings")
+        if params.get("original_max_position_embeddings") is not None
+        else context
+    )
+    name = "long_factor" if long else "short_factor"
+    factors = params[name]
+    if not isinstance(factors, list) or len(factors) != len(powers):
+        raise CheckpointError(f"config.json: `{name}` must be a list of {len(powers)} numbers")
+    parts = [positive({name: factor}, name) for factor in factors]
+    factor = context / old if params.get("factor") is None else positive(params, "factor")
+    if params.get("attention_factor") is not None:
+        scale = positive(params, "attention_factor")
+    else:
+        scale = 1.0 if factor <= 1 or old <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
+    scaled = torch.tensor(parts, dtype=torch.float32) * torch.from_numpy(powers)
+    return Rope((1.0 / scaled).numpy(), scale, limit=0 if long else int(min(old, LONGEST_CONTEXT)))
 
 
 def _yarn(powers: np.ndarray, params: Mapping[str, Any], theta: float, head_dim: int, context: float) -> Rope:

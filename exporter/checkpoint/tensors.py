@@ -32,7 +32,7 @@ DTYPES: Mapping[str, np.dtype] = {
 }
 # Integers are the codes of a quantized checkpoint (compressed.py); a weight of integers would be a mistake.
 INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
-CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx")
+CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx", ".qweight", ".qzeros", ".g_idx")
 
 
 class Tensors(Protocol):

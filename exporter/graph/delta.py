@@ -29,11 +29,11 @@ def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -
     return nodes.add("Unsqueeze", keys, nodes.constant("axes_1_2", [1, 2]), name="key_positions")
 
 
-def attention_scale(nodes: Nodes, head_dim: int, dtype: int) -> str:
-    """1 / sqrt(head_dim) in the graph's type."""
+def attention_scale(nodes: Nodes, scale: float, dtype: int) -> str:
+    """What queries are multiplied by, in the graph's type."""
     return nodes.add(
         "Cast",
-        nodes.constant("attention_scale_f32", head_dim**-0.5, np.float32),
+        nodes.constant("attention_scale_f32", scale, np.float32),
         name="attention_scale",
         to=dtype,
     )
@@ -60,6 +60,10 @@ def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: st
     )
     if dtype != TensorProto.FLOAT:
         scores = nodes.add("Cast", scores, name="scores_f32", to=TensorProto.FLOAT)
+    if dims.knobs.attention_cap:
+        size = nodes.constant("attention_cap", dims.knobs.attention_cap, np.float32)
+        inside = nodes.add("Div", scores, size, name="scores_inside")
+        scores = nodes.add("Mul", nodes.add("Tanh", inside, name="scores_tanh"), size, name="scores_capped")
     masked = nodes.add(
         "Where", mask, scores, nodes.constant("masked_score", MASKED_SCORE, np.float32), name="scores_masked"
     )
@@ -76,32 +80,6 @@ def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: st
     return nodes.add(
         "Reshape", mixed, nodes.constant("by_head", [0, dims.num_heads, -1, dims.head_dim]), name="attention"
     )
-
-
-def rotate(nodes: Nodes, x: str, name: str) -> str:
-    """Rotary embedding of x [b, heads, s, d] by `cos` and `sin` [b, 1, s, d / 2]: halves, not neighbours."""
-    half = [nodes.local(f"{name}_{part}") for part in ("first", "second")]
-    first, second = nodes.add_many("Split", x, "half_head_sizes", name=f"{name}_split", outputs=half, axis=-1)
-
-    def turned(a: str, b: str, op: str, part: str) -> str:
-        along = nodes.add("Mul", a, "cos_rows", name=f"{name}_{part}_cos")
-        across = nodes.add("Mul", b, "sin_rows", name=f"{name}_{part}_sin")
-        return nodes.add(op, along, across, name=f"{name}_{part}_turned")
-
-    return nodes.add(
-        "Concat",
-        turned(first, second, "Sub", "first"),
-        turned(second, first, "Add", "second"),
-        name=name,
-        axis=-1,
-    )
-
-
-def rotary_rows(nodes: Nodes, head_dim: int) -> None:
-    """What `rotate` reads: `cos` and `sin` with an axis for the heads."""
-    nodes.constant("half_head_sizes", [head_dim // 2] * 2)
-    for value in ("cos", "sin"):
-        nodes.add("Unsqueeze", value, nodes.constant("axis_1", [1]), name=f"{value}_rows")
 
 
 def rms_norm(nodes: Nodes, x: str, scale: str, name: str, epsilon: float) -> str:

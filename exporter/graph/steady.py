@@ -10,6 +10,7 @@ operator.
 from __future__ import annotations
 
 from ..checkpoint.family import Dims
+from .knobs import attention_settings
 from .nodes import Nodes
 
 
@@ -35,14 +36,15 @@ def attention(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str)
 
     Heads that share a key head are rows of one product. Where none do, a row of zeros is added and cut off.
     """
+    settings = attention_settings(dims.knobs)
     if dims.num_heads > dims.num_kv_heads:
         inside = nodes.constant("heads_as_rows", [0, dims.num_kv_heads, -1, dims.head_dim])
         outside = nodes.constant("rows_as_heads", [0, dims.num_heads, -1, dims.head_dim])
         rows = nodes.add("Reshape", q, inside, name="query_rows")
-        mixed = nodes.add("Attention", rows, key, value, mask, name="attention_of_rows")
+        mixed = nodes.add("Attention", rows, key, value, mask, name="attention_of_rows", **settings)
         return nodes.add("Reshape", mixed, outside, name="attention")
     pads = nodes.constant("one_row_more", [0, 0, 0, 0, 0, 0, 1, 0])
     rows = nodes.add("Pad", q, pads, name="query_rows")
-    mixed = nodes.add("Attention", rows, key, value, mask, name="attention_of_rows")
+    mixed = nodes.add("Attention", rows, key, value, mask, name="attention_of_rows", **settings)
     ends = (nodes.constant("first_row", [0]), nodes.constant("last_row", [-1]))
     return nodes.add("Slice", mixed, *ends, nodes.constant("axis_2", [2]), name="attention")

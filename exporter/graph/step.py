@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.family import Dims
 from ..codes import Codec, Quantization
-from . import delta, quantized, steady
+from . import delta, heads, knobs, quantized, rotary, steady
 from .nodes import Nodes
-from .weights import ONNX_DTYPES, Placed, shares_table
+from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
 # (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8
 # came with 21.
@@ -117,14 +117,17 @@ class _Writer:
     """
 
     def __init__(self, spec: StepGraph) -> None:
-        self.spec, self.dims, self.nodes = spec, spec.dims, Nodes()
+        self.spec, self.dims, self.knobs, self.nodes = spec, spec.dims, spec.dims.knobs, Nodes()
+        self.kind = NUMPY_DTYPES[spec.precision]
         self.half = spec.precision != "float32"
         self.is_delta = spec.kv_layout == "delta"
         self.is_steady = spec.quantization is not None and spec.quantization.is_integer and not self.is_delta
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
-        hidden = self.embedding()  # [b, s, hidden]
+        factor = self.knobs.embedding_factor
+        hidden = knobs.scaled(self.nodes, self.embedding(), factor, "scaled_embedding", self.kind)
+        # [b, s, hidden]
         self.write_positions()
         for i in range(self.dims.num_layers):
             self.nodes.scope(f"layers.{i}")
@@ -175,42 +178,40 @@ class _Writer:
             self.masks = {
                 window: steady.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
             }
-        seconds = nodes.add(
-            "Unsqueeze",
-            nodes.add("Cast", positions, name="positions_f32", to=TensorProto.FLOAT),
-            nodes.constant("axis_2", [2]),
-            name="positions_last",
-        )
-        angles = nodes.add(
-            "Mul", seconds, nodes.constant("inv_freq", self.dims.rope.inv_freq, np.float32), name="angles"
-        )  # [b, s, d/2]
-        for name, op in (("cos", "Cos"), ("sin", "Sin")):
-            value = nodes.add(op, angles, name=f"{name}_raw")
-            if self.dims.rope.scale != 1.0:
-                value = nodes.add(
-                    "Mul",
-                    value,
-                    nodes.constant("rope_scale", self.dims.rope.scale, np.float32),
-                    name=f"{name}_scaled",
-                )
-            nodes.add("Cast", value, name=name, to=ONNX_DTYPES[self.spec.precision])
+        kind = ONNX_DTYPES[self.spec.precision]
+        rotary.write_angles(nodes, self.dims, positions, kind, self.is_delta)
+        knobs.query_growth(nodes, self.knobs, column, kind)
         if self.is_delta:
-            delta.rotary_rows(nodes, self.dims.head_dim)
-            delta.attention_scale(nodes, self.dims.head_dim, ONNX_DTYPES[self.spec.precision])
+            delta.attention_scale(nodes, self.dims.attention_scale, kind)
 
     # --- one decoder layer ---
 
     def write_layer(self, i: int, hidden: str) -> str:
-        nodes = self.nodes
-        normed = self.norm(hidden, f"layers.{i}.input_norm", "input_normed")
+        norms = self.knobs.norms
+        normed = self.norm(hidden, f"layers.{i}.input_norm", "input_normed", norms.before_attention)
         attended = self.attention(i, normed)
-        hidden = nodes.add("Add", hidden, attended, name="attention_residual")
-        normed = self.norm(hidden, f"layers.{i}.post_norm", "post_normed")
-        return nodes.add("Add", hidden, self.mlp(i, normed), name="mlp_residual")
+        attended = self.norm(attended, f"layers.{i}.attended_norm", "attended_normed", norms.after_attention)
+        hidden = self.residual(hidden, attended, "attention_residual")
+        normed = self.norm(hidden, f"layers.{i}.post_norm", "post_normed", norms.before_mlp)
+        made = self.norm(self.mlp(i, normed), f"layers.{i}.mlp_norm", "mlp_normed", norms.after_mlp)
+        return self.residual(hidden, made, "mlp_residual")
+
+    def residual(self, hidden: str, added: str, name: str) -> str:
+        if self.knobs.residual_factor != 1:
+            factor = self.nodes.constant("residual_factor", self.knobs.residual_factor, self.kind)
+            added = self.nodes.add("Mul", added, factor, name=f"{name}_scaled")
+        return self.nodes.add("Add", hidden, added, name=name)
 
     def attention(self, i: int, x: str) -> str:
         nodes, dims = self.nodes, self.dims
-        q, k, v = self.heads(i, self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias))
+        packed = self.linear(x, f"layers.{i}.qkv", "qkv", dims.qkv_bias)
+
+        def norm(x: str, module: str, name: str) -> str:
+            return self.norm(x, f"layers.{i}.{module}", name)
+
+        q, k, v = heads.split_heads(nodes, dims, i, packed, norm, self.is_delta)
+        if self.knobs.query_growth is not None:
+            q = nodes.add("Mul", q, "query_growth", name="q_grown")
         mask = self.masks[dims.windows[i]]
         kind = ONNX_DTYPES[self.spec.precision]
         mixed = (
@@ -244,47 +245,9 @@ class _Writer:
             )
         if self.is_steady:
             return steady.attention(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask)
-        return nodes.add("Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention")
-
-    def heads(self, i: int, packed: str) -> tuple[str, str, str]:
-        """Packed [b, s, (heads + 2 kv_heads) d] -> rotated q [b, heads, s, d]; k, v [b, kv_heads, s, d]."""
-        nodes, dims = self.nodes, self.dims
-        total = dims.num_heads + 2 * dims.num_kv_heads
-        split = nodes.add(
-            "Reshape", packed, nodes.constant("split_heads", [0, 0, total, dims.head_dim]), name="qkv_heads"
-        )
-        stacked = nodes.add("Transpose", split, name="qkv_stacked", perm=[0, 2, 1, 3])
-        if dims.qk_norm:
-            sizes = nodes.constant("qkv_sizes", [dims.num_heads, dims.num_kv_heads, dims.num_kv_heads])
-            q, k, v = nodes.add_many(
-                "Split",
-                stacked,
-                sizes,
-                name="qkv_split",
-                outputs=[nodes.local(n) for n in ("q", "k", "v")],
-                axis=1,
-            )
-            q, k = (
-                self.norm(q, f"layers.{i}.q_norm", "q_normed"),
-                self.norm(k, f"layers.{i}.k_norm", "k_normed"),
-            )
-            return self.rotate(q, "q_rotated"), self.rotate(k, "k_rotated"), v
-        sizes = nodes.constant("qk_v_sizes", [dims.num_heads + dims.num_kv_heads, dims.num_kv_heads])
-        qk, v = nodes.add_many(
-            "Split", stacked, sizes, name="qkv_split", outputs=[nodes.local("qk"), nodes.local("v")], axis=1
-        )
-        sizes = nodes.constant("q_k_sizes", [dims.num_heads, dims.num_kv_heads])
-        rotated = self.rotate(qk, "qk_rotated")
-        q, k = nodes.add_many(
-            "Split", rotated, sizes, name="qk_split", outputs=[nodes.local("q"), nodes.local("k")], axis=1
-        )
-        return q, k, v
-
-    def rotate(self, x: str, name: str) -> str:
-        return (
-            delta.rotate(self.nodes, x, name)
-            if self.is_delta
-            else self.nodes.add("RotaryEmbedding", x, "cos", "sin", name=name)
+        settings = knobs.attention_settings(self.knobs)
+        return nodes.add(
+            "Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention", **settings
         )
 
     def mlp(self, i: int, x: str) -> str:
@@ -299,9 +262,9 @@ class _Writer:
             outputs=[nodes.local("gate"), nodes.local("up")],
             axis=-1,
         )
-        silu = nodes.add("Mul", gate, nodes.add("Sigmoid", gate, name="gate_sigmoid"), name="gate_silu")
+        active = knobs.activated(nodes, self.knobs, gate, self.kind, self.is_delta)
         return self.linear(
-            nodes.add("Mul", silu, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
+            nodes.add("Mul", active, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
         )
 
     def linear(self, x: str, weight: str, name: str, bias: bool) -> str:
@@ -317,8 +280,10 @@ class _Writer:
             return quantized.integer_product(self.nodes, x, weight, name)
         return quantized.dequantized(self.nodes, x, weight, codec, name)
 
-    def norm(self, x: str, module: str, name: str) -> str:
-        """RMS norm over the last axis, always computed in fp32."""
+    def norm(self, x: str, module: str, name: str, stored: str | None = "") -> str:
+        """RMS norm over the last axis, always computed in fp32; x itself for a norm that is not `stored`."""
+        if stored is None:
+            return x
         if not self.half:
             return self.norm_f32(x, f"{module}.weight", name)
         wide = self.nodes.add("Cast", x, name=f"{name}_in", to=TensorProto.FLOAT)
@@ -351,6 +316,8 @@ class _Writer:
             raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
+        raw = knobs.scaled(nodes, raw, self.knobs.logit_factor, "logits_scaled", np.dtype(np.float32))
+        raw = knobs.capped(nodes, raw, self.knobs.logit_cap, "logits_capped")
         like = nodes.add("Shape", "output_index", name="output_shape")
         full = nodes.add(
             "Concat", like, nodes.constant("vocab", [dims.vocab_size]), name="logits_shape", axis=0

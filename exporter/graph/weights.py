@@ -48,7 +48,7 @@ class Recipe:
     last axis.
 
     With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and
-    `{name}_zero_point`).
+    `{name}_zero_point`). `offset` is added to every number.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Recipe:
     transpose: bool
     dtype: str
     codec: Codec | None = None
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,13 @@ def recipes(dims: Dims, precision: str, quantization: Quantization | None = None
     codec = quantization.linear if quantization else None
     embedding = quantization.table(quantization.embedding) if quantization else None
     yield Recipe("embed_tokens.weight", (names.EMBEDDING,), embedding is not None, precision, embedding)
+    knobs, plus = dims.knobs, dims.knobs.norm_offset
     for i in range(dims.num_layers):
 
-        def norm(name: str, part: str, i: int = i) -> Recipe:
-            return Recipe(f"layers.{i}.{name}.weight", (names.weight(i, part),), False, "float32")
+        def norm(name: str, part: str | None, i: int = i) -> Iterator[Recipe]:
+            if part is not None:
+                source = names.weight(i, part)
+                yield Recipe(f"layers.{i}.{name}.weight", (source,), False, "float32", offset=plus)
 
         def linear(name: str, parts: Sequence[str], bias: bool, i: int = i) -> Iterator[Recipe]:
             sources = tuple(names.weight(i, part) for part in parts)
@@ -98,16 +102,18 @@ def recipes(dims: Dims, precision: str, quantization: Quantization | None = None
                 sources = tuple(names.bias(i, part) for part in parts)
                 yield Recipe(f"layers.{i}.{name}.bias", sources, False, precision)
 
-        yield norm("input_norm", names.INPUT_NORM)
-        yield from linear("qkv", (names.Q, names.K, names.V), dims.qkv_bias)
-        if dims.qk_norm:
-            yield norm("q_norm", names.Q_NORM)
-            yield norm("k_norm", names.K_NORM)
+        yield from norm("input_norm", knobs.norms.before_attention)
+        yield from linear("qkv", knobs.qkv, dims.qkv_bias)
+        if knobs.head_norms is not None:
+            yield from norm("q_norm", knobs.head_norms.q)
+            yield from norm("k_norm", knobs.head_norms.k)
         yield from linear("attention_output", (names.O,), dims.output_bias)
-        yield norm("post_norm", names.POST_NORM)
-        yield from linear("gate_up", (names.GATE, names.UP), dims.mlp_bias)
+        yield from norm("attended_norm", knobs.norms.after_attention)
+        yield from norm("post_norm", knobs.norms.before_mlp)
+        yield from linear("gate_up", knobs.gate_up, dims.mlp_bias)
         yield from linear("down", (names.DOWN,), dims.mlp_bias)
-    yield Recipe("norm.weight", (names.FINAL_NORM,), False, "float32")
+        yield from norm("mlp_norm", knobs.norms.after_mlp)
+    yield Recipe("norm.weight", (names.FINAL_NORM,), False, "float32", offset=plus)
     if not shares_table(dims, quantization):
         head = quantization.table(quantization.head) if quantization else None
         source = names.EMBEDDING if dims.tied else names.HEAD
@@ -211,6 +217,8 @@ def _read(recipe: Recipe, source: str, tensors: Tensors) -> np.ndarray:
 def _write(file: HashedFile, recipe: Recipe, tensors: Tensors) -> list[Placed]:
     offset, dtype = _align(file), NUMPY_DTYPES[recipe.dtype]
     parts = [_read(recipe, source, tensors) for source in recipe.sources]
+    if recipe.offset:
+        parts = [np.asarray(part, np.float32) + np.float32(recipe.offset) for part in parts]
     if recipe.transpose:
         shape: tuple[int, ...] = (parts[0].shape[1], sum(part.shape[0] for part in parts))
         file.write(_transposed(parts, shape, dtype).view(np.uint8).data)

@@ -25,8 +25,6 @@ from ..codes import Codec, Encoded
 from .gptq import Moments, choose_codes
 
 TOKENS_AT_ONCE = 512  # of whole sequences; attention among them is quadratic
-# Linear maps that get the same input are one matrix for GPTQ.
-TOGETHER = ((names.Q, names.K, names.V), (names.O,), (names.GATE, names.UP), (names.DOWN,))
 
 
 class CalibratedTensors:
@@ -48,9 +46,11 @@ class CalibratedTensors:
         self._progress = progress or (lambda done: None)
         self._batches = list(_batches(sequences))
         with torch.inference_mode():
-            self._hidden = [reference.embedded(stored, batch) for batch in self._batches]
+            self._hidden = [reference.embedded(dims, stored, batch) for batch in self._batches]
         self._codes: dict[str, Encoded] = {}
         self._next_layer = 0
+        # Linear maps that get the same input are one matrix for GPTQ.
+        self._together = (dims.knobs.qkv, (names.O,), dims.knobs.gate_up, (names.DOWN,))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -81,7 +81,7 @@ class CalibratedTensors:
         dims, weights = self._dims, reference.layer_weights(self._stored, i)
         moments = self._moments(i, weights)
         codes = {}
-        for parts in TOGETHER:
+        for parts in self._together:
             keys = [f"{part}.weight" for part in parts]
             sizes = [len(weights[key]) for key in keys]
             joined = torch.cat([weights[key] for key in keys])
@@ -104,8 +104,8 @@ class CalibratedTensors:
         return codes
 
     def _moments(self, i: int, weights: dict[str, torch.Tensor]) -> dict[str, Moments]:
-        """Of what goes into each group of TOGETHER, by its first part."""
-        sums = {parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1]) for parts in TOGETHER}
+        """Of what goes into each group of maps, by its first part."""
+        sums = {parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1]) for parts in self._together}
 
         def watch(part: str, value: torch.Tensor) -> None:
             if part in sums:

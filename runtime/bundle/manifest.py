@@ -64,6 +64,21 @@ class TokenInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Separators:
+    """How the checkpoint writes JSON: what stands between items, and behind a key."""
+
+    item: str
+    key: str
+
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """What is no separator."""
+        for name, mark in (("item", ","), ("key", ":")):
+            text = getattr(self, name)
+            if text.strip(" \t\r\n") != mark or len(text) > 16:
+                yield name, f"`{mark}` is expected, with white space around it"
+
+
+@dataclass(frozen=True, slots=True)
 class TextInfo:
     """How text becomes token ids.
 
@@ -75,6 +90,7 @@ class TextInfo:
     bos_token: str | None
     eos_token: str | None
     chat: ChatTurns | None = None
+    separators: Separators | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +178,8 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
+        elif "topk_ids" in self.outputs and self.backend != "onnx":
+            yield "outputs", "engines have no topk_ids and topk_logprobs"
 
 
 @dataclass(frozen=True, slots=True)

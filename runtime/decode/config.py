@@ -34,7 +34,7 @@ class GenerationConfig:
     At most one of these says what the answer must look like (docs/structured.md): schema: a JSON schema, as
     text or as a mapping; regex; choice: one of these strings; tools: functions in OpenAI's form, as text or
     as a list, of which the answer is calls. Schema and tools become JSON text here. separators: between the
-    items of a JSON answer, and behind a key, with no other white space.
+    items of a JSON answer, and behind a key, with no other white space; None for the model's own habit.
 
     Raises SessionError that lists every value out of range.
     """
@@ -58,7 +58,7 @@ class GenerationConfig:
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     tools: Json | None = None
-    separators: tuple[str, str] = (", ", ": ")
+    separators: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):

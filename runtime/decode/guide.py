@@ -16,6 +16,7 @@ from .config import GenerationConfig
 from .proposals import Proposals
 from .sample import choose, confidence_of
 
+LIKELY = 0.6  # share of the ways to go on, from which the grammar itself is a source of proposals
 MOST_LED = 64  # proposals, with what is forced between them
 SURE = {"probability": 1.0, "margin": 1.0, "entropy": 0.0}  # of a token that is the only one
 
@@ -29,6 +30,10 @@ class Matcher(Protocol):
 
     def mask(self) -> np.ndarray:
         """Bool [vocab]: the tokens that may follow, where nothing is forced. Raises SessionError for none."""
+        ...
+
+    def likely(self) -> tuple[int, float] | None:
+        """Where nothing is forced: a token that is likely all the same, and how likely, or None."""
         ...
 
     def consume(self, token: int) -> None:
@@ -158,37 +163,53 @@ class Guide:
         self.wants_logits = self.wants_logits or i == 0
         return None
 
-    def lead(self, proposals: Proposals) -> Proposals:
-        """The proposals as far as the grammar allows them, with what it forces between and behind them."""
-        if not proposals.token_ids or self._queue:
-            return proposals
-        matcher, at, aligned = self.matcher.copy(), 0, True
+    def lead(self, guess: Proposals, least: float = 0.0) -> Proposals:
+        """The guess as far as the grammar allows it, with what it forces between and behind.
+
+        Where the guess ends, what the grammar makes likely stands in. No more once less than `least` is left
+        of the chance that all hold.
+        """
+        if self._queue:
+            return guess
+        matcher, at, chance = self.matcher.copy(), 0, 1.0
         token_ids: list[int] = []
         confidences: list[float] = []
+        sure: list[int] = []
+
+        def add(token: int, confidence: float) -> None:
+            nonlocal at
+            # Behind another token than was guessed the rest of the guess is void.
+            at = at + 1 if at < len(guess) and guess.token_ids[at] == token else len(guess)
+            token_ids.append(token)
+            confidences.append(confidence)
+
         while len(token_ids) < MOST_LED:
             if forced := matcher.forced():
                 for token in forced:
                     matcher.consume(token)
-                    aligned = aligned and at < len(proposals) and proposals.token_ids[at] == token
-                    at += 1
-                token_ids += forced
-                confidences += [1.0] * len(forced)
+                    sure.append(len(token_ids))
+                    add(token, 1.0)
                 continue
             if matcher.is_over:
                 if self._eos_ids:
-                    token_ids.append(min(self._eos_ids))
-                    confidences.append(1.0)
+                    sure.append(len(token_ids))
+                    add(min(self._eos_ids), 1.0)
                 break
-            if not aligned or at >= len(proposals):
+            found = self._guessed(matcher, guess, at)
+            if found is None or (chance := chance * found[1]) < least:
                 break
-            token = proposals.token_ids[at]
-            is_end = token in self._eos_ids
-            if not (matcher.may_end if is_end else matcher.mask()[token]):
-                break
-            token_ids.append(token)
-            confidences.append(proposals.confidences[at])
-            at += 1
-            if is_end:
+            token, confidence = found
+            add(token, confidence)
+            if token in self._eos_ids:
                 break
             matcher.consume(token)
-        return Proposals(tuple(token_ids), tuple(confidences), proposals.source)
+        return Proposals(tuple(token_ids), tuple(confidences), guess.source, frozenset(sure))
+
+    def _guessed(self, matcher: Matcher, guess: Proposals, at: int) -> tuple[int, float] | None:
+        """A token for a choice: the guess where it is allowed, else what the grammar makes likely."""
+        if at < len(guess):
+            token = guess.token_ids[at]
+            if matcher.may_end if token in self._eos_ids else matcher.mask()[token]:
+                return token, guess.confidences[at]
+        likely = matcher.likely()
+        return likely if likely is not None and likely[1] >= LIKELY else None

@@ -45,7 +45,7 @@ class Policy:
         if any(feeds[i].masks for i in by_tau):
             masks = self.masks([rows[i] for i in by_tau], [feeds[i].masks for i in by_tau])
             for i, m in zip(by_tau, masks, strict=True):
-                feeds[i] = Feed(feeds[i].known, 0, m)
+                feeds[i] = Feed(feeds[i].known, feeds[i].proposals, m)
         free = [i for i, row in enumerate(rows) if row.config.exact and row.config.window == "auto"]
         if free:
             others = [feed for i, feed in enumerate(feeds) if i not in free]
@@ -111,8 +111,8 @@ def widest_feeds(rows: Sequence[Row], rooms: Sequence[int], block: int) -> list[
     for row, room in zip(rows, rooms, strict=True):
         proposals = max(0, min(row.num_proposals, room))
         masks = min(row.most_masks(block), room - proposals)
-        if row.config.exact:
+        if row.config.exact or proposals:
             ends = proposals < len(row.proposals) and row.proposals.token_ids[proposals] in row.eos_ids
-            masks = 0 if ends else min(masks, row.remaining - proposals - 2)
+            masks = 0 if ends else min(masks, row.remaining - proposals - (2 if row.config.exact else 1))
         feeds.append(Feed(row.num_pending, proposals, max(0, masks)))
     return feeds

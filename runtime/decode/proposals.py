@@ -25,14 +25,22 @@ LOOKUP_CONFIDENCE = 0.6  # of a token that followed the same tokens before; the 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Tokens for the positions behind a row's last known one. `confidences` are the source's, 0 to 1."""
+    """Tokens for the positions behind a row's last known one. `confidences` are the source's, 0 to 1.
+
+    `sure`: the places of those that hold wherever all before them do.
+    """
 
     token_ids: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     source: Source = "masks"
+    sure: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def num_sure(self, most: int) -> int:
+        """How many of the first `most` are sure."""
+        return sum(i < most for i in self.sure)
 
 
 NONE = Proposals()
@@ -53,12 +61,21 @@ class Hopes:
         tried, held = self._counts.get((source, bisect_right(EDGES, confidence)), (0.0, 0.0))
         return (held + OWN_WORD * min(confidence, 1.0)) / (tried + OWN_WORD)
 
+    def of_all(self, proposals: Proposals) -> list[float]:
+        """Of each, once all before it held."""
+        return [
+            1.0 if i in proposals.sure else self.of(proposals.source, confidence)
+            for i, confidence in enumerate(proposals.confidences)
+        ]
+
     def saw(self, proposals: Proposals, num_fed: int, num_held: int) -> None:
         """The first `num_held` of `num_fed` proposals held; behind the next one nothing was shown."""
-        if num_fed == 0:
+        if num_fed == proposals.num_sure(num_fed):
             return
         counts = {key: (tried * FADE, held * FADE) for key, (tried, held) in self._counts.items()}
         for i in range(min(num_held + 1, num_fed)):
+            if i in proposals.sure:
+                continue
             confidence = proposals.confidences[i]
             key = (proposals.source, bisect_right(EDGES, confidence if confidence > 0 else 0.0))
             tried, held = counts.get(key, (0.0, 0.0))

@@ -22,6 +22,7 @@ from .sample import choose
 from .split import Chances
 from .stats import Stats
 
+LEAST = 0.5  # chance that proposals hold, below which a row with a tau makes no more
 ENOUGH = 3.0  # tokens that proposals promise, from which no other source is asked
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
@@ -145,7 +146,7 @@ class Row:
     @property
     def num_proposals(self) -> int:
         """Proposals that may be fed: none that ends the sequence, for the output before it says as much."""
-        if not self.config.exact:
+        if not self.config.exact and self.guide is None:
             return 0
         token_ids = self.proposals.token_ids
         end = next((i for i, token in enumerate(token_ids) if token in self.eos_ids), len(token_ids))
@@ -157,7 +158,9 @@ class Row:
         if config.one_token:
             return 0
         # In exact mode a mask too many costs its slot and no quality, and one beyond the block often holds.
-        block = block + 1 if config.exact and block > 1 else block - 1
+        # Under a grammar some masks stand where there is no choice.
+        is_wide = block > 1 and (config.exact or self.guide is not None)
+        block = block + 1 if is_wide else block - 1
         most = min(config.window - 1, block) if isinstance(config.window, int) else block
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
 
@@ -243,38 +246,41 @@ class Row:
         return Accepted(self.index, tuple(given), sure, self.finish_reason, forced=places)
 
     def follow(self, guide: Guide, predictions: Predictions, num_proposals: int) -> Accepted | None:
-        """As `accept`, under a grammar: what is not allowed ends the run, what is forced goes into it."""
+        """As `accept`, under a grammar: what is not allowed ends the run, what is forced goes into it.
+
+        Behind proposals that all held tau decides about the masks' predictions, in exact mode nothing does.
+        """
         config = self.config
         proposals = self.proposals.token_ids[:num_proposals]
-        is_verified = config.exact is True or bool(proposals)
         first, left = len(self.tokens), self.remaining
         confidences: list[float] = []
         num_held, follows = 0, True  # whether the next prediction has seen what was appended
         forced: list[int] = []
         while self.finish_reason is None and (i := len(confidences)) < left:
             token, confidence = guide.forced(), SURE[config.metric]
-            is_forced = token is not None
+            is_forced, is_own = token is not None, i == num_held  # what the model itself says, no guess
             if token is None:
                 if guide.is_over or not follows or i >= len(predictions.token_ids):
                     break
-                choice = guide.choose(predictions, i, config, self.tokens, is_verified)
+                if not is_own and (config.exact or config.one_token):
+                    break
+                choice = guide.choose(predictions, i, config, self.tokens, is_own)
                 if choice is None:
                     break
                 token, confidence = choice
-                if i and not is_verified and not passes(confidence, config.tau or 0.0, config.metric):
+                if not is_own and not passes(confidence, config.tau or 0.0, config.metric):
                     break
             confidences.append(confidence)
             if is_forced:
                 forced.append(i)
             self._append(guide, token)
-            if is_verified:
-                follows = follows and i < num_proposals and token == proposals[i]
+            if i < num_proposals:
+                follows = follows and token == proposals[i]
                 num_held += follows
             elif is_forced or not config.needs_logits:
                 follows = follows and i < len(predictions.token_ids) and token == predictions.token_ids[i]
-            follows = follows and not config.one_token
         count = len(confidences)
-        self._propose(guide, predictions, self.tokens[first:], num_held, num_proposals, is_verified)
+        self._propose(guide, predictions, self.tokens[first:], num_held, num_proposals)
         if guide.is_over and self.finish_reason is None:
             self.finish_reason = "stop"
         elif not count:
@@ -295,37 +301,32 @@ class Row:
             self.finish_reason = "stop"
 
     def _propose(
-        self,
-        guide: Guide,
-        predictions: Predictions,
-        given: list[int],
-        num_held: int,
-        num_fed: int,
-        is_verified: bool,
+        self, guide: Guide, predictions: Predictions, given: list[int], num_held: int, num_fed: int
     ) -> None:
         """As `_settle`, under a grammar: what was predicted behind what was `given` is led by it."""
         # At least one token is always fed again: its output is where the next prediction comes from.
         self.cursor = min(self.cursor + num_held, len(self.tokens) - 1)
-        if not is_verified:
-            self.proposals = NONE
-            tau, metric = self.config.tau or 0.0, self.config.metric
-            passed = [i < len(given) or passes(c, tau, metric) for i, c in enumerate(predictions.confidences)]
-            self.pass_rates.saw(len(given), passed)
-            return
-        self.stats.proposed += num_fed
-        self.stats.verified += num_held
+        count, config = len(given), self.config
+        sure = self.proposals.num_sure
+        self.stats.proposed += num_fed - sure(num_fed)
+        self.stats.verified += num_held - sure(num_held)
         if self.finish_reason is None:
             self.hopes.saw(self.proposals, num_fed, num_held)
-        probabilities = predictions.probabilities.tolist()
+        if not config.exact:
+            tau, metric = config.tau or 0.0, config.metric
+            passed = [i < count or passes(c, tau, metric) for i, c in enumerate(predictions.confidences)]
+            self.pass_rates.saw(max(count - num_fed, 0), passed[num_fed:])
         self.proposals = NONE
-        if num_held < num_fed or self.finish_reason is not None:
+        if self.finish_reason is not None:
             return
-        self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_fed + 1 :]])
-        count, config = len(given), self.config
-        # Predictions behind another token than the model's own are void, as in `_settle`.
-        if config.needs_logits or given == predictions.token_ids[:count].tolist():
-            predicted, _ = self._candidates(predictions, config, count)
-            self.proposals = guide.lead(Proposals(tuple(predicted), tuple(probabilities[count:])))
+        probabilities, guess = predictions.probabilities.tolist(), NONE
+        if num_held == num_fed:
+            self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_fed + 1 :]])
+            # Predictions behind another token than the model's own are void, as in `_settle`.
+            if config.needs_logits or given[num_fed:] == predictions.token_ids[num_fed:count].tolist():
+                predicted, _ = self._candidates(predictions, config, count)
+                guess = Proposals(tuple(predicted), tuple(probabilities[count:]))
+        self.proposals = guide.lead(guess, 0.0 if config.exact else LEAST)
 
     def look_around(self, most: int) -> None:
         """Take another source's proposals where they promise more; it is asked where those at hand promise
@@ -338,22 +339,22 @@ class Row:
             return
         others = self.proposer.propose(self.tokens, most)
         if self.guide is not None:
-            others = self.guide.lead(others)
+            others = self.guide.lead(others) if others else NONE
         if self._promise(others) > own:
             self.proposals = others
 
     def _promise(self, proposals: Proposals) -> float:
         """Tokens that are expected to hold."""
         total, chance = 0.0, 1.0
-        for confidence in proposals.confidences:
-            chance *= self.hopes.of(proposals.source, confidence)
+        for hope in self.hopes.of_all(proposals):
+            chance *= hope
             total += chance
         return total
 
     def chances(self, block: int, room: int) -> Chances:
         """What the next step may expect of the row, with `room` slots behind its known tokens."""
         proposals, num = self.proposals, self.num_proposals
-        hopes = [self.hopes.of(proposals.source, c) for c in proposals.confidences[: num + 1]]
+        hopes = self.hopes.of_all(proposals)[: num + 1]
         ends = num < len(proposals) and proposals.token_ids[num] in self.eos_ids
         worth = self.foresight.expected(self.most_masks(block))
         return Chances(self.num_pending, tuple(hopes[:num]), hopes[num] if ends else None, tuple(worth), room)

@@ -50,7 +50,7 @@ def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separat
         wrong.append(f"regex repeats too much: written out it has more than {MOST_SPELLED} characters")
     if choice is not None:
         wrong += _choice_problems(choice)
-    if not (
+    if separators is not None and not (
         isinstance(separators, tuple)
         and len(separators) == 2
         and all(isinstance(s, str) for s in separators)

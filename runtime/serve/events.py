@@ -44,6 +44,11 @@ class Events:
                 await asyncio.wait_for(self._came.wait(), seconds)
         return self._happenings.popleft() if self._happenings else None
 
+    @property
+    def has_more(self) -> bool:
+        """Whether `next` would not have to wait."""
+        return bool(self._happenings)
+
     def put_back(self, happening: Happening) -> None:
         """It is the next again."""
         self._happenings.appendleft(happening)

@@ -45,10 +45,11 @@ def listen(level: str, *, as_json: bool) -> None:
     """Write what this package and the HTTP server say to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=as_json))
-    for name in ("mars_export", "uvicorn"):
+    # A batcher tells of each request, too, and the HTTP server of bytes that are none, as anybody can send.
+    least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
+    for name, own in least.items():
         logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level.upper())
-        logger.propagate = False
-    # It tells of each connection that breaks off; what matters is in our own lines.
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger("uvicorn").level))
+        logger.setLevel((level if level == "debug" else max(own, level, key=LEVELS.index)).upper())
+        if name != "mars_export.serve":  # which hands on what it is told
+            logger.addHandler(handler)
+            logger.propagate = False

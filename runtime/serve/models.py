@@ -19,7 +19,7 @@ from .adaptive import Adaptive, read_levels
 from .options import ServeOptions
 from .refusals import Refused, busy
 
-LOG = logging.getLogger("mars_export")
+LOG = logging.getLogger("mars_export.serve")
 WARMING = 5.0  # seconds after which to ask again
 COMPILING = 2  # grammars at a time: one may take a second and 300 MB
 STEP_HANGS = 120.0  # seconds of one step from which a server is not healthy

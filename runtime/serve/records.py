@@ -46,7 +46,7 @@ def settings(admitted: Admitted, choices: Sequence[Choice] = ()) -> dict[str, An
     if not config.is_greedy:
         found["seed"] = config.seed
     if choices:
-        reasons = [choice.reason for choice in choices]
+        reasons = ["stop" if choice.is_cut else choice.reason for choice in choices]
         found["finish_reason"] = reasons[0] if len(reasons) == 1 else reasons
     return found
 

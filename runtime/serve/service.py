@@ -91,6 +91,11 @@ class Answering:
             yield choice, choice.push(event)
         self._outcome = "finished"
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next piece is there already."""
+        return self._events is not None and self._events.has_more
+
     def close(self) -> None:
         """Nothing of it runs on."""
         if self._events is not None:
@@ -143,7 +148,8 @@ class Answering:
         admitted, stats = reply.admitted, reply.admitted.requests[0].stats
         fields: dict[str, Any] = {
             "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,
-            "level": admitted.level, "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
+            "load_level": admitted.level,
+            "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
             "answers": len(admitted.requests), "prompt_tokens": stats.prompt_tokens,
             "cached_tokens": stats.cached_tokens,
             "tokens": sum(request.stats.tokens for request in admitted.requests),

@@ -30,15 +30,17 @@ class EventStream:
         with answering:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await _say(send, b"".join(_data(chunk) for chunk in reply.opening()))
+            said = b""
             try:
                 async for grown in answering.pieces():
-                    said = PING if grown is None else b"".join(map(_data, reply.chunks(*grown)))
-                    if said:
+                    said += PING if grown is None else b"".join(map(_data, reply.chunks(*grown)))
+                    if said and not answering.has_more:  # else it goes out with what follows
                         await _say(send, said)
-                await _say(send, DONE)
+                        said = b""
+                await _say(send, said + DONE)
             except Refused as refusal:
                 if refusal.status != 499:
-                    await _say(send, _data(refusal.body))
+                    await _say(send, said + _data(refusal.body))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -239,9 +239,9 @@ def test_every_map_of_each_family_loses_less_than_by_rounding(name: str, checkpo
         chosen[f"{part}.weight"] = torch.from_numpy(made.decoded().reshape(weight.shape))
         losses[part] = error(made, weight, x) / error(codec.encode(weight.numpy(), FP32), weight, x)
 
-    embedded = reference.embedded(checkpoint.tensors, fresh)
+    embedded = reference.embedded(dims, checkpoint.tensors, fresh)
     reference.layer(dims, 0, weights, embedded, *reference.places([60] * 4), watch)
-    assert set(losses) == set(names.LINEARS)
+    assert set(losses) == {*dims.knobs.qkv, names.O, *dims.knobs.gate_up, names.DOWN}
     assert all(loss < 0.9 for loss in losses.values()), losses
     for x, after, batch in zip(before, tensors._hidden, tensors._batches, strict=True):
         places = reference.places([len(sequence) for sequence in batch])
@@ -254,7 +254,7 @@ def test_two_runs_choose_the_same_codes(checkpoint: Checkpoint) -> None:
     assert isinstance(first, CodeSource)
     differ = 0
     for i in range(checkpoint.dims.num_layers):
-        for part in names.LINEARS:
+        for part in (names.Q, names.K, names.V, names.O, names.GATE, names.UP, names.DOWN):
             a, b, c = (t.encoded(names.weight(i, part), FP32).codes for t in (first, second, other))
             assert (a == b).all()
             differ += int((a != c).sum())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import tiny
 
+from mars_export.exporter.checkpoint.families import FAMILIES
 from mars_export.exporter.checkpoint.family import dims_from_config
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime.errors import CheckpointError
@@ -28,7 +29,7 @@ def refused(directory: Path, message: str, **changes: Any) -> None:
 
 
 def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Path]) -> None:
-    known = "llama, mistral, qwen2, qwen3, a2d-qwen2, a2d-qwen3, a2d-qwen3-it"
+    known = ", ".join([*FAMILIES, "a2d-qwen2", "a2d-qwen3", "a2d-qwen3-it"])
     message = rf"architecture `gemma3` is not supported \(known: {known}\)"
     refused(copied("llama"), message, model_type="gemma3")
 
@@ -42,7 +43,9 @@ def test_an_unknown_architecture_names_the_known_ones(copied: Callable[[str], Pa
         ({"num_key_value_heads": 3}, "4 heads over 3 key/value heads"),
         ({"head_dim": 13}, "of size 13 do not fit"),
         ({"hidden_act": "gelu"}, "hidden_act `gelu` is not supported"),
-        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope type `longrope`"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "needs the parameter 'short_factor'"),
+        ({"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, "rope type `ntk` is not supported"),
+        ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` 0.5 of heads of 12 is not supported"),
         ({"head_dim": "many"}, "config.json"),
         ({"num_key_value_heads": [2]}, "config.json"),
         ({"num_key_value_heads": -2}, "config.json"),
@@ -96,7 +99,7 @@ def test_a_field_left_out_means_what_it_means_to_transformers(name: str, removed
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tied == theirs.tie_word_embeddings
     if removed == "rope_parameters":
-        assert ours.rope.inv_freq[1] == pytest.approx(theirs.rope_parameters["rope_theta"] ** (-2 / 8))
+        assert ours.ropes[0].inv_freq[1] == pytest.approx(theirs.rope_parameters["rope_theta"] ** (-2 / 8))
     window = getattr(theirs, "sliding_window", None)
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * 3
     assert ours.windows == tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -70,7 +70,7 @@ def test_no_rope_settings_mean_the_default() -> None:
     assert rope.scale == 1.0
 
 
-@pytest.mark.parametrize("kind", ["longrope", "proportional"])
+@pytest.mark.parametrize("kind", ["ntk", "proportional"])
 def test_an_unknown_rope_is_refused_by_name(kind: str) -> None:
     for config in ({"rope_parameters": {"rope_type": kind}}, {"rope_scaling": {"type": kind, "factor": 2.0}}):
         with pytest.raises(

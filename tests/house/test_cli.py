@@ -121,6 +121,12 @@ def test_block_commit_from_the_shell(plain: Path) -> None:
     assert json.loads(cursor.stdout)["token_ids"] == json.loads(block.stdout)["token_ids"]
 
 
+def test_every_answer_of_a_talk_follows_a_grammar(plain: Path) -> None:
+    done = run("chat", plain, "--choice", "fine", "--json", stdin="hello\nagain\n")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["fine", "fine"]
+
+
 def test_chat_remembers_and_obeys(plain: Path) -> None:
     lines = "hello\n/tau 0.3\nagain\n/reset\nhello\n/quit\n"
     done = run("chat", plain, "--tau", "1", "--max-new-tokens", "6", "--json", stdin=lines)

@@ -63,6 +63,7 @@ def test_every_room_is_packaged() -> None:
     assert settings["packages"] == [
         "mars_export",
         *sorted(f"mars_export.{d.replace('/', '.')}" for d in doors),
+        "optimum.commands.register",
     ]
 
 
@@ -85,4 +86,8 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
         packed = {
             name.removeprefix("mars_export/") for name in wheel.namelist() if name.startswith("mars_export/")
         }
+        lent = {name for name in wheel.namelist() if name.startswith("optimum/")}
+    # Without an __init__.py: the namespace is optimum's (PEP 420).
+    assert lent == {"optimum/commands/register/register_mars.py"}
+    meant.remove("exporter/optimum/register_mars.py")
     assert packed == meant | {"__init__.py", "__main__.py", "cli.py", "py.typed"}

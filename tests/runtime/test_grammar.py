@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import random
 import re
+import socket
 import string
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
+from attack.schemas import drawn_schema, trial
 from support import tiny
 from support.agreement import MAIN
 from support.fixtures import Named, Sessions
@@ -51,37 +54,6 @@ def session(sessions: Sessions) -> Session:
     return sessions(MAIN)
 
 
-def drawn_schema(draw: random.Random, depth: int = 2) -> Any:
-    """A schema whose answers all end."""
-    kind = draw.choice(
-        ["string", "enum", "integer", "boolean", "null", "object", "array", "any"][: 8 if depth else 5]
-    )
-    if kind == "string":
-        return {"type": "string", "maxLength": draw.randint(0, 5), "pattern": "^[a-c]*$"}
-    if kind == "enum":
-        return {"enum": [draw.choice([1, "x y", None, True, "é"]) for _ in range(draw.randint(1, 3))]}
-    if kind == "integer":
-        low = draw.randint(-20, 20)
-        return {"type": "integer", "minimum": low, "maximum": low + draw.randint(0, 200)}
-    if kind == "object":
-        names = draw.sample(["a", "b", "name", "two words"], draw.randint(0, 3))
-        required = [name for name in names if draw.random() < 0.6]
-        properties = {name: drawn_schema(draw, depth - 1) for name in names}
-        return {
-            "type": "object",
-            "properties": properties,
-            "required": required,
-            "additionalProperties": False,
-        }
-    if kind == "array":
-        low = draw.randint(0, 2)
-        items = drawn_schema(draw, depth - 1)
-        return {"type": "array", "items": items, "minItems": low, "maxItems": low + draw.randint(0, 2)}
-    if kind == "any":
-        return {"anyOf": [drawn_schema(draw, depth - 1) for _ in range(2)]}
-    return {"type": kind}  # fmt: skip
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_every_answer_satisfies_its_schema(seed: int, session: Session) -> None:
     draw = random.Random(seed)
@@ -103,6 +75,13 @@ def test_every_answer_satisfies_its_schema(seed: int, session: Session) -> None:
     jsonschema.validate(json.loads(drawn.text), schema)  # fmt: skip
 
 
+def test_rows_of_any_settings_satisfy_random_schemas(session: Session) -> None:
+    """A short form of benchmarks/attack/schemas.py."""
+    lines = [trial(session, seed, number=10) for seed in range(1000, 1020)]
+    assert [line["wrong"] for line in lines] == [[]] * 20
+    assert sum(line["answers"] for line in lines) == 200
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_regex_and_choice(name: str, session: Session) -> None:
     found = session.generate(PROMPT, GenerationConfig(regex=r"(\+\d{1,3} )?\d{3}/\d{4}", **SETTINGS[name]))
@@ -117,7 +96,9 @@ def test_regex_and_choice(name: str, session: Session) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tools_give_calls(name: str, session: Session) -> None:
-    config = GenerationConfig(tools=[WEATHER, STOP], max_new_tokens=60, **SETTINGS[name])
+    config = GenerationConfig(
+        tools=[WEATHER, STOP], max_new_tokens=60, separators=(", ", ": "), **SETTINGS[name]
+    )
     stream = session.stream([{"role": "user", "content": "hi"}], config)
     reader = session.tool_stream()
     for event in stream:
@@ -136,7 +117,8 @@ def test_separators_are_those_that_were_asked_for(session: Session) -> None:
         "required": ["a", "b"],
         "additionalProperties": False,
     }
-    assert session.generate(PROMPT, GenerationConfig(schema=schema)).text == '{"a": 1, "b": [1, 2]}'
+    spaced = GenerationConfig(schema=schema, separators=(", ", ": "))
+    assert session.generate(PROMPT, spaced).text == '{"a": 1, "b": [1, 2]}'
     compact = GenerationConfig(schema=schema, separators=(",", ":"))
     assert session.generate(PROMPT, compact).text == '{"a":1,"b":[1,2]}'
 
@@ -310,6 +292,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "an answer without end": {"schema": ENDLESS},
     "two to the thirty": {"schema": doubling(30)},
     "somewhere else": {"schema": {"$ref": "http://localhost/schema.json"}},
+    "nowhere": {"schema": {"$ref": "#/$defs/nowhere"}},
     "nothing": {"schema": False},
     "no value": {"schema": {"enum": []}},
     "a contradiction": {"schema": {"type": "string", "minLength": 5, "maxLength": 3}},
@@ -346,6 +329,17 @@ def test_a_hostile_grammar_ends_in_an_answer_or_an_error_soon(name: str, session
     thread.join(90)
     assert outcome, "it hangs"
     assert outcome[0] in ("eos", "length") or len(str(outcome[0])) < 600
+
+
+def test_what_lies_elsewhere_is_never_fetched(session: Session) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.3)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/schema.json"
+        for schema in ({"$ref": address}, {"$id": address, "$ref": "other.json"}, {"$schema": address}):
+            with suppress(SessionError):
+                session.generate(PROMPT, GenerationConfig(schema=schema, max_new_tokens=4))
+        with pytest.raises(TimeoutError):
+            server.accept()
 
 
 def test_a_hostile_grammar_leaves_the_session_as_it_was(session: Session) -> None:

@@ -40,11 +40,15 @@ class Automaton:
         mask[list(self.edges[self.state])] = True
         return mask
 
+    def likely(self) -> tuple[int, float] | None:
+        """The smallest of those that may follow, in some states."""
+        return (min(self.edges[self.state]), 0.8) if self.state % 3 == 2 and self.edges[self.state] else None
+
     def consume(self, token: int) -> None:
         self.state = self.edges[self.state][token]
 
     def copy(self) -> Automaton:
-        return Automaton(self.edges, self.ends, self.longest, self.state)
+        return type(self)(self.edges, self.ends, self.longest, self.state)
 
     @property
     def may_end(self) -> bool:

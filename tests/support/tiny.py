@@ -23,6 +23,18 @@ CLASSES: Mapping[str, tuple[type, type]] = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    "ministral3": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "exaone4": (transformers.Exaone4Config, transformers.Exaone4ForCausalLM),
+    "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
+    "hunyuan_v1_dense": (transformers.HunYuanDenseV1Config, transformers.HunYuanDenseV1ForCausalLM),
+    "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
+    "helium": (transformers.HeliumConfig, transformers.HeliumForCausalLM),
 }
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 MERGES = ("Ġ t", "h e", "Ġt he", "i n", "e r", "a n", "Ġ a", "o n", "Ã ©")
@@ -41,7 +53,8 @@ CHAT_TEMPLATE = (
 class Tiny:
     """One checkpoint to write.
 
-    `declared` is the model_type that config.json is rewritten to; `settings` go to the config class.
+    `declared` is the model_type that config.json is rewritten to; `settings` go to the config class, and
+    `rewritten` are changes of config.json afterwards: another dialect for the same (None removes a field).
     """
 
     name: str
@@ -51,6 +64,7 @@ class Tiny:
     sharded: bool = False
     declared: str | None = None
     seed: int = 0
+    rewritten: Mapping[str, Any] | None = None
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -108,7 +122,7 @@ TINIES = {
 
 def config_values(tiny: Tiny) -> dict[str, Any]:
     """Settings of the transformers config class."""
-    layers = len(tiny.settings["layer_types"]) if "layer_types" in tiny.settings else 2
+    layers = len(tiny.settings["layer_types"]) if tiny.settings.get("layer_types") else 2
     base: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 48,
@@ -142,7 +156,8 @@ def build(tiny: Tiny) -> PreTrainedModel:
 
 def _scaled(name: str, parameter: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     if name.endswith("norm.weight"):
-        return 1 + 0.2 * noise
+        # Some families store the difference from one.
+        return 0.2 * noise + (0 if parameter.abs().max() == 0 else 1)
     if name.endswith(".bias"):
         return 0.3 * noise
     if name.endswith(("embed_tokens.weight", "lm_head.weight")):
@@ -156,6 +171,8 @@ def write(tiny: Tiny, directory: Path) -> Path:
     if tiny.declared is not None:
         architecture = {"a2d-qwen2": "A2DQwen2LMHeadModel", "a2d-qwen3": "A2DQwen3LMHeadModel"}[tiny.declared]
         change_config(directory, model_type=tiny.declared, architectures=[architecture])
+    if tiny.rewritten is not None:
+        change_config(directory, **tiny.rewritten)
     return directory
 
 

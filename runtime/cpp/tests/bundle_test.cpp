@@ -149,6 +149,10 @@ TEST_CASE("what is wrong in a manifest is named") {
     CHECK(says(refusal_with("/variants/0/backend", "tflite"), "`tflite` is not one of onnx, tensorrt, tensorrt_rtx"));
     CHECK(says(refusal_with("/variants/0/outputs", {"token_ids"}), "outputs: token_ids and confidence are needed"));
     CHECK(says(refusal_with("/variants/0/outputs/1", "feelings"), "outputs: token_ids and confidence are needed"));
+    const std::vector<std::string> half{"token_ids", "confidence", "topk_ids"},
+        both{"token_ids", "confidence", "topk_ids", "topk_logprobs"};
+    CHECK(says(refusal_with("/variants/0/outputs", half), "outputs: topk_ids and topk_logprobs are there together or not at all"));
+    CHECK_FALSE(says(refusal_with("/variants/0/outputs", both), "outputs"));
     CHECK(says(refusal_with("/variants/0/file", "other.onnx"), "variant onnx-fp32 uses `other.onnx`, which `files` does not list"));
     CHECK(says(refusal_with("/variants/1", valid()["variants"][0]), "`onnx-fp32` is there twice"));
     CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));

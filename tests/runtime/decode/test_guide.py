@@ -217,6 +217,52 @@ def test_exact_mode_is_led_to_longer_runs() -> None:
     assert found["exact"].stats.forwards <= found["one"].stats.forwards
 
 
+class Leaning(Automaton):
+    """Finds one of two likely."""
+
+    def likely(self) -> tuple[int, float] | None:
+        return (1, 0.9) if len(self.edges[self.state]) == 2 else None
+
+
+@pytest.mark.parametrize("tau", [None, 1.0, 0.999])
+def test_what_is_likely_is_proposed_with_all_that_is_forced_behind(tau: float | None) -> None:
+    # 1 or 2 three times, three forced tokens behind each; the likely 1 is what the model says, or not.
+    edges: list[dict[int, int]] = []
+    for _ in range(3):
+        start = len(edges)
+        edges += [{1: start + 1, 2: start + 1}, *({3 + i: start + i + 2} for i in range(3))]
+    edges.append({})
+    found = []
+    for kind in (Leaning, Unlikely):
+        matcher = kind(edges, frozenset({len(edges) - 1}), 9)
+        config = GenerationConfig(tau=tau, window=1)
+        row = Row(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False))
+        run(Schedule(Always(1), BLOCK, MASK, Limits()), [row])
+        found.append((row.tokens, row.stats.forwards, row.stats.proposed, row.stats.verified))
+    tokens = [8, *(1, 3, 4, 5) * 3, EOS]
+    # The first step has no proposals yet; the second has two tokens that may fail, and all that is sure.
+    assert found == [(tokens, 2, 2, 2), (tokens, 3, 0, 0)]
+
+
+class Unlikely(Automaton):
+    """Finds nothing likely."""
+
+    def likely(self) -> tuple[int, float] | None:
+        return None
+
+
+class Always(Scoring):
+    """A model that wants one token."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(0, 9, has_logits=False)
+        self.token = token
+
+    def _predict(self, known: tuple[int, ...], masks: int) -> tuple[int, float]:
+        super()._predict(known, masks)
+        return self.token, 0.5
+
+
 def test_a_draw_is_made_among_the_allowed() -> None:
     logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
     allowed = np.array([False, True, False, True])

@@ -301,6 +301,7 @@ def test_the_log_has_numbers_and_no_secrets(
     assert len(lines) == text.count("\n") + 1
     if as_json:
         [told] = [line for line in map(json.loads, lines) if line["message"] == "answer"]
+        assert told["level"] == "info" and told["load_level"] is None
         assert told["tokens"] == 8 and told["outcome"] == "finished" and told["client"] == 0
         statuses = [line["status"] for line in map(json.loads, lines) if line["message"] == "request"]
         assert statuses == [200, 400, 400, 400, 401, 200]

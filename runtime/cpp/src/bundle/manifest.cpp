@@ -62,15 +62,19 @@ QuantizationInfo read_quantization(Fields fields) {
 }
 
 Variant read_variant(Fields& fields) {
-    static const std::vector<std::string> outputs{"token_ids", "confidence", "margin", "entropy", "logits"};
+    static const std::vector<std::string> outputs{"token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits"};
     Variant variant;
     variant.outputs = fields.texts("outputs");
     const auto has = [&](const std::string& name) { return std::count(variant.outputs.begin(), variant.outputs.end(), name) > 0; };
     const auto is_known = [&](const std::string& name) { return std::count(outputs.begin(), outputs.end(), name) > 0; };
     if (!has("token_ids") || !has("confidence") || !std::all_of(variant.outputs.begin(), variant.outputs.end(), is_known))
-        fields.wrong("outputs", "token_ids and confidence are needed, and known are token_ids, confidence, margin, entropy, logits");
+        fields.wrong("outputs", "token_ids and confidence are needed, and known are token_ids, confidence, margin, entropy, topk_ids, "
+                                "topk_logprobs, logits");
+    else if (has("topk_ids") != has("topk_logprobs"))
+        fields.wrong("outputs", "topk_ids and topk_logprobs are there together or not at all");
     variant.name = fields.text("name");
     variant.backend = fields.text("backend", {"onnx", "tensorrt", "tensorrt_rtx"});
+    if (has("topk_ids") && variant.backend != "onnx") fields.wrong("outputs", "engines have no topk_ids and topk_logprobs");
     variant.file = fields.text("file");
     variant.weights = fields.optional_text("weights");
     variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8"});

@@ -170,6 +170,7 @@ struct OrtBackend::Graph {
             if (name == "confidence") bind_result(cache, name, output.confidence, shape);
             if (name == "margin") bind_result(cache, name, output.margin, shape);
             if (name == "entropy") bind_result(cache, name, output.entropy, shape);
+            // topk_ids and topk_logprobs are for grammars, which are not read here: what is not bound is not computed.
             if (name == "logits" && want_logits) bind_result(cache, name, output.logits, {input.rows, input.outputs, vocab_size});
         }
         if (!want_logits) output.logits.clear();

@@ -1,0 +1,293 @@
+"""GPTQ's and AWQ's own formats: packed here number by number, as their tools' definitions say, and read by
+the exporter; codes must reach the graph unchanged, and what is ambiguous is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
+from support import tiny
+from support.fixtures import Named
+from support.graphs import KEPT, TOKENS, forward
+
+from mars_export.exporter.check import reference
+from mars_export.exporter.checkpoint.compressed import PackedTensors
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import CheckpointError, ExportError, Session
+
+GROUP = 16
+BASE = "a2d-qwen3"
+K = "model.layers.0.self_attn.k_proj"
+# AutoAWQ's gemm packing: `packed |= column[c * 8 + order[i]] << (i * 4)`.
+ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to quantize and to write it down."""
+
+    method: str
+    bits: int = 4
+    sym: bool = True
+    layout: str = "gptq"
+    act_order: bool = False
+    config: str = "config.json"
+
+
+KINDS = {
+    "gptq": Kind("gptq"),
+    "gptq-asymmetric": Kind("gptq", sym=False),
+    "gptq-v2": Kind("gptq", sym=False, layout="gptq_v2"),
+    "gptq-8-bit": Kind("gptq", bits=8),
+    "gptq-8-bit-asymmetric": Kind("gptq", bits=8, sym=False, layout="gptq_v2"),
+    "gptq-old-file": Kind("gptq", sym=False, config="quantize_config.json"),
+    "gptq-act-order": Kind("gptq", act_order=True),
+    "gptq-act-order-asymmetric": Kind("gptq", sym=False, layout="gptq_v2", act_order=True),
+    "awq": Kind("awq", sym=False),
+}
+
+
+def put(word: Any, value: int, shift: int) -> int:
+    """One field written into a 32-bit word, as a tool's packing loop does it."""
+    return int(np.int64(int(word) & 0xFFFFFFFF) | (value << shift))
+
+
+def as_words(rows: Iterable[Iterable[int]]) -> np.ndarray:
+    return np.array([[number & 0xFFFFFFFF for number in row] for row in rows], np.uint32).view(np.int32)
+
+
+def pack_down(codes: np.ndarray, bits: int) -> np.ndarray:
+    """GPTQ: consecutive rows of one column share a word."""
+    count = 32 // bits
+    words = [[0] * codes.shape[1] for _ in range(codes.shape[0] // count)]
+    for row in range(codes.shape[0]):
+        for column in range(codes.shape[1]):
+            word = words[row // count][column]
+            words[row // count][column] = put(word, int(codes[row, column]), bits * (row % count))
+    return as_words(words)
+
+
+def pack_across(codes: np.ndarray, bits: int, order: list[int] | None = None) -> np.ndarray:
+    """Columns of one row share a word; AWQ in an order of its own."""
+    count = 32 // bits
+    order = order or list(range(count))
+    words = [[0] * (codes.shape[1] // count) for _ in range(codes.shape[0])]
+    for row in range(codes.shape[0]):
+        for column in range(codes.shape[1] // count):
+            for i in range(count):
+                value = int(codes[row, column * count + order[i]])
+                words[row][column] = put(words[row][column], value, bits * i)
+    return as_words(words)
+
+
+def settings(kind: Kind) -> dict[str, Any]:
+    if kind.method == "awq":
+        return {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": GROUP,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": None,
+        }
+    values = {
+        "bits": kind.bits,
+        "group_size": GROUP,
+        "sym": kind.sym,
+        "desc_act": kind.act_order,
+        "damp_percent": 0.01,
+        "true_sequential": True,
+    }
+    if kind.config == "config.json":
+        values |= {"quant_method": "gptq", "checkpoint_format": kind.layout}
+    return values
+
+
+Truth = dict[str, np.ndarray]  # what every weight stands for
+
+
+def write(source: Path, target: Path, kind: Kind) -> Truth:
+    """A copy of a checkpoint whose Linear weights are random codes, and what these stand for, in float64."""
+    shutil.copytree(source, target)
+    tensors, truth, random = load_file(source / "model.safetensors"), Truth(), np.random.default_rng(0)
+    top = 1 << kind.bits
+    for name in [n for n in tensors if n.endswith("_proj.weight")]:
+        outputs, inputs = tensors.pop(name).shape
+        module, groups = name.removesuffix(".weight"), inputs // GROUP
+        codes = random.integers(0, top, (inputs, outputs))
+        scales = (random.uniform(0.5, 1.5, (groups, outputs)) * 1.6 / top).astype(np.float16)
+        zeros = (
+            np.full((groups, outputs), top // 2)
+            if kind.sym
+            else random.integers(top // 2 - 3, top // 2 + 4, (groups, outputs))
+        )
+        order = np.arange(inputs) // GROUP
+        if kind.act_order:
+            random.shuffle(order)
+        weight = np.empty((outputs, inputs))
+        for i in range(inputs):
+            weight[:, i] = (codes[i] - zeros[order[i]]) * scales[order[i]].astype(np.float64)
+        truth[name] = weight
+        if kind.method == "awq":
+            tensors[f"{module}.qweight"] = pack_across(codes, 4, ORDER)
+            tensors[f"{module}.qzeros"] = pack_across(zeros, 4, ORDER)
+        else:
+            less = 1 if kind.layout == "gptq" else 0
+            tensors[f"{module}.qweight"] = pack_down(codes, kind.bits)
+            tensors[f"{module}.qzeros"] = pack_across(zeros - less, kind.bits)
+            tensors[f"{module}.g_idx"] = order.astype(np.int32)
+        tensors[f"{module}.scales"] = scales
+    save_file(tensors, target / "model.safetensors")
+    if kind.config == "config.json":
+        tiny.change_config(target, quantization_config=settings(kind))
+    else:
+        (target / kind.config).write_text(json.dumps(settings(kind)))
+    return truth
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_codes_stand_for(name: str, checkpoints: Named, tmp_path: Path) -> None:
+    truth = write(checkpoints(BASE), tmp_path / "model", KINDS[name])
+    checkpoint = open_checkpoint(str(tmp_path / "model"))
+    assert isinstance(checkpoint.tensors, PackedTensors)
+    assert checkpoint.tensors.packed.keys() == truth.keys()
+    for weight, expected in truth.items():
+        np.testing.assert_allclose(checkpoint.tensors.read(weight), expected, rtol=1e-6, atol=1e-7)
+    assert bool(checkpoint.tensors.reordered) == KINDS[name].act_order
+
+
+def dequantized(bundle: Path, name: str) -> np.ndarray:
+    """A weight of the graph as onnx reads codes, scales and zero points: [inputs, outputs]."""
+    model = onnx.load(bundle / "model.onnx")
+    arrays = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    codes, scales = arrays[name], arrays[f"{name}_scale"]
+    zeros = arrays.get(f"{name}_zero_point", np.zeros_like(scales))
+    plain: np.ndarray = (codes - zeros.repeat(GROUP, 0)) * scales.repeat(GROUP, 0)
+    return plain
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.act_order])
+def test_a_bundle_of_the_same_form_has_the_checkpoint_s_codes(
+    name: str, checkpoints: Named, tmp_path: Path
+) -> None:
+    kind = KINDS[name]
+    truth = write(checkpoints(BASE), tmp_path / "model", kind)
+    options = ExportOptions(
+        block=4, precision=f"int{kind.bits}", group=GROUP, asymmetric=not kind.sym, accuracy_level=1,
+        logits=True, metrics=True, head="float", embedding="float",
+    )  # fmt: skip
+    checkpoint = open_checkpoint(str(tmp_path / "model"))
+    export_onnx(checkpoint, tmp_path / "b", options)
+    for part, sources in {"attention_output": ["self_attn.o_proj"], "down": ["mlp.down_proj"]}.items():
+        expected = np.concatenate([truth[f"model.layers.1.{source}.weight"] for source in sources])
+        np.testing.assert_allclose(
+            dequantized(tmp_path / "b", f"layers.1.{part}.weight").T, expected, rtol=1e-6
+        )
+    found = forward(Session.open(tmp_path / "b", threads=1, cache_bytes=0), TOKENS, (9,))[-1]
+    exact = reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
+    assert np.abs(found - exact)[:, KEPT].max() < 2e-3
+
+
+def test_groups_in_the_order_of_activations_are_decoded_and_never_rounded_twice(
+    checkpoints: Named, tmp_path: Path
+) -> None:
+    write(checkpoints(BASE), tmp_path / "model", KINDS["gptq-act-order"])
+    checkpoint = open_checkpoint(str(tmp_path / "model"))
+    with pytest.raises(ExportError, match=r"14 weights are in the order of activations \(desc_act\)"):
+        export_onnx(checkpoint, tmp_path / "b", ExportOptions(block=4, precision="int4", group=GROUP))
+    export_onnx(checkpoint, tmp_path / "b", ExportOptions(block=4, logits=True, metrics=True))
+    found = forward(Session.open(tmp_path / "b", threads=1, cache_bytes=0), TOKENS, (9,))[-1]
+    exact = reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
+    assert np.abs(found - exact)[:, KEPT].max() < 1e-4
+
+
+def test_biases_of_zeros_that_autogptq_adds_are_passed_over(checkpoints: Named, tmp_path: Path) -> None:
+    write(checkpoints(BASE), tmp_path / "model", KINDS["gptq"])
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {f"{K}.bias": np.zeros(48, np.float16)}, path)
+    assert f"{K}.bias" not in open_checkpoint(str(tmp_path / "model")).tensors.shapes
+    save_file(tensors | {f"{K}.bias": np.eye(1, 48, dtype=np.float16)[0]}, path)
+    with pytest.raises(CheckpointError, match=f"not part of a qwen3 model: {K}.bias"):
+        open_checkpoint(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gptq", {"bits": 3}, r"weights of 3 bits \(known: 4 or 8\)"),
+        ("gptq", {"group_size": -1}, "group_size -1"),
+        ("gptq", {"checkpoint_format": "marlin"}, r"layout 'marlin' \(known: gptq, gptq_v2\)"),
+        ("gptq", {"dynamic": {"-:.*down.*": {}}}, "settings of their own for some modules"),
+        ("gptq", {"sym": "yes"}, "`sym` is 'yes'"),
+        ("gptq", {"sym": False, "checkpoint_format": "gptq_v2"}, None),
+        ("gptq", {"checkpoint_format": "gptq_v2"}, "not all zero points are 8"),
+        ("gptq", {"group_size": 32}, "inputs cannot be in groups of 32"),
+        ("awq", {"version": "gemv"}, r"layout 'gemv' \(known: gemm\)"),
+        ("awq", {"zero_point": False}, "no zero points"),
+        ("awq", {"bits": 8}, r"weights of 8 bits \(known: 4\)"),
+        ("awq", {"quant_method": "hqq"}, "in a form that is not read: hqq"),
+    ],
+)
+def test_a_form_that_is_not_read(
+    name: str, changes: dict[str, Any], message: str | None, checkpoints: Named, tmp_path: Path
+) -> None:
+    write(checkpoints(BASE), tmp_path / "model", KINDS[name])
+    tiny.change_config(tmp_path / "model", quantization_config=settings(KINDS[name]) | changes)
+    if message is None:  # zero points of seven, taken at their word
+        open_checkpoint(str(tmp_path / "model"))
+        return
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("qzeros", None, "qzeros: missing"),
+        (
+            "scales",
+            np.ones((2, 48), np.float16),
+            r"scales is \[2, 48\], 48 x 48 in groups of 16 need \[3, 48\]",
+        ),
+        ("qweight", np.zeros((6, 48), np.float16), "has dtype F16|32-bit integers are expected"),
+        ("g_idx", np.full(48, 3, np.int32), "g_idx names groups that there are not"),
+        ("g_idx", np.zeros(47, np.int32), r"g_idx is \[47\]"),
+        ("scales", np.full((3, 48), np.nan, np.float16), "NaN or Inf"),
+    ],
+)
+def test_parts_that_do_not_fit(
+    part: str, value: np.ndarray | None, message: str, checkpoints: Named, tmp_path: Path
+) -> None:
+    write(checkpoints(BASE), tmp_path / "model", KINDS["gptq"])
+    path = tmp_path / "model" / "model.safetensors"
+    tensors: dict[str, Any] = load_file(path) | {f"{K}.{part}": value}
+    save_file({name: value for name, value in tensors.items() if value is not None}, path)
+
+    def export() -> None:
+        export_onnx(open_checkpoint(str(tmp_path / "model")), tmp_path / "b", ExportOptions(block=4))
+
+    with pytest.raises((CheckpointError, ExportError), match=message):
+        export()
+
+
+def test_a_zero_point_that_readers_disagree_about_is_refused(checkpoints: Named, tmp_path: Path) -> None:
+    """AutoGPTQ stores zero points less one, so that 0 becomes 15: some read 16, some 0."""
+    write(checkpoints(BASE), tmp_path / "model", KINDS["gptq-asymmetric"])
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"{K}.qzeros"] = np.full_like(tensors[f"{K}.qzeros"], -1)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match="16 to some readers of AutoGPTQ"):
+        open_checkpoint(str(tmp_path / "model"))

@@ -1,0 +1,304 @@
+"""Every family against transformers: logits, tokens, both KV layouts, every precision, both dialects of
+config.json; and who is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support import families, tiny
+from support.families import FAMILIES, FULL, LONGROPE, SLIDING, judge
+from support.graphs import KEPT, TOKENS, forward
+from support.oracle import Oracle
+
+from mars_export.exporter.check import reference
+from mars_export.exporter.check.selfcheck import BOUNDS
+from mars_export.exporter.checkpoint import families as table
+from mars_export.exporter.checkpoint import names
+from mars_export.exporter.checkpoint.family import check_shapes, dims_from_config
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.tensors import Tensors
+from mars_export.exporter.codes import Quantization
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import Session
+from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.errors import CheckpointError
+
+ONE_EACH = {made.family: name for name, made in reversed(FAMILIES.items())}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("families")
+    return cache(lambda name: tiny.write(FAMILIES[name], root / name))
+
+
+def test_every_family_of_the_table_has_a_tiny_checkpoint() -> None:
+    assert {made.family for made in families.ALL.values()} == set(table.FAMILIES)
+
+
+@pytest.mark.parametrize("kv_layout", ["static", "delta"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_tokens_are_those_of_transformers(name: str, kv_layout: str) -> None:
+    found = judge(FAMILIES[name], kv_layout)
+    assert 3 < found.spread < 30, "weights large enough to mean something"
+    assert found.logit_error < 1e-4
+    assert found.equal == found.answers == 10
+
+
+OPTIONS = ExportOptions(block=6, metrics=True, logits=True, allow_drift=True, accuracy_level=1)
+ROUNDED = {
+    "fp16": replace(OPTIONS, precision="fp16"),
+    "w8a8": replace(OPTIONS, precision="w8a8"),
+    "bf16": replace(OPTIONS, precision="bf16", kv_layout="delta"),
+}
+CODED = {
+    "int8": replace(OPTIONS, precision="int8", group=16),
+    "int4": replace(OPTIONS, precision="int4", group=16, asymmetric=True, head="float", embedding="float"),
+    "int8, delta": replace(OPTIONS, precision="int8", group=16, kv_layout="delta", head="int4"),
+}
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+@pytest.mark.parametrize("family", ONE_EACH)
+def test_every_rounded_precision_stays_within_its_bounds(
+    family: str, precision: str, written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By the self-check, which runs bfloat16 widened; and fp16 as a session runs it."""
+    checkpoint, options = open_checkpoint(str(written(ONE_EACH[family]))), ROUNDED[precision]
+    drift = export_onnx(checkpoint, tmp_path / "b", options).variants[0].drift
+    assert drift is not None
+    logit, _, share = BOUNDS[{"fp16": "float16", "bf16": "bfloat16"}.get(precision, precision)]
+    assert 0 < drift.max_logit_error < logit * 30
+    assert drift.argmax_matches >= share * drift.positions
+    if precision == "fp16":
+        found = forward(Session.open(tmp_path / "b", threads=1, cache_bytes=0), TOKENS, (7, 20))[-1]
+        exact = reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
+        assert np.abs(found - exact)[:, KEPT].max() < logit * float(np.abs(exact).max())
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A checkpoint's tensors as the codes of a bundle stand for them."""
+
+    stored: Tensors
+    storage: Quantization
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.stored.shapes
+
+    def read(self, name: str) -> np.ndarray:
+        weight, codec = self.stored.read(name), None
+        if names.is_linear(name):
+            codec = self.storage.linear
+        elif name in (names.EMBEDDING, names.HEAD):
+            kind = self.storage.embedding if name == names.EMBEDDING else self.storage.head
+            codec = self.storage.table(kind)
+        if codec is None:
+            return weight
+        return codec.encode(weight, np.dtype(np.float32)).decoded().reshape(weight.shape)
+
+
+@pytest.mark.parametrize("precision", CODED)
+@pytest.mark.parametrize("family", ONE_EACH)
+def test_every_coded_precision_computes_what_its_codes_stand_for(
+    family: str, precision: str, written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    checkpoint, options = open_checkpoint(str(written(ONE_EACH[family]))), CODED[precision]
+    storage = options.quantization
+    assert storage is not None
+    if checkpoint.dims.tied and storage.head != storage.embedding:  # two tables then
+        options = replace(options, head="int8")
+        storage = replace(storage, head="int8")
+    export_onnx(checkpoint, tmp_path / "b", options)
+    session = Session.open(tmp_path / "b", threads=1, cache_bytes=0)
+    found = forward(session, TOKENS, (7, 20))[-1]
+    exact = reference.logits(checkpoint.dims, Decoded(checkpoint.tensors, storage), [TOKENS])[0]
+    assert np.abs(found - exact)[:, KEPT].max() < 2e-2
+    assert np.median(np.abs(found - exact)[:, KEPT]) < 1e-3
+    plain = reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
+    assert np.abs(plain - exact)[:, KEPT].max() > 0.1, "codes that lose nothing prove nothing"
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma2-mha", "granite", "olmo2", "ernie"])
+def test_w8a8_rows_do_not_depend_on_how_many_there_are(
+    name: str, written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    options = ExportOptions(block=6, precision="w8a8", metrics=True, logits=True, allow_drift=True)
+    export_onnx(open_checkpoint(str(written(name))), tmp_path / "b", options)
+    session = Session.open(tmp_path / "b", threads=1, cache_bytes=0)
+    whole = forward(session, TOKENS, ())[-1]
+    single = forward(session, TOKENS, tuple(range(1, len(TOKENS))))[-1]
+    np.testing.assert_array_equal(whole, single)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi4-mini", "olmo2", "exaone4", "ernie"])
+def test_an_old_opset_needs_no_new_operator(
+    name: str, written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """What TensorRT of any age reads: the `delta` graph has operators of opset 18 only."""
+    export_onnx(
+        open_checkpoint(str(written(name))), tmp_path / "b", ExportOptions(block=4, kv_layout="delta")
+    )
+    model = onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False)
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
+    onnx.checker.check_model(str(tmp_path / "b" / "model.onnx"), full_check=True)
+    assert not {"Gelu", "RMSNormalization", "RotaryEmbedding", "Attention"} & {
+        node.op_type for node in model.graph.node
+    }
+
+
+def test_tied_tables_stay_one_table_with_factors(written: Callable[[str], Path], tmp_path: Path) -> None:
+    for name in ("granite", "gemma3"):
+        export_onnx(open_checkpoint(str(written(name))), tmp_path / name, ExportOptions(block=4))
+        model = onnx.load(tmp_path / name / "model.onnx", load_external_data=False)
+        tables = [t.name for t in model.graph.initializer if tuple(t.dims) == (tiny.VOCAB_SIZE, 48)]
+        assert tables == ["embed_tokens.weight"]
+
+
+def test_longrope_is_short_within_the_original_context_and_long_by_choice(tmp_path: Path) -> None:
+    settings = {
+        "hidden_size": 64,
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": 32,
+        "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
+    }
+    made = tiny.Tiny("long", "phi3", settings, seed=1)
+    directory = tiny.write(made, tmp_path / "model")
+    oracle = Oracle(tiny.load(made, directory), tiny.MASK, 6)
+    short = open_checkpoint(str(directory))
+    assert short.dims.context_length == 32, "beyond it the model has other frequencies"
+    options = ExportOptions(block=6, metrics=True, logits=True)
+    export_onnx(short, tmp_path / "short", options)
+    session = Session.open(tmp_path / "short", threads=1, cache_bytes=0)
+    near = oracle.logits(TOKENS[:32]).numpy()
+    assert np.abs(forward(session, TOKENS[:32], (7,))[-1] - near)[:, KEPT].max() < 1e-4
+    long = open_checkpoint(str(directory), long_context=True)
+    assert long.dims.context_length == 512
+    manifest = export_onnx(long, tmp_path / "long", options)
+    drift = manifest.variants[0].drift
+    assert drift is not None
+    assert str(drift.yardstick).startswith("transformers"), "the second opinion takes the long ones, too"
+    session = Session.open(tmp_path / "long", threads=1, cache_bytes=0)
+    found = forward(session, TOKENS, (7, 33))[-1]
+    assert np.abs(found - oracle.logits(TOKENS).numpy())[:, KEPT].max() < 1e-4
+    assert np.abs(found[:32] - near)[:, KEPT].max() > 0.1
+
+
+def test_the_second_opinion_was_asked(written: Callable[[str], Path], tmp_path: Path) -> None:
+    for family, name in ONE_EACH.items():
+        export_onnx(open_checkpoint(str(written(name))), tmp_path / family, ExportOptions(block=4))
+        drift = open_bundle(tmp_path / family).manifest.variants[0].drift
+        assert drift is not None
+        assert str(drift.yardstick).startswith("transformers "), family
+
+
+@pytest.mark.parametrize("family", ONE_EACH)
+def test_a_field_left_out_means_what_it_means_to_transformers(family: str) -> None:
+    """The sparsest config of each family: whatever transformers assumes, we assume."""
+    config_class, model_class = tiny.CLASSES[family]
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 64,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 40 if family in ("helium", "exaone4") else 32,
+        "head_dim": 8,
+        "vocab_size": 300,
+        "max_position_embeddings": 20000,
+        "pad_token_id": 0,
+    }
+    if family == "helium":
+        sizes |= {"hidden_size": 320}
+    if family == "exaone4":
+        sizes |= {"num_attention_heads": 32}
+    theirs = config_class(**sizes)
+    ours = dims_from_config(sizes | {"model_type": family})
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tied == theirs.tie_word_embeddings
+    window = getattr(theirs, "sliding_window", None)
+    kinds = getattr(theirs, "layer_types", None) or [SLIDING if window else FULL] * 7
+    if not (family == "smollm3" or (family in ("ministral3", "phi3") and window is None)):
+        assert ours.windows == tuple(window if kind == SLIDING else None for kind in kinds)
+    model = model_class(theirs)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_shapes(ours, shapes)
+    layers = model.model.layers
+    rotary = model.model.rotary_emb
+    if family != "gemma3_text":
+        assert ours.ropes[0].inv_freq[1] == pytest.approx(float(rotary.inv_freq[1]), rel=1e-6)
+        assert ours.ropes[0].scale == pytest.approx(rotary.attention_scaling)
+    else:
+        for rope, kind in zip(ours.ropes, (FULL, SLIDING), strict=True):
+            assert rope.inv_freq[1] == pytest.approx(float(getattr(rotary, f"{kind}_inv_freq")[1]), rel=1e-6)
+    assert ours.attention_scale == pytest.approx(layers[0].self_attn.scaling)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation `gelu` is not supported"),
+        ("gemma3", {"use_bidirectional_attention": True}, "makes this an encoder"),
+        ("gemma3", {"sliding_window": None}, "`sliding_window` must be a positive integer"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "`attn_logit_softcapping` must be a positive number"),
+        ("granite", {"residual_multiplier": "half"}, "`residual_multiplier` must be a positive number"),
+        ("smollm3", {"no_rope_layers": [1]}, "`no_rope_layers` must have one number for each of 3"),
+        ("exaone4", {"sliding_window_pattern": "LLLG", "layer_types": None}, "`sliding_window_pattern` must"),
+        ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position"),
+        ("phi4-mini", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "list of 8 numbers"),
+        (
+            "phi3",
+            {"rope_parameters": {"partial_rotary_factor": 0.3}},
+            "`partial_rotary_factor` 0.3 of heads of 12",
+        ),
+    ],
+)
+def test_what_would_change_the_model_is_refused(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    directory = tiny.write(FAMILIES[name], tmp_path / name)
+    config = json.loads((directory / "config.json").read_text()) | changes
+    if changes.get("layer_types", ()) is None:
+        config.pop("layer_types")
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("lfm2", "a rejected mask cannot be undone"),
+        ("qwen3_5", "a rejected mask cannot be undone"),
+        ("qwen3_next", "a rejected mask cannot be undone"),
+        ("falcon_h1", "a rejected mask cannot be undone"),
+        ("qwen3_moe", "would read all experts"),
+        ("mixtral", "would read all experts"),
+        ("wedlm", "positions that are not contiguous"),
+        ("bd3lm", "attention in both directions"),
+    ],
+)
+def test_who_is_refused_hears_why(model_type: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"architecture `{model_type}` is not supported: .*{reason}"):
+        dims_from_config({"model_type": model_type})
+
+
+def test_who_is_refused_is_no_family() -> None:
+    assert not table.REFUSED.keys() & (table.FAMILIES.keys() | table.ALIASES.keys())
+
+
+def test_a_bd3lm_checkpoint_is_known_by_its_name_only(tmp_path: Path) -> None:
+    for name in ("MARS-Qwen2.5-0.5B-BD3LM-blk4", "bd3lm"):
+        directory = tiny.write(tiny.TINIES["a2d-qwen2"], tmp_path / name)
+        with pytest.raises(CheckpointError, match=r"attention in both directions.*rename the directory"):
+            open_checkpoint(str(directory))
+    assert open_checkpoint(str(directory.rename(tmp_path / "mars"))).dims.model_type == "qwen2"
