@@ -10,14 +10,14 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test cpp cpp-aarch64 attack gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check format lint types test browser cpp cpp-aarch64 attack gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
 
 # In CI the builds with sanitizers share the cores with the Python tests, which use one. Some of tests/runtime/cpp
 # run those builds.
-check: lint types cpp
+check: lint types cpp browser
 ifdef CI
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target PYTEST=--ignore=tests/runtime/cpp test cpp-asan cpp-tsan
 	$(MAKE) --no-print-directory PYTEST=tests/runtime/cpp test
@@ -38,6 +38,11 @@ types: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST)
+
+# Chromium, for the tests of the server's page. CI installs Debian's; elsewhere they are skipped without one.
+browser:
+	@if [ -n "$$CI" ] && ! command -v chromium >/dev/null; then apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium >/dev/null; fi
 
 # The C++ runtime, with its tests. Without what it needs, people are told what is missing and go on; CI fails.
 cpp: $(VENV)/.installed
@@ -83,11 +88,11 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
-# CI also tests the lm-evaluation-harness class, half a gigabyte that people are spared.
+# CI also tests the lm-evaluation-harness class, half a gigabyte that people are spared, and the page in a browser.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,serve,rtx,dev$(if $(CI),$(comma)lm-eval)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu,export,calibrate,rtx,serve,dev$(if $(CI),$(comma)lm-eval$(comma)browser)]'
 	touch $@
 
 clean:

@@ -28,9 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import watched
-
 import random_checkpoint
+import watched
 from peers import machine
 
 ROOT = Path(__file__).resolve().parent

@@ -17,13 +17,12 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from peers import catalog, goals, machine, measure, rows, turns
+from peers import catalog, goals, machine, measure, models, rows, turns
 from peers.catalog import Entry, Program
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
@@ -54,43 +53,6 @@ def set_up(venvs: Path, names: list[str]) -> None:
                 break
 
 
-def why_absent(program: Program, venvs: Path) -> str | None:
-    """What to install, or None when the program's environment is there."""
-    if program.environment is None or Path(catalog.python_of(venvs, program.environment)).exists():
-        return None
-    return "no environment; " + " && ".join(
-        shlex.join(c) for c in catalog.setup_commands(venvs, program.environment)
-    )
-
-
-def make_model(program: Program, work: Path) -> str | None:
-    """Make the program's model if it is not there. Returns why that failed, or None."""
-    if program.model.exists():
-        return None
-    if shutil.disk_usage(work).free < 4e9:
-        return f"less than 4 GB are free under {work}"
-    partial = work / f"{program.model.name}.part"
-    if partial.is_dir():
-        shutil.rmtree(partial)
-    command = [part.format(out=partial) for part in program.make]
-    say(f"{program.name}: making {program.model}")
-    log = work / "logs" / f"make {program.name}.log"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "ORT_DISABLE_TELEMETRY": "1",
-    }
-    with log.open("w", encoding="utf-8") as out:
-        try:
-            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False, env=environment)
-        except OSError as error:
-            return f"{command[0]} does not start: {error}"
-    if done.returncode or not partial.exists():
-        return f"its model could not be made (exit code {done.returncode}); see {log}"
-    partial.rename(program.model)
-    return None
-
-
 def start(program: Program, args: argparse.Namespace) -> Process:
     model = program.model / program.options["file"] if "file" in program.options else program.model
     keeping = turns.KEEPING if args.turns else {}
@@ -106,7 +68,7 @@ def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, s
     merged = Program(
         "merged", None, "", args.work / "merged", (sys.executable, "-m", "peers.merged", "{out}")
     )
-    if problem := make_model(merged, args.work):
+    if problem := models.make(merged, args.work):
         sys.exit(f"error: the merged weights of the default checkpoint: {problem}")
     processes: dict[str, Process] = {}
     absent = (
@@ -117,7 +79,7 @@ def start_all(args: argparse.Namespace) -> tuple[dict[str, Process], dict[str, s
             continue
         if args.turns and not turns.takes_part(program.name):
             continue
-        problem = why_absent(program, args.venvs) or make_model(program, args.work)
+        problem = models.why_absent(program, args.venvs) or models.make(program, args.work)
         if problem is None:
             try:
                 processes[program.name] = start(program, args)

@@ -26,7 +26,7 @@ class Watched:
     exit_code: int
     seconds: float
     cpu_seconds: float
-    peak_anonymous: int
+    peakanonymous: int
     samples: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def watch(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
         peak = samples = 0
         try:
             while True:
-                peak, samples = max(peak, sum(map(_anonymous, _family(child.pid)))), samples + 1
+                peak, samples = max(peak, sum(map(anonymous, family(child.pid)))), samples + 1
                 try:
                     child.wait(POLL_SECONDS)
                     break
@@ -60,7 +60,7 @@ def watch(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
     return Watched(child.returncode, seconds, cpu, peak, samples)
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     """The process and all its descendants."""
     yield pid
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -69,10 +69,10 @@ def _family(pid: int) -> Iterator[int]:
         except OSError:  # ended meanwhile
             continue
         for child in children:
-            yield from _family(int(child))
+            yield from family(int(child))
 
 
-def _anonymous(pid: int) -> int:
+def anonymous(pid: int) -> int:
     """RssAnon in bytes; 0 for a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()

@@ -15,7 +15,7 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "transformers": (TORCH, "transformers>=5"),
     "genai": (TORCH, "onnxruntime-genai", "onnx-ir", "transformers"),
     "optimum": (TORCH, "optimum-onnx[onnxruntime]"),
-    "llama-cpp": ("llama-cpp-python", "gguf", "safetensors"),
+    "llama-cpp": ("llama-cpp-python[server]", "gguf", "safetensors"),
     "authors": (TORCH, "transformers==4.57.0"),
 }
 PRECISIONS = ("fp32", "int8", "w8a8", "int4")
@@ -135,6 +135,14 @@ def programs(work: Path, venvs: Path, authors: Path | None) -> list[Program]:
     if authors is not None:
         found.append(Program("authors fp32", "authors", "authors", merged, (), {"path": str(authors)}))
     return found
+
+
+def served_gguf(work: Path, venvs: Path, kind: str) -> Program:
+    """llama.cpp's model for its server: with vocabulary and chat template, since prompts are chats."""
+    python = python_of(venvs, "llama-cpp")
+    make = (python, "-m", "peers.gguf_file", str(work / "merged"), "{out}", "--kinds", kind, "--vocabulary")
+    options = {"file": f"{kind}.gguf"}
+    return Program(f"llama.cpp's server {kind}", "llama-cpp", "", work / f"gguf-served-{kind}", make, options)
 
 
 def single_entries(names: Sequence[str]) -> list[Entry]:

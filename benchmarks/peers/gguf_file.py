@@ -1,6 +1,7 @@
-"""A Llama-type Hugging Face directory as GGUF files for llama.cpp, without a vocabulary.
+"""A Llama-type Hugging Face directory as GGUF files for llama.cpp.
 
-Prompts are token ids. Runs in llama.cpp's environment.
+Without a vocabulary prompts are token ids; with --vocabulary (byte-level BPE) they are chats, too.
+Runs in llama.cpp's environment.
 
 python -m peers.gguf_file DIRECTORY OUT --kinds q4_0 q8_0
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -36,7 +38,34 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def write_fp32(directory: Path, target: Path) -> None:
+def write_vocabulary(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any]) -> None:
+    """Tokens, merges, special tokens and the chat template."""
+    model = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    if model["model"]["type"] != "BPE":
+        raise SystemExit(f"{directory}: only byte-level BPE can be written, not {model['model']['type']}")
+    tokens = [f"[PAD{i}]" for i in range(config["vocab_size"])]
+    types = [gguf.TokenType.UNUSED] * len(tokens)
+    for token, i in model["model"]["vocab"].items():
+        tokens[i], types[i] = token, gguf.TokenType.NORMAL
+    for added in model["added_tokens"]:
+        kind = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+        tokens[added["id"]], types[added["id"]] = added["content"], kind
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_add_bos_token(False)
+    template = directory / "chat_template.jinja"
+    has_file = template.is_file()
+    writer.add_chat_template(template.read_text("utf-8") if has_file else settings["chat_template"])
+
+
+def write_fp32(directory: Path, target: Path, with_vocabulary: bool) -> None:
     from safetensors import safe_open
 
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -62,7 +91,10 @@ def write_fp32(directory: Path, target: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_tokenizer_model("no_vocab")
+    if with_vocabulary:
+        write_vocabulary(writer, directory, config)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     with safe_open(directory / "model.safetensors", "np") as tensors:
         writer.add_tensor("token_embd.weight", tensors.get_tensor("model.embed_tokens.weight"))
         for i in range(layers):
@@ -103,11 +135,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocabulary", action="store_true", help="and the chat template")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     plain = args.out / "fp32.gguf"
     if not plain.exists():
-        write_fp32(args.directory, plain.with_suffix(".part"))
+        write_fp32(args.directory, plain.with_suffix(".part"), args.vocabulary)
         plain.with_suffix(".part").rename(plain)
     for kind in args.kinds:
         if not (args.out / f"{kind}.gguf").exists():

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from ..session import Session
-from . import metrics, texts
+from . import metrics, page, texts
 from .bodies import Bodies
 from .door import CLIENT, Door
 from .keys import Keys
@@ -25,11 +23,6 @@ from .stream import EventStream
 from .wire import read_ask
 
 Handler = Callable[[Request], Awaitable[Any]]
-# The page is one file: nothing of it comes from elsewhere, and nobody frames it.
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:;"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door:
@@ -123,7 +116,7 @@ class _Routes:
         return _json(await texts.detokenize(self._models, await self._bodies.read(request)))
 
     async def page(self, _: Request) -> Response:
-        return HTMLResponse(_page(), headers={"content-security-policy": PAGE_POLICY})
+        return Response(page.page(), headers=page.headers())
 
     async def health(self, _: Request) -> Response:
         self._models.start()
@@ -143,8 +136,3 @@ class _Routes:
         name = request.path_params["id"]
         served, _ = self._models.find(name)
         return _json(served.entry(name))
-
-
-@cache
-def _page() -> str:
-    return files(__package__).joinpath("page.html").read_text(encoding="utf-8")

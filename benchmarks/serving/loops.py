@@ -1,0 +1,94 @@
+"""Closed and open loops: so many clients that ask one thing after the other, or arrivals by Poisson's law."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from serving import wire
+from serving.figures import percentiles
+from serving.wire import Answer
+
+Ask = Callable[[dict[str, Any]], Awaitable[Answer]]
+
+
+@dataclass
+class Outcome:
+    """Answers and failures of one loop. `seconds`: from the first request to the last answer."""
+
+    answers: list[tuple[int, Answer]] = field(default_factory=list)  # with the request's number
+    failures: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def whole(self) -> list[Answer]:
+        return [answer for _, answer in self.answers if answer.status == 200]
+
+    def figures(self, slo: float | None = None) -> dict[str, Any]:
+        """`goodput`: requests a second that were whole within `slo` seconds."""
+        whole, seconds = self.whole, self.seconds or 1e-9
+        made: dict[str, Any] = {
+            "requests": len(self.answers) + sum(self.failures.values()),
+            "whole": len(whole),
+            "refused": dict(Counter(a.status for _, a in self.answers if a.status != 200)),
+            "failed": dict(self.failures),
+            "seconds": round(seconds, 2),
+            "requests_per_second": round(len(whole) / seconds, 3),
+            "tokens_per_second": round(sum(a.tokens for a in whole) / seconds, 2),
+            "latency_s": percentiles([a.seconds for a in whole]),
+            "first_token_s": percentiles([a.first for a in whole if a.first is not None]),
+        }
+        if any(a.timings for a in whole):
+            forwards = sum(a.timings.get("forwards", 0) for a in whole)
+            made["tokens_per_forward"] = round(sum(a.tokens for a in whole) / max(forwards, 1), 3)
+            made["queue_ms"] = percentiles([a.timings.get("queue_ms", 0.0) for a in whole])
+        if levels := Counter(str(a.used.get("level")) for a in whole if a.used):
+            made["levels"] = dict(levels)
+        if slo is not None:
+            made["goodput"] = round(sum(a.seconds <= slo for a in whole) / seconds, 3)
+        return made
+
+
+def asker(port: int, fields: dict[str, Any], key: str = "") -> Ask:
+    """Asks a server, with these fields beside the prompt."""
+    usage = {"stream_options": {"include_usage": True}}
+    return lambda request: wire.stream(port, {**usage, **request, **fields}, key)
+
+
+async def _one(ask: Ask, number: int, request: dict[str, Any], outcome: Outcome) -> None:
+    try:
+        outcome.answers.append((number, await ask(request)))
+    except (OSError, wire.Broken, asyncio.IncompleteReadError, ValueError) as error:
+        outcome.failures[type(error).__name__] += 1
+
+
+async def closed(ask: Ask, requests: Sequence[dict[str, Any]], num_clients: int) -> Outcome:
+    """`num_clients` at once; each asks the next when it has its answer."""
+    outcome, left = Outcome(), iter(enumerate(requests))
+
+    async def client() -> None:
+        for number, request in left:
+            await _one(ask, number, request, outcome)
+
+    began = perf_counter()
+    await asyncio.gather(*(client() for _ in range(num_clients)))
+    outcome.seconds = perf_counter() - began
+    return outcome
+
+
+async def opened(ask: Ask, requests: Sequence[dict[str, Any]], per_second: float, seed: int) -> Outcome:
+    """Each at its own time, whether others are answered or not."""
+    outcome, draw, tasks = Outcome(), random.Random(seed), []
+    began, at = perf_counter(), 0.0
+    for number, request in enumerate(requests):
+        at += draw.expovariate(per_second)
+        await asyncio.sleep(max(0.0, began + at - perf_counter()))
+        tasks.append(asyncio.create_task(_one(ask, number, request, outcome)))
+    await asyncio.gather(*tasks)
+    outcome.seconds = perf_counter() - began
+    return outcome

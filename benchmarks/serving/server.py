@@ -1,0 +1,109 @@
+"""A server in a process of its own: started, waited for, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+
+from serving import wire
+from watched import anonymous, family
+
+READY = 300.0  # seconds to load and to warm up
+
+
+class Server:
+    """`with Server(command, log) as server`; `{port}` in the command is the port it gets."""
+
+    def __init__(self, command: Sequence[str], log: Path, probe: str = "/health") -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.command = [part.replace("{port}", str(self.port)) for part in command]
+        self.log, self._probe = log, probe
+
+    def __enter__(self) -> Server:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w", encoding="utf-8") as out:
+            # Its own session: Ctrl-C is for the clients, which end the server when they have ended.
+            self._process = subprocess.Popen(
+                self.command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        try:
+            self._wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _wait(self) -> None:
+        until = monotonic() + READY
+        while monotonic() < until:
+            if (code := self._process.poll()) is not None:
+                raise SystemExit(f"error: the server ended with code {code}; see {self.log}:\n{self._tail()}")
+            try:
+                if asyncio.run(wire.get(self.port, self._probe))[0] == 200:
+                    return
+            except (OSError, wire.Broken):
+                pass
+            sleep(0.2)
+        raise SystemExit(f"error: the server was not ready after {READY:g} s; see {self.log}")
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(45)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:])
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def memory(self) -> int:
+        """Anonymous bytes of the process and its children."""
+        return sum(map(anonymous, family(self._process.pid)))
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What it has computed so far."""
+        fields = (
+            Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        )
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ours(bundle: Path, threads: int, max_rows: int, max_waiting: int, *more: str) -> list[str]:
+    """The command of a server of ours."""
+    words = [sys.executable, "-m", "mars_export", "serve", str(bundle), "--port", "{port}"]
+    words += ["--threads", str(threads), "--max-rows", str(max_rows), "--max-waiting", str(max_waiting)]
+    return [*words, *more]
+
+
+def llama(python: str, gguf: Path, threads: int, context: int) -> list[str]:
+    """llama-cpp-python's; one request at a time is what it does, and a new one must not end the old one."""
+    words = [python, "-m", "llama_cpp.server", "--model", str(gguf), "--port", "{port}"]
+    words += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_ctx", str(context)]
+    return [*words, "--interrupt_requests", "False", "--verbose", "False"]
