@@ -10,7 +10,7 @@
 namespace mars {
 
 Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-                         const std::vector<GenerationConfig>& configs, const Commit& commit)
+                         const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system)
     : session_(std::move(session)) {
     const auto began = std::chrono::steady_clock::now();
     if (configs.size() != prompts.size())
@@ -26,9 +26,11 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
             answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
             stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
         }
-        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos,
-                                           stop, session_->hopes, session_->new_draft(configs[i]));
+        const Ids ids = session_->encode(prompts[i]);
+        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), ids, configs[i], manifest.tokens.eos, stop, session_->hopes,
+                                           session_->new_draft(configs[i]));
         answer.row->stats.began = began;
+        answer.row->stem = session_->new_stem(prompts[i], ids, configs[i].cache_salt, system);
         rows.push_back(answer.row.get());
         answers_.push_back(std::move(answer));
     }
@@ -48,7 +50,9 @@ std::optional<std::vector<Event>> Stream::Answers::next() {
     if (!schedule_) return std::nullopt;
     // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
     std::unique_ptr<Schedule> schedule = std::move(schedule_);
+    failed_ = true; // unless this step ends well
     std::optional<std::vector<Accepted>> accepted = schedule->next();
+    failed_ = false;
     if (!accepted) return std::nullopt;
     std::vector<Event> events;
     for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
@@ -108,6 +112,16 @@ void Stream::set_tau(double tau) {
 void Stream::set_exact(bool exact) { answers_->row(0).set_exact(exact); }
 
 void Stream::cancel() { answers_->cancel(0); }
+
+void Stream::close() {
+    cancel();
+    while (answers_->next()) {
+    }
+}
+
+bool Stream::is_over() const { return failed() || answers_->row(0).finish_reason.has_value(); }
+
+bool Stream::failed() const { return answers_->failed(); }
 
 const Stats& Stream::stats() const { return answers_->row(0).stats; }
 

@@ -1,13 +1,17 @@
 // The answers of one call: rows, their texts and the loop that decodes them. What a stream and a batch have in common.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <mars/schedule.hpp>
 #include <mars/session.hpp>
+
+#include "decode/prefix.hpp"
 
 namespace mars {
 
@@ -24,13 +28,27 @@ class CostOnce {
     std::shared_ptr<const Cost> cost_;
 };
 
+/// What every prompt with a system message begins with, by the message. Any thread may ask.
+class Openings {
+  public:
+    /// How many of `ids` belong to the system message.
+    std::int64_t length(const Text& text, const std::string& system, const Ids& ids);
+
+  private:
+    std::mutex mutex_;
+    std::map<std::string, Ids> known_;
+};
+
 /// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
 struct Session::Opened {
     Bundle bundle;
     std::unique_ptr<Backend> backend;
     std::optional<Text> text;
+    std::string variant;      // the name of the one that runs
     std::string text_problem; // why there is none although the bundle has a tokenizer
     std::unique_ptr<CostOnce> cost = std::make_unique<CostOnce>();
+    std::unique_ptr<Openings> openings = std::make_unique<Openings>();
+    std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
     std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
 
@@ -39,6 +57,10 @@ struct Session::Opened {
 
     /// A row of the draft, for a request that verifies; none where there is no draft.
     std::unique_ptr<Proposer> new_draft(const GenerationConfig& config) const;
+
+    /// A row's share in the store of prefixes, or none. `system` is the system message where `prompt` does not tell.
+    std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                   const std::optional<std::string>& system) const;
 
     const Text& needs_text() const;
     std::vector<std::int64_t> encode(const Prompt& prompt) const;
@@ -49,12 +71,13 @@ struct Session::Opened {
 
 struct Stream::Answers {
     Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-            const std::vector<GenerationConfig>& configs, const Commit& commit);
+            const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system = std::nullopt);
 
     /// The next step's events, none for a prefill chunk; no value when all rows are done.
     std::optional<std::vector<Event>> next();
 
     void cancel(std::int64_t row);
+    bool failed() const { return failed_; }
     Row& row(std::size_t i) { return *answers_[i].row; }
     const Row& row(std::size_t i) const { return *answers_[i].row; }
     Completion completion(std::size_t i) const;
@@ -72,6 +95,7 @@ struct Stream::Answers {
     std::shared_ptr<const Session::Opened> session_;
     std::vector<Answer> answers_;
     std::unique_ptr<Schedule> schedule_;
+    bool failed_ = false;
 };
 
 } // namespace mars

@@ -32,6 +32,11 @@ inline std::pair<std::int64_t, float> hashed(const Tokens& known, std::int64_t m
     return {1 + static_cast<std::int64_t>((state >> 40U) % 12), static_cast<float>(state & 0xFFFFFFU) / 16777216.0F};
 }
 
+struct Saved : mars::Saved {
+    explicit Saved(Tokens tokens) : mars::Saved(static_cast<std::int64_t>(tokens.size())), entries(std::move(tokens)) {}
+    const Tokens entries;
+};
+
 class Cache : public mars::Cache {
   public:
     explicit Cache(std::int64_t num_rows) : entries(static_cast<std::size_t>(num_rows)) {}
@@ -46,6 +51,23 @@ class Cache : public mars::Cache {
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override {
         const Tokens& from = entries[static_cast<std::size_t>(source)];
         std::copy_n(from.begin(), length, entries[static_cast<std::size_t>(target)].begin());
+    }
+
+    std::int64_t entry_bytes() const override { return 8; }
+
+    /// All that may not be saved is poisoned: it must never be seen again.
+    std::shared_ptr<const mars::Saved> save(std::int64_t row, std::int64_t length) override {
+        const Tokens& from = entries[static_cast<std::size_t>(row)];
+        for (std::int64_t i = 0; i < length; ++i)
+            if (from[static_cast<std::size_t>(i)] <= mask) throw std::logic_error("only what is known may be saved");
+        return std::make_shared<Saved>(Tokens(from.begin(), from.begin() + length));
+    }
+
+    void load(std::int64_t row, const mars::Saved& saved, std::int64_t length) override {
+        if (saved.length > capacity_) throw std::logic_error("the loop must reserve what is loaded");
+        Tokens& to = entries[static_cast<std::size_t>(row)];
+        std::fill(to.begin(), to.end(), -1);
+        std::copy_n(dynamic_cast<const Saved&>(saved).entries.begin(), length, to.begin());
     }
 
     std::vector<Tokens> entries;
@@ -92,6 +114,9 @@ class Backend : public mars::Backend {
         }
     }
 
+    std::optional<std::int64_t> firm_slots() const override { return firm; }
+
+    std::optional<std::int64_t> firm = 1;
     bool record = false;                // for one thread only
     std::vector<mars::StepInput> steps; // those that were run since
 

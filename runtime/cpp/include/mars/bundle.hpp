@@ -81,6 +81,8 @@ struct Profile {
     Metric metric = Metric::probability;
     std::int64_t window = full_window;
     std::string variant, variant_sha256, evidence;
+    std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; nothing: not known
+    std::optional<std::int64_t> accuracy_level = std::nullopt;
 };
 
 /// Everything a runtime knows about a bundle before it opens a graph.

@@ -19,6 +19,8 @@
 
 namespace mars {
 
+class Stem;
+
 enum class FinishReason { eos, stop, length, capacity, cancelled };
 
 MARS_API std::string_view to_string(FinishReason reason);
@@ -52,7 +54,7 @@ struct MARS_API Predictions {
 /// `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that what lies beyond is
 /// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
 /// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
-/// source of proposals than the row's masks.
+/// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none.
 class MARS_API Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -66,6 +68,7 @@ class MARS_API Row {
     Stats stats;
     PassRates pass_rates;
     Proposals proposals;
+    std::shared_ptr<Stem> stem;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }

@@ -97,6 +97,9 @@ Profile read_profile(Fields& fields) {
     if (fields.has("window")) profile.window = fields.window("window");
     profile.variant = fields.text("variant");
     profile.variant_sha256 = fields.text("variant_sha256");
+    profile.weights_sha256 = fields.optional_text("weights_sha256");
+    profile.precision = fields.optional_text("precision");
+    profile.accuracy_level = fields.optional_integer("accuracy_level");
     return profile;
 }
 

@@ -15,11 +15,13 @@ std::optional<std::vector<Accepted>> Schedule::next() {
         if (!is_prefilling_) {
             batch_.drop_finished();
             batch_.active.push_back(&row);
+            batch_.recall(row);
         }
         is_prefilling_ = batch_.prefill(row);
         if (is_prefilling_) return std::vector<Accepted>{};
         if (row.finish_reason) continue;
         std::optional<Accepted> accepted = begin(row);
+        batch_.keep(row); // now: the next prompt may begin alike
         if (!accepted) continue;
         ++next_row_;
         return std::vector{std::move(*accepted)};
@@ -69,6 +71,7 @@ class CursorCommit : public Schedule {
             Row& row = *batch_.active[static_cast<std::size_t>(first) + accepted.size()];
             ++row.stats.forwards;
             accepted.push_back(row.accept(predictions, feeds[accepted.size()].proposals));
+            Batch::moved(row);
         }
         return accepted;
     }

@@ -71,6 +71,11 @@ void append_provider(Ort::SessionOptions& options, const std::string& provider) 
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
 
+struct OrtSaved : Saved {
+    using Saved::Saved;
+    std::vector<std::vector<unsigned char>> buffers; // of [kv_heads, length, head_dim]
+};
+
 /// KV buffers in host memory: one [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
 class OrtCache : public Cache {
   public:
@@ -85,7 +90,7 @@ class OrtCache : public Cache {
         try {
             grow(grown);
         } catch (const std::exception&) { // bad_alloc, or a length no vector can have
-            throw SessionError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) +
+            throw MemoryError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) +
                                " entries; use fewer rows or shorter prompts");
         }
     }
@@ -94,6 +99,28 @@ class OrtCache : public Cache {
         for (Buffer& buffer : buffers_)
             for (std::int64_t head = 0; head < kv_heads_; ++head)
                 std::memcpy(row(buffer, target) + head * capacity_ * entry_bytes_, row(buffer, source) + head * capacity_ * entry_bytes_,
+                            static_cast<std::size_t>(length * entry_bytes_));
+    }
+
+    std::int64_t entry_bytes() const override { return static_cast<std::int64_t>(buffers_.size()) * kv_heads_ * entry_bytes_; }
+
+    std::shared_ptr<const Saved> save(std::int64_t index, std::int64_t length) override {
+        auto saved = std::make_shared<OrtSaved>(length);
+        const std::int64_t run = length * entry_bytes_, pitch = capacity_ * entry_bytes_;
+        for (Buffer& buffer : buffers_) {
+            Buffer& copy = saved->buffers.emplace_back(static_cast<std::size_t>(kv_heads_ * run));
+            for (std::int64_t head = 0; head < kv_heads_; ++head)
+                std::memcpy(copy.data() + head * run, row(buffer, index) + head * pitch, static_cast<std::size_t>(run));
+        }
+        return saved;
+    }
+
+    void load(std::int64_t index, const Saved& saved, std::int64_t length) override {
+        const auto& from = dynamic_cast<const OrtSaved&>(saved);
+        const std::int64_t run = saved.length * entry_bytes_, pitch = capacity_ * entry_bytes_;
+        for (std::size_t i = 0; i < buffers_.size(); ++i)
+            for (std::int64_t head = 0; head < kv_heads_; ++head)
+                std::memcpy(row(buffers_[i], index) + head * pitch, from.buffers[i].data() + head * run,
                             static_cast<std::size_t>(length * entry_bytes_));
     }
 
@@ -133,7 +160,7 @@ struct OrtBackend::Graph {
     std::vector<std::string> outputs, past_names, present_names;
     std::int64_t max_capacity = 0, vocab_size = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-    bool on_cpu = true;
+    bool on_cpu = true, is_firm = false;
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
     Ort::Env env{nullptr};
     Ort::Session session{nullptr};
@@ -228,6 +255,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     graph.head_dim = model.head_dim;
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
     graph.on_cpu = provider == "CPUExecutionProvider";
+    // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
+    graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
         for (const char* kind : {".key", ".value"}) {
             graph.past_names.push_back("past_key_values." + std::to_string(i) + kind);
@@ -255,6 +284,8 @@ const std::vector<std::string>& OrtBackend::outputs() const { return graph_->out
 
 std::int64_t OrtBackend::max_capacity() const { return graph_->max_capacity; }
 
+std::optional<std::int64_t> OrtBackend::firm_slots() const { return graph_->is_firm ? std::optional<std::int64_t>(2) : std::nullopt; }
+
 std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) {
     return std::make_unique<OrtCache>(graph_->session, graph_->past_names.size(), num_rows, graph_->kv_heads,
                                       graph_->head_dim * graph_->element_bytes);
@@ -281,7 +312,7 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         graph.session.Run(Ort::RunOptions{nullptr}, memory.binding);
         graph.run_time += (std::chrono::steady_clock::now() - begun).count();
     } catch (const Ort::Exception& error) {
-        throw SessionError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
+        throw DeviceError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
                            " slots: " + first_line(error));
     }
 }
