@@ -46,6 +46,7 @@ struct Session::Opened {
     std::optional<Text> text;
     std::string variant;      // the name of the one that runs
     std::string text_problem; // why there is none although the bundle has a tokenizer
+    std::vector<std::string> warnings = {};
     std::unique_ptr<CostOnce> cost = std::make_unique<CostOnce>();
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);

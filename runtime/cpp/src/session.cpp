@@ -9,6 +9,7 @@
 
 #include "answers.hpp"
 #include "bundle/files.hpp"
+#include "bundle/prefix_file.hpp"
 #include "bundle/profiles.hpp"
 #include "device/variants.hpp"
 #include "machine.hpp"
@@ -21,12 +22,34 @@ constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // 
 constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;             // where nobody says how much memory is free, as on a GPU
 constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
 
+/// The device as Python and a bundle name it: `cpu`, `cuda`.
+std::string plain(std::string device) {
+    std::transform(device.begin(), device.end(), device.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return device.substr(0, device.find("executionprovider"));
+}
+
 /// Bytes for saved prefixes where nobody says how many: a small part of what is free now.
 std::int64_t share(const std::string& device) {
-    std::string lower = device;
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    const auto free = lower == "cpu" || lower == "cpuexecutionprovider" ? available_memory() : std::nullopt;
+    const auto free = device == "cpu" ? available_memory() : std::nullopt;
     return free ? std::clamp(*free / cache_share, std::int64_t{0}, most_cache) : cache_unknown;
+}
+
+/// Put the prefixes that were made for what runs into the store; returns those that are stale and left out.
+std::vector<std::string> adopt(const Bundle& bundle, const Variant& variant, const std::string& device, Prefixes& store) {
+    std::vector<std::string> stale;
+    for (const StoredPrefix& prefix : bundle.manifest.prefixes) {
+        if (!is_for(prefix, variant, device)) continue;
+        std::string reasons;
+        for (const std::string& reason : staleness(bundle.manifest, variant, prefix)) reasons += (reasons.empty() ? "" : "; ") + reason;
+        // Where entries depend on the step they belong to pieces of one size, elsewhere to none.
+        if (!reasons.empty())
+            stale.push_back(bundle.path.string() + ": prefix `" + prefix.name + "` is stale and not used (" + reasons +
+                            "); `mars-export prefix` makes it again");
+        else if (prefix.piece.has_value() != store.firm_slots.has_value())
+            if (auto file = read_prefix(bundle.path, prefix, bundle.manifest.model))
+                store.adopt(prefix.piece.value_or(1), std::move(file->ids), std::move(file->entries));
+    }
+    return stale;
 }
 
 std::optional<Text> text_of(const Bundle& bundle) {
@@ -67,8 +90,10 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), ""};
-    const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(options.device);
+    const std::string device = plain(options.device);
+    const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
+    if (budget > 0) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);
     } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
@@ -106,6 +131,8 @@ Conversation Session::conversation(std::optional<std::string> system, bool drop_
 }
 
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
+
+const std::vector<std::string>& Session::warnings() const { return opened_->warnings; }
 
 void Session::forget_prefixes() const { opened_->prefixes->clear(); }
 

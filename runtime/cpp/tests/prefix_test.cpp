@@ -256,3 +256,77 @@ TEST_CASE("a cancelled row leaves what is final, a failed one nothing more") {
         CHECK(again.tokens == spoken(fresh, nullptr, {{opening, greedy(30)}})[0].tokens);
     }
 }
+
+TEST_CASE("every request of prefix.json finds and leaves what it should") {
+    for (const auto& each : conformance("prefix.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        const auto entry_bytes = each["entry_bytes"].get<std::int64_t>();
+        struct Small : fake::Cache {
+            explicit Small(std::int64_t num_bytes) : fake::Cache(1), own_bytes(num_bytes) {}
+            std::int64_t entry_bytes() const override { return own_bytes; }
+            void load(std::int64_t row, const mars::Saved& saved, std::int64_t length) override {
+                fake::Cache::load(row, saved, length);
+                loaded = &saved;
+            }
+            std::int64_t own_bytes;
+            const mars::Saved* loaded = nullptr;
+        };
+        const auto firm = optional_of<std::int64_t>(each["firm_slots"]);
+        Prefixes store(each["budget"], firm);
+        std::vector<std::unique_ptr<Tokens>> files;
+        for (const auto& stored : each["stored"]) {
+            files.push_back(std::make_unique<Tokens>(stored["ids"].get<Tokens>()));
+            const auto* bytes = reinterpret_cast<const unsigned char*>(files.back()->data());
+            store.adopt(optional_of<std::int64_t>(stored["piece"]).value_or(1), *files.back(),
+                        {nullptr, bytes, static_cast<std::int64_t>(files.back()->size())});
+        }
+        const auto& requests = each["requests"];
+        std::vector<Tokens> whole;
+        for (const auto& request : requests) {
+            const Tokens prompt = request["prompt"].get<Tokens>();
+            whole.push_back(joined(prompt, request["answer"].get<Tokens>()));
+            const Tokens& tokens = whole.back();
+            Small cache(entry_bytes);
+            const std::int64_t hits = store.stats().hits;
+            const auto stem = store.stem(request["salt"], request["marks"].get<Tokens>());
+            std::int64_t cursor = stem->recall(cache, 0, prompt, request["piece"], 1000000);
+            CHECK(cursor == request["cached"].get<std::int64_t>());
+            CHECK((store.stats().hits > hits) == (cursor > 0));
+            bool is_stored = false;
+            const std::int64_t grain = firm ? 1 : request["piece"].get<std::int64_t>();
+            for (std::size_t i = 0; i < files.size(); ++i) { // brought once, for good
+                if (optional_of<std::int64_t>(each["stored"][i]["piece"]).value_or(1) != grain) continue;
+                const auto match = store.match({request["salt"], grain}, *files[i]);
+                REQUIRE((match && match->stored != nullptr));
+                is_stored = is_stored || (cache.loaded != nullptr && match->stored->there.get() == cache.loaded);
+            }
+            CHECK(is_stored == request["stored"].get<bool>());
+            if (cursor > 0) CHECK(std::equal(prompt.begin(), prompt.begin() + cursor, cache.entries[0].begin()));
+            const auto step = [&](std::int64_t slots, std::int64_t moved, bool is_piece) {
+                cache.reserve(cursor + slots);
+                std::copy_n(tokens.begin() + cursor, moved, cache.entries[0].begin() + cursor);
+                stem->feeds(cursor, slots, is_piece);
+                cursor += moved;
+                stem->moved(cursor);
+            };
+            for (const auto& read : request["reads"]) step(read[0], read[1], read[2]);
+            stem->keep(cache, 0, prompt);
+            for (const auto& more : request["steps"]) step(more[0], more[1], false);
+            if (!request["steps"].empty()) stem->keep(cache, 0, tokens);
+            std::vector<std::tuple<mars::Group, Tokens, bool>> wanted;
+            std::int64_t num_tokens = 0;
+            for (const auto& entry : request["entries"]) {
+                const auto& of = requests[entry[0].get<std::size_t>()];
+                const std::int64_t of_piece = firm ? 1 : of["piece"].get<std::int64_t>();
+                const Tokens& ids = whole[entry[0].get<std::size_t>()];
+                const auto length = entry[1].get<std::int64_t>();
+                num_tokens += length;
+                wanted.emplace_back(mars::Group{of["salt"], of_piece}, Tokens(ids.begin(), ids.begin() + length), entry[2].get<bool>());
+            }
+            CHECK(store.held() == wanted);
+            CHECK(store.stats().evicted == request["evicted"].get<std::int64_t>());
+            CHECK(store.stats().saved == request["saved"].get<std::int64_t>());
+            CHECK(store.stats().num_bytes == entry_bytes * num_tokens);
+        }
+    }
+}

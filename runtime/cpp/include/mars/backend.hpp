@@ -40,6 +40,14 @@ class MARS_API Saved {
     const std::int64_t length;
 };
 
+/// Entries of one row in host memory, of nobody's device yet: tensors of [kv_heads, length, head_dim] one behind the other, for each layer
+/// its keys, then its values. `owner` keeps the memory there.
+struct HostEntries {
+    std::shared_ptr<const void> owner;
+    const unsigned char* data = nullptr;
+    std::int64_t length = 0;
+};
+
 /// KV memory of some rows. Rows are contiguous, so that a step can run on any run of neighbours.
 class MARS_API Cache {
   public:
@@ -62,6 +70,9 @@ class MARS_API Cache {
 
     /// Make the first `length` entries of what was saved those of `row`; all of it has room there.
     virtual void load(std::int64_t row, const Saved& saved, std::int64_t length) = 0;
+
+    /// Entries of this cache's layout that lie in host memory, as `load` takes them.
+    virtual std::shared_ptr<const Saved> bring(const HostEntries& entries) = 0;
 };
 
 /// A variant of a bundle, loaded on a device. One backend may serve several threads, each with a cache of its own.

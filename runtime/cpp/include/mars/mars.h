@@ -89,11 +89,14 @@ typedef struct mars_prefix_stats {
     int64_t query_tokens, hit_tokens; /* of all these prompts, and those of them that were there */
     int64_t saved, evicted, failed;   /* entries that came, that went because memory was short, that could not be copied */
     int64_t entries, num_bytes;       /* what is there now */
+    int64_t stored;                   /* prefixes of the bundle, beside these */
 } mars_prefix_stats;
 
 MARS_API void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size);
 MARS_API mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error);
-/* Give the memory of the store back. */
+/* Stale prefixes of the bundle that are left out, a line each with the command that renews it; "" for none, and for NULL. */
+MARS_API const char* mars_session_warnings(const mars_session* session);
+/* Give the memory of the store back; prefixes of the bundle stay. */
 MARS_API mars_status mars_session_forget_prefixes(const mars_session* session, mars_error** error);
 
 /* ---- requests ---- */

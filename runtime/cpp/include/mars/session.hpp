@@ -95,7 +95,10 @@ class MARS_API Session {
     /// What the store of KV entries was asked, what it had, and what it holds.
     PrefixStats prefix_stats() const;
 
-    /// Give the memory of the store of KV entries back.
+    /// What was found when it was opened and is left out, each with the command that renews it: stale prefixes of the bundle.
+    const std::vector<std::string>& warnings() const;
+
+    /// Give the memory of the store of KV entries back; prefixes of the bundle stay.
     void forget_prefixes() const;
 
     /// Token ids of a prompt. Throws SessionError for an empty or too long one, or ids outside the vocabulary.

@@ -11,13 +11,13 @@
 
 namespace mars {
 
-namespace {
-
 std::optional<std::string> sha256_of(const Manifest& manifest, const std::optional<std::string>& file) {
     for (const FileEntry& entry : manifest.files)
         if (file && entry.path == *file) return entry.sha256;
     return std::nullopt;
 }
+
+namespace {
 
 /// A word for a shell: Python's shlex.quote.
 std::string quoted(const std::string& word) {

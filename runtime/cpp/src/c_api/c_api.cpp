@@ -24,7 +24,12 @@ struct mars_error {
 };
 
 struct mars_session {
+    explicit mars_session(mars::Session opened) : session(std::move(opened)) {
+        for (const std::string& each : session.warnings()) warnings += each + "\n";
+    }
+
     mars::Session session;
+    std::string warnings;
 };
 
 struct mars_completion {
@@ -184,7 +189,7 @@ mars_status mars_session_open(const char* path, const mars_session_options* opti
         if (given.draft != nullptr) wanted.draft = given.draft;
         wanted.verify = given.verify != 0;
         if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
-        *session = new mars_session{mars::Session::open(&needed(path, "path"), wanted)};
+        *session = new mars_session(mars::Session::open(&needed(path, "path"), wanted));
     });
 }
 
@@ -206,10 +211,12 @@ mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_s
     return guarded(error, [&] {
         const mars::PrefixStats now = needed(session, "session").session.prefix_stats();
         const mars_prefix_stats values{sizeof(values), now.queries, now.hits,    now.query_tokens, now.hit_tokens,
-                                       now.saved,      now.evicted, now.failed, now.entries,      now.num_bytes};
+                                       now.saved,      now.evicted, now.failed, now.entries,      now.num_bytes, now.stored};
         fill(stats, values, "stats");
     });
 }
+
+const char* mars_session_warnings(const mars_session* session) { return session == nullptr ? "" : session->warnings.c_str(); }
 
 mars_status mars_session_forget_prefixes(const mars_session* session, mars_error** error) {
     return guarded(error, [&] { needed(session, "session").session.forget_prefixes(); });

@@ -20,6 +20,26 @@ bool begins_with(const Ids& ids, const Ids& beginning) {
 
 Ids first(const Ids& ids, std::int64_t length) { return {ids.begin(), ids.begin() + length}; }
 
+/// Of sorted entries the one that has most of the beginning of `ids`, and how many ids that is.
+template <typename Entries>
+std::pair<typename Entries::iterator, std::int64_t> nearest(Entries& entries, const Ids& ids) {
+    auto best = entries.lower_bound(ids);
+    std::int64_t length = best == entries.end() ? 0 : common(best->first, ids);
+    if (best != entries.begin()) {
+        const auto before = std::prev(best);
+        const std::int64_t shared = common(before->first, ids);
+        if (shared > length || best == entries.end()) return {before, shared};
+    }
+    return {best, length};
+}
+
+/// Whether one of the sorted entries begins with `key`, or is it: the next one then.
+template <typename Entries>
+auto beginning_with(Entries& entries, const Ids& key) {
+    const auto at = entries.lower_bound(key);
+    return at != entries.end() && begins_with(at->first, key) ? at : entries.end();
+}
+
 } // namespace
 
 Prefixes::Prefixes(std::int64_t bytes, std::optional<std::int64_t> slots) : budget(bytes), firm_slots(slots) {}
@@ -29,6 +49,7 @@ PrefixStats Prefixes::stats() const {
     PrefixStats now = counts_;
     now.entries = static_cast<std::int64_t>(order_.size());
     now.num_bytes = num_bytes_;
+    for (const auto& [grain, entries] : stored_) now.stored += static_cast<std::int64_t>(entries.size());
     return now;
 }
 
@@ -49,28 +70,50 @@ void Prefixes::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
     counts_.hit_tokens += hit_tokens;
 }
 
+void Prefixes::adopt(std::int64_t grain, Ids ids, HostEntries entries) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stored_[grain].insert_or_assign(std::move(ids), Stored{std::move(entries), nullptr});
+}
+
 std::optional<Prefixes::Match> Prefixes::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(group);
-    if (found == groups_.end()) return std::nullopt;
-    Entries& entries = found->second;
-    auto best = entries.lower_bound(ids);
-    std::int64_t length = best == entries.end() ? -1 : common(best->first, ids);
-    if (best != entries.begin()) {
-        const auto before = std::prev(best);
-        if (const std::int64_t shared = common(before->first, ids); shared > length) {
-            best = before;
-            length = shared;
+    const auto outer = stored_.find(group.second);
+    Match best;
+    Entries::iterator own;
+    if (found != groups_.end()) std::tie(own, best.length) = nearest(found->second, ids);
+    if (outer != stored_.end())
+        if (const auto [at, length] = nearest(outer->second, ids); length > 0 && length >= best.length) {
+            best.length = length;
+            best.stored = &at->second;
         }
+    if (best.length <= 0) return std::nullopt;
+    if (best.stored == nullptr) {
+        // No more than is needed: a longer one may grow old.
+        if (const auto exact = found->second.find(first(ids, best.length)); exact != found->second.end()) own = exact;
+        use(own->second);
+        best.saved = own->second.saved;
     }
-    if (length <= 0) return std::nullopt;
-    // No more than is needed: a longer one may grow old.
-    if (const auto exact = entries.find(first(ids, length)); exact != entries.end()) best = exact;
-    use(best->second);
-    for (const std::int64_t mark : marks) // behind what it is in, so that the part which others need stays the longest
-        if (mark <= static_cast<std::int64_t>(ids.size()))
-            if (const auto marked = entries.find(first(ids, mark)); marked != entries.end()) use(marked->second);
-    return Match{best->second.saved, length};
+    if (found == groups_.end()) return best;
+    for (const std::int64_t mark : marks) { // behind what it is in, so that the part which others need stays the longest
+        const auto marked = found->second.find(first(ids, std::min(mark, static_cast<std::int64_t>(ids.size()))));
+        if (marked != found->second.end()) use(marked->second);
+    }
+    return best;
+}
+
+std::shared_ptr<const Saved> Prefixes::brought(const Match& match, Cache& cache) {
+    if (match.stored == nullptr) return match.saved;
+    const std::lock_guard<std::mutex> lock(bringing_);
+    if (!match.stored->there) match.stored->there = cache.bring(match.stored->host);
+    return match.stored->there;
+}
+
+std::vector<std::tuple<Group, Ids, bool>> Prefixes::held() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::tuple<Group, Ids, bool>> all;
+    for (const Place& at : order_) all.emplace_back(*at.group, *at.key, groups_.at(*at.group).at(*at.key).fixed);
+    return all;
 }
 
 void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes,
@@ -106,10 +149,12 @@ void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes,
 }
 
 bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
+    if (const auto outer = stored_.find(group.second); outer != stored_.end())
+        if (beginning_with(outer->second, key) != outer->second.end()) return true;
     const auto found = groups_.find(group);
     if (found == groups_.end()) return false;
-    const auto at = found->second.lower_bound(key);
-    if (at == found->second.end() || !(fixed ? at->first == key : begins_with(at->first, key))) return false;
+    const auto at = fixed ? found->second.find(key) : beginning_with(found->second, key);
+    if (at == found->second.end()) return false;
     at->second.fixed = at->second.fixed || fixed;
     use(at->second);
     return true;
@@ -151,8 +196,9 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
             length -= std::max(std::int64_t{0}, *firm_slots - (piece - length % piece));
         try {
             if (length > 0) {
-                cache.reserve(std::max(found->saved->length, std::min(size + spare, capacity)));
-                cache.load(place, *found->saved, length);
+                const std::shared_ptr<const Saved> saved = store_.brought(*found, cache);
+                cache.reserve(std::max(saved->length, std::min(size + spare, capacity)));
+                cache.load(place, *saved, length);
                 firm_ = length;
             }
         } catch (const std::exception&) { // memory, most likely: the row reads all of its prompt, and says so

@@ -95,6 +95,22 @@ std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t lengt
     return saved;
 }
 
+std::shared_ptr<const Saved> TrtCache::bring(const HostEntries& entries) {
+    const std::size_t part = memory_.kv_heads * static_cast<std::size_t>(entries.length) * memory_.entry_bytes;
+    const std::size_t num_bytes = memory_.addresses.size() * part;
+    std::unique_lock<std::mutex> lock(pool_->lock);
+    auto saved = std::make_unique<TrtSaved>(pool_, entries.length, num_bytes);
+    try {
+        pool_->device.upload(saved->address, entries.data, num_bytes);
+        pool_->device.synchronize();
+    } catch (...) {
+        lock.unlock(); // it is released under the lock
+        throw;
+    }
+    lock.unlock();
+    return saved;
+}
+
 void TrtCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
     const std::size_t run = static_cast<std::size_t>(length) * memory_.entry_bytes;
     const std::size_t pitch = static_cast<std::size_t>(saved.length) * memory_.entry_bytes;

@@ -66,6 +66,7 @@ class TrtCache : public Cache {
 
     std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
     void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
+    std::shared_ptr<const Saved> bring(const HostEntries& entries) override;
 
     const KvMemory& memory() const { return memory_; }
 

@@ -71,9 +71,12 @@ void append_provider(Ort::SessionOptions& options, const std::string& provider) 
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
 
+/// Of each buffer [kv_heads, length, head_dim], in memory of its own or of somebody else's.
 struct OrtSaved : Saved {
     using Saved::Saved;
-    std::vector<std::vector<unsigned char>> buffers; // of [kv_heads, length, head_dim]
+    std::vector<const unsigned char*> buffers;
+    std::vector<std::vector<unsigned char>> own;
+    std::shared_ptr<const void> owner;
 };
 
 /// KV buffers in host memory: one [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
@@ -108,7 +111,8 @@ class OrtCache : public Cache {
         auto saved = std::make_shared<OrtSaved>(length);
         const std::int64_t run = length * entry_bytes_, pitch = capacity_ * entry_bytes_;
         for (Buffer& buffer : buffers_) {
-            Buffer& copy = saved->buffers.emplace_back(static_cast<std::size_t>(kv_heads_ * run));
+            Buffer& copy = saved->own.emplace_back(static_cast<std::size_t>(kv_heads_ * run));
+            saved->buffers.push_back(copy.data());
             for (std::int64_t head = 0; head < kv_heads_; ++head)
                 std::memcpy(copy.data() + head * run, row(buffer, index) + head * pitch, static_cast<std::size_t>(run));
         }
@@ -120,8 +124,16 @@ class OrtCache : public Cache {
         const std::int64_t run = saved.length * entry_bytes_, pitch = capacity_ * entry_bytes_;
         for (std::size_t i = 0; i < buffers_.size(); ++i)
             for (std::int64_t head = 0; head < kv_heads_; ++head)
-                std::memcpy(row(buffers_[i], index) + head * pitch, from.buffers[i].data() + head * run,
+                std::memcpy(row(buffers_[i], index) + head * pitch, from.buffers[i] + head * run,
                             static_cast<std::size_t>(length * entry_bytes_));
+    }
+
+    std::shared_ptr<const Saved> bring(const HostEntries& entries) override {
+        auto saved = std::make_shared<OrtSaved>(entries.length);
+        for (std::size_t i = 0; i < buffers_.size(); ++i)
+            saved->buffers.push_back(entries.data + static_cast<std::int64_t>(i) * kv_heads_ * entries.length * entry_bytes_);
+        saved->owner = entries.owner;
+        return saved;
     }
 
     /// Memory of buffer `i` from row `first` on.
