@@ -38,12 +38,34 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
     const std::int64_t block = manifest.block, mask = manifest.tokens.mask;
     if (commit.kind == Commit::Kind::block) {
         schedule_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
+        watch(began);
         return;
     }
     // Measured before the first step where it is needed, so that no step has to wait.
     const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
     if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
     schedule_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
+    watch(began);
+}
+
+/// Deadlines are heard between two steps and inside of one.
+void Stream::Answers::watch(std::chrono::steady_clock::time_point began) {
+    running_ = schedule_->cache();
+    for (Answer& answer : answers_) {
+        Row* row = answer.row.get();
+        if (!row->config().deadline) continue;
+        const std::chrono::duration<double> left(std::min(*row->config().deadline, 1e9));
+        alarms_.push_back(std::make_unique<Alarm>(began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(left), [this, row] {
+            row->expire();
+            interrupt();
+        }));
+    }
+}
+
+/// End the forward that runs, where nobody wants its outcome any more.
+void Stream::Answers::interrupt() const {
+    if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
+    if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();
 }
 
 std::optional<std::vector<Event>> Stream::Answers::next() {
@@ -60,7 +82,10 @@ std::optional<std::vector<Event>> Stream::Answers::next() {
     return events;
 }
 
-void Stream::Answers::cancel(std::int64_t row_index) { row(static_cast<std::size_t>(row_index)).cancel(); }
+void Stream::Answers::cancel(std::int64_t row_index) {
+    row(static_cast<std::size_t>(row_index)).cancel();
+    interrupt();
+}
 
 Event Stream::Answers::event(Accepted accepted) {
     Answer& answer = answers_[static_cast<std::size_t>(accepted.row)];

@@ -11,6 +11,7 @@
 #include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
+#include "alarm.hpp"
 #include "decode/prefix.hpp"
 
 namespace mars {
@@ -92,11 +93,15 @@ struct Stream::Answers {
     };
 
     Event event(Accepted accepted);
+    void interrupt() const;
+    void watch(std::chrono::steady_clock::time_point began);
 
     std::shared_ptr<const Session::Opened> session_;
     std::vector<Answer> answers_;
     std::unique_ptr<Schedule> schedule_;
+    std::weak_ptr<Cache> running_; // what its forwards run on
     bool failed_ = false;
+    std::vector<std::unique_ptr<Alarm>> alarms_; // the last: they ring before anything else goes
 };
 
 } // namespace mars

@@ -142,6 +142,10 @@ std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { 
 
 bool Session::has_text() const { return opened_->text.has_value(); }
 
+void Session::check(const GenerationConfig& config) const { opened_->check(config); }
+
+TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
+
 const Bundle& Session::bundle() const { return opened_->bundle; }
 
 const Variant& Session::variant() const { return opened_->bundle.variant(opened_->variant); }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <mars/errors.hpp>
 #include <mars/export.hpp>
 
 namespace mars {
@@ -38,6 +39,12 @@ class MARS_API Saved {
     Saved& operator=(const Saved&) = delete;
 
     const std::int64_t length;
+};
+
+/// A forward was ended before its time, because nobody wants its outcome any more.
+class MARS_API Interrupted : public DeviceError {
+  public:
+    using DeviceError::DeviceError;
 };
 
 /// Entries of one row in host memory, of nobody's device yet: tensors of [kv_heads, length, head_dim] one behind the other, for each layer
@@ -73,6 +80,9 @@ class MARS_API Cache {
 
     /// Entries of this cache's layout that lie in host memory, as `load` takes them.
     virtual std::shared_ptr<const Saved> bring(const HostEntries& entries) = 0;
+
+    /// Any thread: end the forward that runs on these rows with Interrupted, and every later one, where the device can.
+    virtual void interrupt() {}
 };
 
 /// A variant of a bundle, loaded on a device. One backend may serve several threads, each with a cache of its own.

@@ -54,12 +54,15 @@ class MARS_API Batch {
 
     std::int64_t index_of(const Row& row) const;
 
+    /// The rows' memory, to interrupt what runs on it; it goes with the batch.
+    std::weak_ptr<Cache> cache() const { return cache_; }
+
   private:
     std::int64_t piece() const;
     void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
 
     std::int64_t mask_id_;
-    std::unique_ptr<Cache> cache_;
+    std::shared_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;
 };

@@ -129,6 +129,7 @@ typedef struct mars_config {
     int64_t lookup;            /* exact only: propose what followed the last so many tokens where they stood before; 0 is off */
     double min_p;              /* keep tokens at least that much as likely as the likeliest; 0 is off */
     const char* cache_salt;    /* only requests with the same one share KV entries; NULL: "" */
+    double deadline;           /* seconds after which the answer ends with what it has; 0: none */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
@@ -162,7 +163,8 @@ typedef enum mars_finish_reason {
     MARS_FINISH_STOP = 2,
     MARS_FINISH_LENGTH = 3,
     MARS_FINISH_CAPACITY = 4,
-    MARS_FINISH_CANCELLED = 5
+    MARS_FINISH_CANCELLED = 5,
+    MARS_FINISH_DEADLINE = 6
 } mars_finish_reason;
 
 /* What one step added to one answer; no tokens for a part of the prompt, or for an end without any. */
@@ -225,7 +227,7 @@ MARS_API mars_status mars_stream_next(mars_stream* stream, mars_event* event, in
 /* Any thread: the confidence bound, or MARS_EXACT (not a number for NULL); the next step uses a new one. */
 MARS_API double mars_stream_tau(const mars_stream* stream);
 MARS_API mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error);
-/* Any thread: end the answer before its next step. */
+/* Any thread: end the answer now; on ONNX Runtime also in the middle of a step. */
 MARS_API void mars_stream_cancel(mars_stream* stream);
 /* The answer so far. */
 MARS_API mars_status mars_stream_completion(const mars_stream* stream, mars_completion** completion, mars_error** error);

@@ -21,7 +21,7 @@ namespace mars {
 
 class Stem;
 
-enum class FinishReason { eos, stop, length, capacity, cancelled };
+enum class FinishReason { eos, stop, length, capacity, cancelled, deadline };
 
 MARS_API std::string_view to_string(FinishReason reason);
 
@@ -110,7 +110,13 @@ class MARS_API Row {
     std::optional<double> tau() const;
 
     /// Any thread: end the row before its next step.
-    void cancel() { cancelled_.store(true); }
+    void cancel() { end(FinishReason::cancelled); }
+
+    /// The same because its time is over. The first reason counts.
+    void expire() { end(FinishReason::deadline); }
+
+    /// Whether it was told to end.
+    bool is_told() const { return told_.load() != untold; }
 
     /// Take over what other threads asked for. The loop calls this between two steps, so that one step sees one setting.
     void refresh();
@@ -128,7 +134,13 @@ class MARS_API Row {
     Foresight foresight_;
     std::unique_ptr<Proposer> proposer_;
     std::atomic<double> wanted_; // tau, or exact_mode
-    std::atomic<bool> cancelled_{false};
+    void end(FinishReason reason) {
+        int none = untold;
+        told_.compare_exchange_strong(none, static_cast<int>(reason));
+    }
+
+    static constexpr int untold = -1;
+    std::atomic<int> told_{untold}; // to end, and the reason
 };
 
 } // namespace mars

@@ -110,6 +110,12 @@ class MARS_API Session {
     /// Whether prompts may be text: the bundle has a tokenizer that this library reads. Others work with token ids.
     bool has_text() const;
 
+    /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
+    void check(const GenerationConfig& config) const;
+
+    /// A reader of token ids as they come. Throws SessionError for a bundle without a tokenizer.
+    TextStream text_stream() const;
+
     const Bundle& bundle() const;
 
     /// The variant that runs; the bundle's first where the session was made on a backend of the caller's.
@@ -151,7 +157,7 @@ class MARS_API Stream {
     bool exact() const { return !tau(); }
     void set_exact(bool exact);
 
-    /// Any thread: end the answer before its next step. Leaving a stream early costs nothing.
+    /// Any thread: end the answer now; on ONNX Runtime also in the middle of a step. Leaving a stream early costs nothing.
     void cancel();
 
     /// End the answer now, give its memory back, and let later prompts begin with what it has read and said.

@@ -111,6 +111,8 @@ mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
         return MARS_FINISH_LENGTH;
     case mars::FinishReason::capacity:
         return MARS_FINISH_CAPACITY;
+    case mars::FinishReason::deadline:
+        return MARS_FINISH_DEADLINE;
     case mars::FinishReason::cancelled:
         break;
     }

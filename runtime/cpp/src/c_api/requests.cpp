@@ -36,7 +36,8 @@ mars_config default_config() {
             config.repetition_penalty,
             config.lookup,
             config.min_p,
-            nullptr};
+            nullptr,
+            0};
 }
 
 Request request_of(const mars_config* given) {
@@ -59,6 +60,7 @@ Request request_of(const mars_config* given) {
     request.config.seed = config.seed;
     request.config.repetition_penalty = config.repetition_penalty;
     request.config.min_p = config.min_p;
+    if (config.deadline != 0) request.config.deadline = config.deadline;
     if (config.cache_salt != nullptr) request.config.cache_salt = config.cache_salt;
     request.commit = {static_cast<Commit::Kind>(config.commit), config.cache_block};
     return request;

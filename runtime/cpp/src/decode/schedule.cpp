@@ -9,6 +9,17 @@ Schedule::Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block,
     : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), block_(block), rows_(std::move(rows)) {}
 
 std::optional<std::vector<Accepted>> Schedule::next() {
+    try {
+        return advance();
+    } catch (const Interrupted&) { // a device ends a forward only where all rows were told to end
+        for (Row* row : rows_) row->refresh();
+        if (!std::all_of(rows_.begin(), rows_.end(), [](const Row* row) { return row->finish_reason.has_value(); })) throw;
+        batch_.drop_finished();
+        return std::nullopt;
+    }
+}
+
+std::optional<std::vector<Accepted>> Schedule::advance() {
     for (Row* row : rows_) row->refresh();
     for (; next_row_ < rows_.size(); ++next_row_) {
         Row& row = *rows_[next_row_];

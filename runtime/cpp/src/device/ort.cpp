@@ -141,6 +141,13 @@ class OrtCache : public Cache {
 
     std::int64_t row_bytes() const { return kv_heads_ * capacity_ * entry_bytes_; }
 
+    void interrupt() override {
+        is_interrupted = true;
+        options.SetTerminate();
+    }
+
+    std::atomic<bool> is_interrupted{false};
+    Ort::RunOptions options; // of every run on these rows
     Ort::IoBinding binding;
     Shape bound; // what the KV bindings stand for: {first row, rows, capacity, logits wanted}
 
@@ -321,9 +328,10 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         memory.binding.BindInput("output_index", graph.tensor(input.output_index, {input.rows, input.outputs}));
         graph.bind_results(memory, input, want_logits, output);
         const auto begun = std::chrono::steady_clock::now();
-        graph.session.Run(Ort::RunOptions{nullptr}, memory.binding);
+        graph.session.Run(memory.options, memory.binding);
         graph.run_time += (std::chrono::steady_clock::now() - begun).count();
     } catch (const Ort::Exception& error) {
+        if (memory.is_interrupted) throw Interrupted("the answer was ended inside a step");
         throw DeviceError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
                            " slots: " + first_line(error));
     }
