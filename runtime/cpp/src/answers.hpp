@@ -12,22 +12,10 @@
 #include <mars/session.hpp>
 
 #include "alarm.hpp"
+#include "costs.hpp"
 #include "decode/prefix.hpp"
 
 namespace mars {
-
-/// What a step costs, measured when it is first asked for. Any thread may ask.
-class CostOnce {
-  public:
-    std::shared_ptr<const Cost> get(Backend& backend, std::int64_t block, std::int64_t mask_id) {
-        std::call_once(once_, [&] { cost_ = std::make_shared<Cost>(measure(backend, block, mask_id)); });
-        return cost_;
-    }
-
-  private:
-    std::once_flag once_;
-    std::shared_ptr<const Cost> cost_;
-};
 
 /// What every prompt with a system message begins with, by the message. Any thread may ask.
 class Openings {
@@ -48,14 +36,14 @@ struct Session::Opened {
     std::string variant;      // the name of the one that runs
     std::string text_problem; // why there is none although the bundle has a tokenizer
     std::vector<std::string> warnings = {};
-    std::unique_ptr<CostOnce> cost = std::make_unique<CostOnce>();
+    std::unique_ptr<Costs> costs = std::make_unique<Costs>();
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
     std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
 
-    /// Measured at the first call, which takes about a second.
-    std::shared_ptr<const Cost> measured() const { return cost->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
+    /// What a step costs here; may be measured at the first call, which takes about a second.
+    std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
 
     /// A row of the draft, for a request that verifies; none where there is no draft.
     std::unique_ptr<Proposer> new_draft(const GenerationConfig& config) const;

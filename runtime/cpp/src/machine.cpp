@@ -43,9 +43,18 @@ std::optional<std::int64_t> available_memory() {
     return least;
 }
 
+unsigned num_cores() { return std::max(1U, std::thread::hardware_concurrency()); }
+
+std::string processor() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind("model name", 0) == 0 && line.find(':') != std::string::npos) return line.substr(line.find(':') + 1);
+    return "";
+}
+
 bool is_busy() {
     double load = 0.0;
-    return getloadavg(&load, 1) == 1 && load > static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
+    return getloadavg(&load, 1) == 1 && load > static_cast<double>(num_cores());
 }
 
 } // namespace mars

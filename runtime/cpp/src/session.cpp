@@ -93,6 +93,7 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
     const std::string device = plain(options.device);
     const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
+    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads));
     if (budget > 0) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);
@@ -129,6 +130,10 @@ Conversation Session::conversation(std::optional<std::string> system, bool drop_
     opened_->needs_text();
     return Conversation(opened_, std::move(system), drop_oldest);
 }
+
+void Session::warm_up() const { opened_->measured(); }
+
+void Session::set_cost(Cost cost) const { opened_->costs->set(std::move(cost)); }
 
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
 
@@ -231,6 +236,8 @@ void Session::Opened::check(const GenerationConfig& config) const {
         throw SessionError("temperature and repetition_penalty need a bundle exported with --logits");
     if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
     if (!config.stop.empty()) needs_text();
+    if (config.is_exact())
+        if (const auto reason = why_not_exact(bundle, bundle.variant(variant))) throw SessionError(bundle.path.string() + ": " + *reason);
 }
 
 } // namespace mars

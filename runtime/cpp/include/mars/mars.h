@@ -82,6 +82,13 @@ MARS_API mars_status mars_session_open(const char* path, const mars_session_opti
 MARS_API void mars_session_close(mars_session* session);
 MARS_API mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error);
 
+/* See to it that what a step costs is known, so that no request waits for it: about a second, unless an earlier session of this user wrote it
+ * down. */
+MARS_API mars_status mars_session_warm_up(const mars_session* session, mars_error** error);
+/* Take these seconds of steps by their positions (rows x slots, rising) for what a step costs, and measure nothing. */
+MARS_API mars_status mars_session_set_cost(const mars_session* session, const int64_t* positions, const double* seconds, size_t num,
+                                           mars_error** error);
+
 /* The store of KV entries of a session (docs/conversations.md). */
 typedef struct mars_prefix_stats {
     size_t struct_size;

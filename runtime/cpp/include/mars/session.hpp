@@ -13,6 +13,7 @@
 #include <mars/backend.hpp>
 #include <mars/bundle.hpp>
 #include <mars/config.hpp>
+#include <mars/cost.hpp>
 #include <mars/errors.hpp>
 #include <mars/export.hpp>
 #include <mars/row.hpp>
@@ -91,6 +92,13 @@ class MARS_API Session {
 
     /// Talk in turns. `drop_oldest`: at the context's end the turns behind the system message go. Throws SessionError without a tokenizer.
     Conversation conversation(std::optional<std::string> system = std::nullopt, bool drop_oldest = false) const;
+
+    /// See to it that what a step costs is known, so that no request waits for it: about a second, unless an earlier session of this user
+    /// wrote it down.
+    void warm_up() const;
+
+    /// Take this for what a step costs, and measure nothing: the same windows in every run.
+    void set_cost(Cost cost) const;
 
     /// What the store of KV entries was asked, what it had, and what it holds.
     PrefixStats prefix_stats() const;

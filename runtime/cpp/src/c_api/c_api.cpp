@@ -207,6 +207,19 @@ mars_status mars_session_describe(const mars_session* session, mars_session_info
     });
 }
 
+mars_status mars_session_warm_up(const mars_session* session, mars_error** error) {
+    return guarded(error, [&] { needed(session, "session").session.warm_up(); });
+}
+
+mars_status mars_session_set_cost(const mars_session* session, const int64_t* positions, const double* seconds, size_t num,
+                                  mars_error** error) {
+    return guarded(error, [&] {
+        std::vector<std::pair<std::int64_t, double>> points;
+        for (std::size_t i = 0; i < num; ++i) points.emplace_back((&needed(positions, "positions"))[i], (&needed(seconds, "seconds"))[i]);
+        needed(session, "session").session.set_cost(mars::Cost(std::move(points)));
+    });
+}
+
 void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size) { init(stats, struct_size, mars_prefix_stats{}); }
 
 mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error) {
