@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -254,8 +255,6 @@ def test_several_clients_at_once(client: Any, sessions: Sessions) -> None:
 def test_profiles_are_models_and_stale_ones_are_not(
     bundles: Named, sessions: Sessions, tmp_path: Path
 ) -> None:
-    import shutil
-
     bundle = tmp_path / "board.bundle"
     shutil.copytree(bundles(MAIN), bundle, ignore=shutil.ignore_patterns(".*"))
     variant = open_bundle(bundle).manifest.variants[0]

@@ -1,4 +1,4 @@
-"""The public words of both runtimes: what one side has and the other lacks is named in docs/cpp.md, and here."""
+"""The public words of both runtimes: what only one side has is named here and in docs/cpp.md."""
 
 from __future__ import annotations
 
