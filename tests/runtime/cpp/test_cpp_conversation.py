@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import subprocess
@@ -261,6 +262,14 @@ def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Pat
             with pytest.raises(MarsStatusError) as error:
                 twin.profile(name)
             assert error.value.status == 2 and str(error.value) == str(python.value)
+    for name, code in (("quick", 0), ("weights", 1)):
+        command = [build() / "mars-run", directory, "-p", "x", "--json", "--max-new-tokens", "4"]
+        done = subprocess.run([*command, "--profile", name], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        if code:
+            assert "profile `weights` is stale: the weights are not those" in done.stderr
+        else:
+            assert (json.loads(done.stdout)["exact"], json.loads(done.stdout)["tau"]) == (False, 0.4)
 
 
 def test_a_deadline_ends_an_answer_with_what_it_has(library: Library, bundles: Named) -> None:
