@@ -70,7 +70,10 @@ struct TrtSaved : Saved {
         : Saved(num_entries), pool(std::move(from)), address(pool->device.allocate(num_bytes)) {}
     ~TrtSaved() override {
         const std::lock_guard<std::mutex> lock(pool->lock);
-        pool->device.release(address);
+        try {
+            pool->device.release(address);
+        } catch (const SessionError&) { // the device has failed; its memory goes with it
+        }
     }
 
     const std::shared_ptr<KvPool> pool;
