@@ -454,6 +454,8 @@ class Session:
                         raise event.error
                     confidences[event.row] += event.confidences
             yield _completion(row, text, own)
+        for _ in forwards:
+            pass  # the last rows leave, and what they have read and said is saved
 
 
 class Answer:

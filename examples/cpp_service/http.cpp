@@ -46,6 +46,12 @@ const char* reason(int status) {
     }
 }
 
+/// An error in OpenAI's form. `message` is one of ours, without quotes.
+std::string error_body(int status, const std::string& message) {
+    const char* type = status == 503 ? "service_unavailable_error" : status == 404 ? "not_found_error" : status < 500 ? "invalid_request_error" : "server_error";
+    return "{\"error\": {\"message\": \"" + message + "\", \"type\": \"" + type + "\", \"param\": null, \"code\": null}}\n";
+}
+
 std::string lower(std::string_view text) {
     std::string made(text);
     std::transform(made.begin(), made.end(), made.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -242,7 +248,7 @@ bool Server::accept_one() {
     if (open_.size() >= limits_.connections) { // whoever has waited longest for its own client makes room
         const auto slowest = std::find_if(open_.begin(), open_.end(), [](const Open& each) { return each.is_reading; });
         if (slowest == open_.end() || open_.size() >= 2 * limits_.connections) {
-            Exchange(socket, limits_).respond(503, "{\"error\": \"too many connections\"}\n", "Retry-After: 1\r\n");
+            Exchange(socket, limits_).respond(503, error_body(503, "too many connections"), "Retry-After: 1\r\n");
             close(socket);
             return true;
         }
@@ -262,7 +268,7 @@ bool Server::accept_one() {
 void Server::serve(std::list<Open>::iterator open) {
     Exchange exchange(open->socket, limits_);
     const auto refuse = [&](int status, const std::string& message) {
-        exchange.respond(status, "{\"error\": \"" + message + "\"}\n", status == 503 ? "Retry-After: 1\r\n" : "");
+        exchange.respond(status, error_body(status, message), status == 503 ? "Retry-After: 1\r\n" : "");
         exchange.drain(std::chrono::milliseconds(stopping_ ? 100 : 1000));
     };
     try {

@@ -27,7 +27,7 @@ class GenerationConfig:
     stood in the prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop:
     strings that end the text and are not part of it; it and eos_ids take lists, too. temperature 0 is greedy;
     above it a candidate is drawn, and its own probability is what tau is compared with. top_k 0, top_p 1 and
-    min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest (not yet in C++). seed:
+    min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest. seed:
     draws depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
     repetition_penalty 1 is off. cache_salt: only requests with the same one share KV entries.
 

@@ -16,7 +16,7 @@ METRICS = {"probability": 0, "margin": 1, "entropy": 2}
 COMMITS = {"cursor": 0, "block": 1}
 WINDOWS = {"auto": 0, "full": -1}
 TAUS = {None: -1.0}  # MARS_EXACT
-REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled"}
+REASONS = {0: None, 1: "eos", 2: "stop", 3: "length", 4: "capacity", 5: "cancelled", 6: "deadline"}
 
 
 def build(preset: str = "release") -> Path:
@@ -39,6 +39,7 @@ class SessionOptions(c.Structure):
         ("verify", c.c_int32),
         ("variant", c.c_char_p),
         ("draft", c.c_char_p),
+        ("cache_bytes", c.c_int64),
     )
 
 
@@ -61,6 +62,9 @@ class Config(c.Structure):
         ("seed", c.c_uint64),
         ("repetition_penalty", c.c_double),
         ("lookup", c.c_int64),
+        ("min_p", c.c_double),
+        ("cache_salt", c.c_char_p),
+        ("deadline", c.c_double),
     )
 
 
@@ -105,7 +109,18 @@ class CStats(c.Structure):
         ("num_accepted", c.c_size_t),
         *((name, c.c_int64) for name in ("proposed", "verified", "rejected")),
         ("queue_time", c.c_double),
+        ("cached_tokens", c.c_int64),
     )
+
+
+PREFIX_COUNTS = (
+    *("queries", "hits", "query_tokens", "hit_tokens", "saved", "evicted", "failed"),
+    *("entries", "num_bytes", "stored"),
+)
+
+
+class CPrefixStats(c.Structure):
+    _fields_ = (("struct_size", c.c_size_t), *((name, c.c_int64) for name in PREFIX_COUNTS))
 
 
 ON_EVENT = c.CFUNCTYPE(c.c_int, c.POINTER(Event), c.c_void_p)
@@ -125,6 +140,7 @@ class Answer:
     proposed: int
     verified: int
     rejected: int
+    cached_tokens: int = 0
 
 
 class MarsStatusError(Exception):
@@ -142,7 +158,10 @@ class Library:
         self.c = c.CDLL(str(path))
         self.c.mars_error_message.restype = self.c.mars_version.restype = c.c_char_p
         self.c.mars_error_message.argtypes = self.c.mars_error_free.argtypes = (c.c_void_p,)
-        for name in ("session_close", "stream_close", "stream_cancel", "completion_free"):
+        for name in (
+            *("session_close", "stream_close", "stream_cancel", "completion_free"),
+            *("conversation_close", "conversation_dropped", "session_warnings"),
+        ):
             getattr(self.c, f"mars_{name}").argtypes = (c.c_void_p,)
         self.c.mars_stream_tau.argtypes, self.c.mars_stream_tau.restype = (c.c_void_p,), c.c_double
         for name, kind in (
@@ -153,6 +172,8 @@ class Library:
             function = getattr(self.c, f"mars_completion_{name}")
             function.argtypes, function.restype = (c.c_void_p, c.POINTER(c.c_size_t)), kind
         self.c.mars_completion_finish_reason.argtypes = (c.c_void_p,)
+        self.c.mars_conversation_dropped.restype = c.c_int64
+        self.c.mars_session_warnings.restype = c.c_char_p
 
     def call(self, name: str, *arguments: Any) -> None:
         error = c.c_void_p()
@@ -174,7 +195,8 @@ class Library:
                 made.eos_ids, made.num_eos_ids = (c.c_int64 * max(1, len(value)))(*value), len(value)
             else:
                 words = {"metric": METRICS, "commit": COMMITS, "window": WINDOWS, "tau": TAUS}.get(name, {})
-                setattr(made, name, words.get(value, value))
+                given = value.encode() if isinstance(value, str) and not words else value
+                setattr(made, name, words.get(value, given))
         return made
 
     def prompt(self, prompt: str | Sequence[Any]) -> Prompt:
@@ -250,6 +272,28 @@ class CSession:
     def stream(self, prompt: str | Sequence[Any], **config: Any) -> CStream:
         return CStream(self, prompt, config)
 
+    def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> CConversation:
+        return CConversation(self, system, drop_oldest)
+
+    @property
+    def prefix_stats(self) -> dict[str, int]:
+        made = CPrefixStats(c.sizeof(CPrefixStats))
+        self.library.call("session_prefix_stats", self.handle, c.byref(made))
+        return {name: getattr(made, name) for name in PREFIX_COUNTS}
+
+    @property
+    def warnings(self) -> str:
+        return str(self.library.c.mars_session_warnings(self.handle).decode())
+
+    def forget_prefixes(self) -> None:
+        self.library.call("session_forget_prefixes", self.handle)
+
+    def profile(self, name: str) -> dict[str, Any]:
+        """tau, metric and window of a profile."""
+        made = self.library.config({})
+        self.library.call("config_of_profile", self.handle, name.encode(), c.byref(made))
+        return {"tau": made.tau, "metric": made.metric, "window": made.window}
+
     def encode(self, prompt: str | Sequence[Any]) -> list[int]:
         made, count = self.library.prompt(prompt), c.c_size_t()
         self.library.call("encode", self.handle, c.byref(made), None, c.c_size_t(0), c.byref(count))
@@ -290,14 +334,24 @@ class CSession:
             stats.proposed,
             stats.verified,
             stats.rejected,
+            stats.cached_tokens,
         )
 
 
 class CStream:
     """A mars_stream."""
 
-    def __init__(self, session: CSession, prompt: str | Sequence[Any], config: Mapping[str, Any]) -> None:
-        self.session, self.library, self.handle = session, session.library, c.c_void_p()
+    def __init__(
+        self,
+        session: CSession,
+        prompt: str | Sequence[Any],
+        config: Mapping[str, Any],
+        handle: c.c_void_p | None = None,
+    ) -> None:
+        """`handle`: a stream that is there already, a conversation's."""
+        self.session, self.library, self.handle = session, session.library, handle or c.c_void_p()
+        if handle is not None:
+            return
         given = self.library.config(config)
         self.library.call(
             "stream_open",
@@ -335,3 +389,53 @@ class CStream:
 
     def close(self) -> None:
         self.library.c.mars_stream_close(self.handle)
+
+
+class CConversation:
+    """A mars_conversation."""
+
+    def __init__(self, session: CSession, system: str | None, drop_oldest: bool) -> None:
+        self.session, self.library, self.handle = session, session.library, c.c_void_p()
+        opening = system.encode() if system is not None else None
+        self.library.call(
+            "conversation_open",
+            session.handle,
+            opening,
+            c.c_int32(drop_oldest),
+            c.byref(self.handle),
+        )
+
+    def send(self, text: str, **config: Any) -> CStream:
+        return self._asked("conversation_send", text, config)
+
+    def edit(self, text: str, turn: int = -1, **config: Any) -> CStream:
+        return self._asked("conversation_edit", text, config, c.c_int64(turn))
+
+    def _asked(self, name: str, text: str, config: Mapping[str, Any], *rest: Any) -> CStream:
+        stream, given = c.c_void_p(), self.library.config(config)
+        self.library.call(name, self.handle, text.encode(), c.byref(given), *rest, c.byref(stream))
+        return CStream(self.session, "", {}, stream)
+
+    def undo(self, turns: int = 1) -> None:
+        self.library.call("conversation_undo", self.handle, c.c_int64(turns))
+
+    def reset(self) -> None:
+        self.library.call("conversation_reset", self.handle)
+
+    def resume(self, messages: Sequence[Mapping[str, str]]) -> None:
+        self.library.call("conversation_resume", self.handle, json.dumps(messages).encode())
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        text = c.c_char_p()
+        self.library.call("conversation_messages", self.handle, c.byref(text))
+        assert text.value is not None
+        found: list[dict[str, str]] = json.loads(text.value)
+        return found
+
+    @property
+    def dropped(self) -> int:
+        return int(self.library.c.mars_conversation_dropped(self.handle))
+
+    def close(self) -> None:
+        self.library.c.mars_conversation_close(self.handle)

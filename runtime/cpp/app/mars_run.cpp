@@ -61,6 +61,7 @@ void print_json(const mars::Completion& done, const mars::GenerationConfig& conf
                                        {"tau", config.is_exact() ? nlohmann::ordered_json() : nlohmann::ordered_json(config.bound())},
                                        {"stats",
                                         {{"prompt_tokens", stats.prompt_tokens},
+                                         {"cached_tokens", stats.cached_tokens},
                                          {"tokens", stats.tokens},
                                          {"forwards", stats.forwards},
                                          {"prefill_forwards", stats.prefill_forwards},
@@ -81,6 +82,7 @@ void print_json(const mars::Completion& done, const mars::GenerationConfig& conf
 void print_summary(const mars::Completion& done) {
     const mars::Stats& stats = done.stats;
     std::cerr.precision(2);
+    if (stats.cached_tokens > 0) std::cerr << stats.cached_tokens << " of " << stats.prompt_tokens << " prompt tokens from cache, ";
     std::cerr << std::fixed << stats.tokens << " tokens, " << stats.tokens_per_forward() << " tokens/forward, ";
     std::cerr.precision(1);
     std::cerr << stats.tokens_per_second() << " tokens/s, first token after ";
@@ -92,7 +94,15 @@ int answer(const Options& options) {
     options.config.check();
     const mars::Prompt prompt = prompt_of(options);
     const mars::Session session = mars::Session::open(options.bundle, options.session);
-    mars::Stream stream = session.stream(prompt, options.config, options.commit);
+    for (const std::string& warning : session.warnings()) std::cerr << "warning: " << warning << "\n";
+    mars::GenerationConfig config = options.config;
+    if (options.profile) {
+        const mars::GenerationConfig found = session.config_of_profile(*options.profile);
+        config.tau = found.tau;
+        config.metric = found.metric;
+        config.window = found.window;
+    }
+    mars::Stream stream = session.stream(prompt, config, options.commit);
     std::signal(SIGINT, interrupt);
     bool odd = false;
     while (const std::optional<mars::Event> event = stream.next()) {
@@ -105,7 +115,7 @@ int answer(const Options& options) {
     }
     const mars::Completion done = stream.completion();
     if (options.json) {
-        print_json(done, options.config);
+        print_json(done, config);
     } else {
         std::cout << std::endl;
         print_summary(done);

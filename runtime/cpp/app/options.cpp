@@ -20,6 +20,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --exact                 several tokens a step, and the text of one token a step: the default
       --tau NUMBER            a confidence bound instead: 1 is one token per forward, lower is faster and riskier
       --metric NAME           what tau bounds: probability, margin or entropy [probability]
+      --profile NAME          the tau, metric and window of a calibrated profile of the bundle
       --max-new-tokens N      most tokens to generate [256]
       --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
       --lookup N              with exact, propose what followed the last N tokens where they stood before; 0 is off [0]
@@ -27,13 +28,16 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --temperature NUMBER    0 is greedy [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
+      --min-p NUMBER          draw from tokens at least that much as likely as the likeliest; 0 is off [0]
       --seed N                seed of the draws [0]
       --repetition-penalty X  above 1 makes repetition less likely [1]
       --stop TEXT             end the answer before this text; may be given several times
       --commit NAME           cache loop: cursor, or block (the paper's) [cursor]
       --cache-block N         tokens of a cache block with --commit block [32]
       --device NAME           cpu, cuda, tensorrt, ...; a missing device is an error [cpu]
+      --variant NAME          which of the bundle's variants [the first that runs here]
       --threads N             compute threads [the backend's choice]
+      --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
       --runs                  mark the tokens that were accepted together
       --json                  print the result as JSON
       --version, --help
@@ -101,8 +105,16 @@ Options parse_options(int argc, char** argv) {
              config.metric = metric_of(v);
              metric = true;
          }},
+        {"--profile", [&](Value, Value v) { options.profile = v; }},
+        {"--variant", [&](Value, Value v) { options.session.variant = v; }},
+        {"--min-p", [&](Value n, Value v) { config.min_p = number(n, v); }},
+        {"--cache-bytes", [&](Value n, Value v) { options.session.cache_bytes = integer(n, v, 0); }},
         {"--max-new-tokens", [&](Value n, Value v) { config.max_new_tokens = integer(n, v, 1); }},
-        {"--window", [&](Value, Value v) { config.window = window_of(v); }},
+        {"--window",
+         [&](Value, Value v) {
+             config.window = window_of(v);
+             options.has_window = true;
+         }},
         {"--temperature", [&](Value n, Value v) { config.temperature = number(n, v); }},
         {"--top-k", [&](Value n, Value v) { config.top_k = integer(n, v, 0); }},
         {"--top-p", [&](Value n, Value v) { config.top_p = number(n, v); }},
@@ -148,6 +160,8 @@ Options parse_options(int argc, char** argv) {
     }
     if (metric && !config.tau)
         throw mars::Error("--metric " + std::string(to_string(config.metric)) + " says what tau is compared with; give --tau, too");
+    if (options.profile && (exact || config.tau || metric || options.has_window))
+        throw mars::Error("a profile sets tau, metric and window; give --profile, or them, not both");
     if (options.bundle.empty() && !options.help && !options.version) throw UsageError("which BUNDLE?");
     return options;
 }

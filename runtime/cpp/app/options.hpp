@@ -15,9 +15,9 @@ struct UsageError : std::runtime_error {
 
 struct Options {
     std::filesystem::path bundle;
-    std::optional<std::string> prompt, system;
+    std::optional<std::string> prompt, system, profile;
     std::optional<std::filesystem::path> file;
-    bool raw = false, json = false, runs = false, help = false, version = false, token_ids = false;
+    bool has_window = false, raw = false, json = false, runs = false, help = false, version = false, token_ids = false;
     mars::GenerationConfig config;
     mars::Commit commit;
     mars::Session::Options session;

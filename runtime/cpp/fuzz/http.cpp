@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "../../../examples/cpp_service/openai.hpp"
 #include "../../../examples/cpp_service/request.hpp"
 #include "deep.hpp"
 
@@ -18,9 +19,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } catch (const http::Refusal& refusal) {
         if (refusal.status < 400 || refusal.status > 499) std::abort();
     }
+    const std::string body = deepened(data, size);
     try {
-        parse_request(deepened(data, size), Limits());
+        parse_request(body, Limits());
     } catch (const BadRequest&) {
+    }
+    try {
+        openai::read_chat(body, openai::Limits());
+    } catch (const openai::Refused& refused) {
+        if (refused.status < 400 || refused.status > 499) std::abort();
+        openai::text_of(openai::error(refused.status, refused.what(), refused.param, refused.code_word));
     }
     return 0;
 }

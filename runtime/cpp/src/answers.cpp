@@ -10,7 +10,7 @@
 namespace mars {
 
 Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-                         const std::vector<GenerationConfig>& configs, const Commit& commit)
+                         const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system)
     : session_(std::move(session)) {
     const auto began = std::chrono::steady_clock::now();
     if (configs.size() != prompts.size())
@@ -26,9 +26,11 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
             answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
             stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
         }
-        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), session_->encode(prompts[i]), configs[i], manifest.tokens.eos,
-                                           stop, session_->hopes, session_->new_draft(configs[i]));
+        const Ids ids = session_->encode(prompts[i]);
+        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), ids, configs[i], manifest.tokens.eos, stop, session_->hopes,
+                                           session_->new_draft(configs[i]));
         answer.row->stats.began = began;
+        answer.row->stem = session_->new_stem(prompts[i], ids, configs[i].cache_salt, system);
         rows.push_back(answer.row.get());
         answers_.push_back(std::move(answer));
     }
@@ -36,19 +38,43 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
     const std::int64_t block = manifest.block, mask = manifest.tokens.mask;
     if (commit.kind == Commit::Kind::block) {
         schedule_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
+        watch(began);
         return;
     }
     // Measured before the first step where it is needed, so that no step has to wait.
     const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
     if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
     schedule_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
+    watch(began);
+}
+
+/// Deadlines are heard between two steps and inside of one.
+void Stream::Answers::watch(std::chrono::steady_clock::time_point began) {
+    running_ = schedule_->cache();
+    for (Answer& answer : answers_) {
+        Row* row = answer.row.get();
+        if (!row->config().deadline) continue;
+        const std::chrono::duration<double> left(std::min(*row->config().deadline, 1e9));
+        alarms_.push_back(std::make_unique<Alarm>(began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(left), [this, row] {
+            row->expire();
+            interrupt();
+        }));
+    }
+}
+
+/// End the forward that runs, where nobody wants its outcome any more.
+void Stream::Answers::interrupt() const {
+    if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
+    if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();
 }
 
 std::optional<std::vector<Event>> Stream::Answers::next() {
     if (!schedule_) return std::nullopt;
     // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
     std::unique_ptr<Schedule> schedule = std::move(schedule_);
+    failed_ = true; // unless this step ends well
     std::optional<std::vector<Accepted>> accepted = schedule->next();
+    failed_ = false;
     if (!accepted) return std::nullopt;
     std::vector<Event> events;
     for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
@@ -56,7 +82,10 @@ std::optional<std::vector<Event>> Stream::Answers::next() {
     return events;
 }
 
-void Stream::Answers::cancel(std::int64_t row_index) { row(static_cast<std::size_t>(row_index)).cancel(); }
+void Stream::Answers::cancel(std::int64_t row_index) {
+    row(static_cast<std::size_t>(row_index)).cancel();
+    interrupt();
+}
 
 Event Stream::Answers::event(Accepted accepted) {
     Answer& answer = answers_[static_cast<std::size_t>(accepted.row)];
@@ -108,6 +137,16 @@ void Stream::set_tau(double tau) {
 void Stream::set_exact(bool exact) { answers_->row(0).set_exact(exact); }
 
 void Stream::cancel() { answers_->cancel(0); }
+
+void Stream::close() {
+    cancel();
+    while (answers_->next()) {
+    }
+}
+
+bool Stream::is_over() const { return failed() || answers_->row(0).finish_reason.has_value(); }
+
+bool Stream::failed() const { return answers_->failed(); }
 
 const Stats& Stream::stats() const { return answers_->row(0).stats; }
 

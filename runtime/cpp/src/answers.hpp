@@ -1,27 +1,31 @@
 // The answers of one call: rows, their texts and the loop that decodes them. What a stream and a batch have in common.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
+#include "alarm.hpp"
+#include "costs.hpp"
+#include "decode/prefix.hpp"
+
 namespace mars {
 
-/// What a step costs, measured when it is first asked for. Any thread may ask.
-class CostOnce {
+/// What every prompt with a system message begins with, by the message. Any thread may ask.
+class Openings {
   public:
-    std::shared_ptr<const Cost> get(Backend& backend, std::int64_t block, std::int64_t mask_id) {
-        std::call_once(once_, [&] { cost_ = std::make_shared<Cost>(measure(backend, block, mask_id)); });
-        return cost_;
-    }
+    /// How many of `ids` belong to the system message.
+    std::int64_t length(const Text& text, const std::string& system, const Ids& ids);
 
   private:
-    std::once_flag once_;
-    std::shared_ptr<const Cost> cost_;
+    std::mutex mutex_;
+    std::map<std::string, Ids> known_;
 };
 
 /// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
@@ -29,16 +33,24 @@ struct Session::Opened {
     Bundle bundle;
     std::unique_ptr<Backend> backend;
     std::optional<Text> text;
+    std::string variant;      // the name of the one that runs
     std::string text_problem; // why there is none although the bundle has a tokenizer
-    std::unique_ptr<CostOnce> cost = std::make_unique<CostOnce>();
+    std::vector<std::string> warnings = {};
+    std::unique_ptr<Costs> costs = std::make_unique<Costs>();
+    std::unique_ptr<Openings> openings = std::make_unique<Openings>();
+    std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
     std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
 
-    /// Measured at the first call, which takes about a second.
-    std::shared_ptr<const Cost> measured() const { return cost->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
+    /// What a step costs here; may be measured at the first call, which takes about a second.
+    std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
 
     /// A row of the draft, for a request that verifies; none where there is no draft.
     std::unique_ptr<Proposer> new_draft(const GenerationConfig& config) const;
+
+    /// A row's share in the store of prefixes, or none. `system` is the system message where `prompt` does not tell.
+    std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                   const std::optional<std::string>& system) const;
 
     const Text& needs_text() const;
     std::vector<std::int64_t> encode(const Prompt& prompt) const;
@@ -49,12 +61,13 @@ struct Session::Opened {
 
 struct Stream::Answers {
     Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-            const std::vector<GenerationConfig>& configs, const Commit& commit);
+            const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system = std::nullopt);
 
     /// The next step's events, none for a prefill chunk; no value when all rows are done.
     std::optional<std::vector<Event>> next();
 
     void cancel(std::int64_t row);
+    bool failed() const { return failed_; }
     Row& row(std::size_t i) { return *answers_[i].row; }
     const Row& row(std::size_t i) const { return *answers_[i].row; }
     Completion completion(std::size_t i) const;
@@ -68,10 +81,15 @@ struct Stream::Answers {
     };
 
     Event event(Accepted accepted);
+    void interrupt() const;
+    void watch(std::chrono::steady_clock::time_point began);
 
     std::shared_ptr<const Session::Opened> session_;
     std::vector<Answer> answers_;
     std::unique_ptr<Schedule> schedule_;
+    std::weak_ptr<Cache> running_; // what its forwards run on
+    bool failed_ = false;
+    std::vector<std::unique_ptr<Alarm>> alarms_; // the last: they ring before anything else goes
 };
 
 } // namespace mars

@@ -1,17 +1,56 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
+#include <cctype>
 
+#include <mars/conversation.hpp>
 #include <mars/draft.hpp>
 #include <mars/ort.hpp>
 #include <mars/session.hpp>
 
 #include "answers.hpp"
 #include "bundle/files.hpp"
+#include "bundle/prefix_file.hpp"
+#include "bundle/profiles.hpp"
 #include "device/variants.hpp"
+#include "machine.hpp"
 
 namespace mars {
 
 namespace {
+
+constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
+constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;             // where nobody says how much memory is free, as on a GPU
+constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
+
+/// The device as Python and a bundle name it: `cpu`, `cuda`.
+std::string plain(std::string device) {
+    std::transform(device.begin(), device.end(), device.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return device.substr(0, device.find("executionprovider"));
+}
+
+/// Bytes for saved prefixes where nobody says how many: a small part of what is free now.
+std::int64_t share(const std::string& device) {
+    const auto free = device == "cpu" ? available_memory() : std::nullopt;
+    return free ? std::clamp(*free / cache_share, std::int64_t{0}, most_cache) : cache_unknown;
+}
+
+/// Put the prefixes that were made for what runs into the store; returns those that are stale and left out.
+std::vector<std::string> adopt(const Bundle& bundle, const Variant& variant, const std::string& device, Prefixes& store) {
+    std::vector<std::string> stale;
+    for (const StoredPrefix& prefix : bundle.manifest.prefixes) {
+        if (!is_for(prefix, variant, device)) continue;
+        std::string reasons;
+        for (const std::string& reason : staleness(bundle.manifest, variant, prefix)) reasons += (reasons.empty() ? "" : "; ") + reason;
+        // Where entries depend on the step they belong to pieces of one size, elsewhere to none.
+        if (!reasons.empty())
+            stale.push_back(bundle.path.string() + ": prefix `" + prefix.name + "` is stale and not used (" + reasons +
+                            "); `mars-export prefix` makes it again");
+        else if (prefix.piece.has_value() != store.firm_slots.has_value())
+            if (auto file = read_prefix(bundle.path, prefix, bundle.manifest.model))
+                store.adopt(prefix.piece.value_or(1), std::move(file->ids), std::move(file->entries));
+    }
+    return stale;
+}
 
 std::optional<Text> text_of(const Bundle& bundle) {
     if (!bundle.manifest.text) return std::nullopt;
@@ -32,25 +71,37 @@ std::string vocabulary_of(const Manifest& manifest) {
 
 } // namespace
 
-Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text)
-    : Session(std::make_shared<Opened>(Opened{std::move(bundle), std::move(backend), std::move(text), ""})) {}
+Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes) {
+    Opened opened{std::move(bundle), std::move(backend), std::move(text), "", ""};
+    opened.variant = opened.bundle.manifest.variants.front().name;
+    opened.prefixes = std::make_unique<Prefixes>(cache_bytes, opened.backend->firm_slots());
+    opened_ = std::make_shared<Opened>(std::move(opened));
+}
 
 Session Session::open(const std::filesystem::path& path, const Options& options) {
+    if (options.cache_bytes && *options.cache_bytes < 0)
+        throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
     Bundle bundle = open_bundle(path, options.verify);
     const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
+    const std::string name = chosen.name;
     std::unique_ptr<Backend> backend;
     if (chosen.is_engine())
         backend = open_engine(bundle, chosen);
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
-    Opened opened{std::move(bundle), std::move(backend), std::nullopt, ""};
+    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), ""};
+    const std::string device = plain(options.device);
+    const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
+    opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
+    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads));
+    if (budget > 0) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);
     } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
         opened.text_problem = error.what();
     }
     if (options.draft) {
-        opened.draft = open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt}).opened_;
+        opened.draft = open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt, 0}).opened_;
         if (vocabulary_of(opened.bundle.manifest) != vocabulary_of(opened.draft->bundle.manifest))
             throw SessionError(options.draft->string() + ": the draft has another tokenizer than " + path.string() +
                                "; export both from checkpoints of one family");
@@ -75,13 +126,44 @@ Stream Session::stream(const Prompt& prompt, const GenerationConfig& config, con
     return Stream(std::make_unique<Stream::Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
 }
 
+Conversation Session::conversation(std::optional<std::string> system, bool drop_oldest) const {
+    opened_->needs_text();
+    return Conversation(opened_, std::move(system), drop_oldest);
+}
+
+void Session::warm_up() const { opened_->measured(); }
+
+void Session::set_cost(Cost cost) const { opened_->costs->set(std::move(cost)); }
+
+PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
+
+const std::vector<std::string>& Session::warnings() const { return opened_->warnings; }
+
+void Session::forget_prefixes() const { opened_->prefixes->clear(); }
+
 std::vector<std::int64_t> Session::encode(const Prompt& prompt) const { return opened_->encode(prompt); }
 
 std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { return opened_->needs_text().decode(token_ids); }
 
 bool Session::has_text() const { return opened_->text.has_value(); }
 
+void Session::check(const GenerationConfig& config) const { opened_->check(config); }
+
+TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
+
 const Bundle& Session::bundle() const { return opened_->bundle; }
+
+const Variant& Session::variant() const { return opened_->bundle.variant(opened_->variant); }
+
+GenerationConfig Session::config_of_profile(const std::string& name) const {
+    const Profile& found = find_profile(opened_->bundle, variant(), name);
+    GenerationConfig config;
+    config.tau = found.tau;
+    config.metric = found.metric;
+    config.window = found.window;
+    opened_->check(config);
+    return config;
+}
 
 std::int64_t Session::max_capacity() const { return opened_->backend->max_capacity(); }
 
@@ -89,6 +171,31 @@ std::unique_ptr<Proposer> Session::Opened::new_draft(const GenerationConfig& con
     if (!draft || !config.is_exact()) return nullptr;
     const Manifest& manifest = draft->bundle.manifest;
     return std::make_unique<Draft>(*draft->backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos);
+}
+
+std::shared_ptr<Stem> Session::Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                                const std::optional<std::string>& system) const {
+    const std::string* opening = system ? &*system : nullptr;
+    if (const auto* messages = std::get_if<std::vector<Message>>(&prompt); messages && messages->front().role == "system")
+        opening = &messages->front().content;
+    if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->stem(salt);
+    return prefixes->stem(salt, {openings->length(*text, *opening, ids)});
+}
+
+std::int64_t Openings::length(const Text& text, const std::string& system, const Ids& ids) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto at = known_.find(system);
+    if (at == known_.end()) {
+        if (known_.size() >= most_openings) known_.clear();
+        at = known_.emplace(system, Ids()).first;
+        try { // a prompt that has only its system message in common with others
+            at->second = text.encode({{"system", system}, {"user", ""}});
+        } catch (const SessionError&) { // a template may refuse what no prompt holds
+        }
+    }
+    const Ids& own = at->second;
+    const auto end = own.begin() + static_cast<std::ptrdiff_t>(std::min(own.size(), ids.size()));
+    return std::mismatch(own.begin(), end, ids.begin()).first - own.begin();
 }
 
 const Text& Session::Opened::needs_text() const {
@@ -129,6 +236,8 @@ void Session::Opened::check(const GenerationConfig& config) const {
         throw SessionError("temperature and repetition_penalty need a bundle exported with --logits");
     if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
     if (!config.stop.empty()) needs_text();
+    if (config.is_exact())
+        if (const auto reason = why_not_exact(bundle, bundle.variant(variant))) throw SessionError(bundle.path.string() + ": " + *reason);
 }
 
 } // namespace mars

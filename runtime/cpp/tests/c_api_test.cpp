@@ -137,6 +137,26 @@ TEST_CASE("NULL where something is needed") {
     CHECK(mars_session_describe(nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
     CHECK(mars_encode(nullptr, &prompt, nullptr, 0, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
     CHECK(mars_decode(nullptr, nullptr, 3, nullptr, 0, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_session_prefix_stats(nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_session_forget_prefixes(nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_session_warm_up(nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_session_set_cost(nullptr, nullptr, nullptr, 1, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(std::string(mars_session_warnings(nullptr)).empty());
+    CHECK(mars_config_of_profile(nullptr, nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    mars_conversation* conversation = nullptr;
+    const char* messages = nullptr;
+    CHECK(mars_conversation_open(nullptr, nullptr, 0, &conversation, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_open(nullptr, nullptr, 0, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(conversation == nullptr);
+    CHECK(mars_conversation_send(nullptr, "x", nullptr, &stream, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_send(nullptr, nullptr, nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_edit(nullptr, "x", nullptr, 0, &stream, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_undo(nullptr, 1, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_reset(nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_resume(nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_messages(nullptr, &messages, nullptr) == MARS_ERROR_ARGUMENT);
+    CHECK(mars_conversation_dropped(nullptr) == 0);
+    mars_conversation_close(nullptr);
 }
 
 TEST_CASE("prompts and settings that are none") {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <stdexcept>
 #include <utility>
@@ -32,6 +33,11 @@ inline std::pair<std::int64_t, float> hashed(const Tokens& known, std::int64_t m
     return {1 + static_cast<std::int64_t>((state >> 40U) % 12), static_cast<float>(state & 0xFFFFFFU) / 16777216.0F};
 }
 
+struct Saved : mars::Saved {
+    explicit Saved(Tokens tokens) : mars::Saved(static_cast<std::int64_t>(tokens.size())), entries(std::move(tokens)) {}
+    const Tokens entries;
+};
+
 class Cache : public mars::Cache {
   public:
     explicit Cache(std::int64_t num_rows) : entries(static_cast<std::size_t>(num_rows)) {}
@@ -48,7 +54,33 @@ class Cache : public mars::Cache {
         std::copy_n(from.begin(), length, entries[static_cast<std::size_t>(target)].begin());
     }
 
+    std::int64_t entry_bytes() const override { return 8; }
+
+    /// All that may not be saved is poisoned: it must never be seen again.
+    std::shared_ptr<const mars::Saved> save(std::int64_t row, std::int64_t length) override {
+        const Tokens& from = entries[static_cast<std::size_t>(row)];
+        for (std::int64_t i = 0; i < length; ++i)
+            if (from[static_cast<std::size_t>(i)] <= mask) throw std::logic_error("only what is known may be saved");
+        return std::make_shared<Saved>(Tokens(from.begin(), from.begin() + length));
+    }
+
+    void load(std::int64_t row, const mars::Saved& saved, std::int64_t length) override {
+        if (saved.length > capacity_) throw std::logic_error("the loop must reserve what is loaded");
+        Tokens& to = entries[static_cast<std::size_t>(row)];
+        std::fill(to.begin(), to.end(), -1);
+        std::copy_n(dynamic_cast<const Saved&>(saved).entries.begin(), length, to.begin());
+    }
+
+    /// The entries are ids of 8 bytes here.
+    std::shared_ptr<const mars::Saved> bring(const mars::HostEntries& stored) override {
+        const auto* ids = reinterpret_cast<const std::int64_t*>(stored.data);
+        return std::make_shared<Saved>(Tokens(ids, ids + stored.length));
+    }
+
+    void interrupt() override { is_interrupted = true; }
+
     std::vector<Tokens> entries;
+    std::atomic<bool> is_interrupted{false};
 
   private:
     std::int64_t capacity_ = 0;
@@ -69,6 +101,8 @@ class Backend : public mars::Backend {
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool, mars::StepOutput& output) override {
         auto& entries = dynamic_cast<Cache&>(cache).entries;
         if (record) steps.push_back(input);
+        while (hangs) // until nobody wants it any more
+            if (dynamic_cast<Cache&>(cache).is_interrupted) throw mars::Interrupted("ended");
         if (max_outputs_ && input.outputs > *max_outputs_) throw std::logic_error("more predictions than the device gives");
         output.outputs = input.outputs;
         output.token_ids.clear();
@@ -92,6 +126,10 @@ class Backend : public mars::Backend {
         }
     }
 
+    std::optional<std::int64_t> firm_slots() const override { return firm; }
+
+    std::optional<std::int64_t> firm = 1;
+    std::atomic<bool> hangs{false};     // in each step, for as long as it is set
     bool record = false;                // for one thread only
     std::vector<mars::StepInput> steps; // those that were run since
 

@@ -191,3 +191,59 @@ TEST_CASE("a device that is not there is an error that names those that are") {
     CHECK_THROWS_AS(mars::OrtBackend(bundle, variant, "cpu", 1), mars::SessionError); // there is no such file
     CHECK(mars::OrtBackend::version().rfind("1.", 0) == 0);
 }
+
+TEST_CASE("an answer is ended in the middle of a step, if nobody else is in it") {
+    auto backend = std::make_unique<fake::Backend>(counting, context);
+    fake::Backend& device = *backend;
+    const mars::Session opened({"nowhere", mars::parse_manifest(valid().dump())}, std::move(backend), std::nullopt, 1 << 20);
+    mars::Stream stream = opened.stream(fake::Tokens{4, 5, 6}, config_of(1, 40));
+    stream.next();
+    device.hangs = true;
+    std::thread canceller([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        stream.cancel();
+    });
+    CHECK(!stream.next());
+    canceller.join();
+    CHECK(stream.completion().finish_reason == mars::FinishReason::cancelled);
+    CHECK(stream.completion().token_ids.size() == 1);
+    CHECK(!stream.failed());
+    CHECK(opened.prefix_stats().saved == 1); // what it had read
+
+    mars::GenerationConfig late = config_of(1, 40);
+    late.deadline = 0.03;
+    mars::Stream overdue = opened.stream(fake::Tokens{4, 5, 6}, late);
+    CHECK(!overdue.next());
+    CHECK(overdue.completion().finish_reason == mars::FinishReason::deadline);
+    CHECK_THROWS_AS(opened.generate(fake::Tokens{4}, [] {
+        mars::GenerationConfig wrong;
+        wrong.deadline = 0.0;
+        return wrong;
+    }()), mars::SessionError);
+
+    // Of two rows one is told to end: the step goes on for the other.
+    std::thread waker([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(60));
+        device.hangs = false;
+    });
+    const auto done = opened.generate_batch({fake::Tokens{4}, fake::Tokens{5}}, {late, config_of(1, 6)});
+    waker.join();
+    CHECK(done[0].finish_reason == mars::FinishReason::deadline);
+    CHECK(done[1].finish_reason == mars::FinishReason::length);
+    CHECK(done[1].token_ids.size() == 6);
+}
+
+TEST_CASE("costs are measured once, or told") {
+    auto backend = std::make_unique<fake::Backend>(counting, context);
+    fake::Backend& device = *backend;
+    device.record = true;
+    const mars::Session opened({"nowhere", mars::parse_manifest(valid().dump())}, std::move(backend), std::nullopt);
+    opened.set_cost(mars::Cost({{1, 1.0}, {8, 1.5}}));
+    opened.warm_up();
+    CHECK(device.steps.empty());
+    mars::GenerationConfig config = config_of(0.5, 4);
+    config.window = mars::auto_window;
+    opened.generate(fake::Tokens{4}, config);
+    for (const mars::StepInput& step : device.steps) CHECK(step.input_ids.front() != fake::mask); // none that only measures
+    CHECK_THROWS_AS(mars::Cost({{8, 1.0}, {1, 1.0}}), mars::SessionError);
+}

@@ -13,6 +13,7 @@
 #include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
+#include "decode/prefix.hpp"
 #include "device/here.hpp"
 #include "device/trt.hpp"
 #include "engine_manifest.hpp"
@@ -43,7 +44,7 @@ struct Made {
 };
 
 std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& asked, bool blocks, std::int64_t most = 20,
-                            std::int64_t cache_block = 4) {
+                            std::int64_t cache_block = 4, mars::Prefixes* store = nullptr) {
     std::vector<std::unique_ptr<mars::Row>> rows;
     std::vector<mars::Row*> pointers;
     for (const Tokens& prompt : asked) {
@@ -51,6 +52,7 @@ std::vector<Tokens> answers(mars::Backend& backend, const std::vector<Tokens>& a
         config.tau = 0.5;
         config.max_new_tokens = most--;
         rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(rows.size()), prompt, config, Tokens{}));
+        if (store != nullptr) rows.back()->stem = store->stem();
         pointers.push_back(rows.back().get());
     }
     const auto loop =
@@ -241,6 +243,61 @@ TEST_CASE("a row is moved with all its heads") {
         CHECK(std::count(entries + 8, entries + 64 * 4, 0.0F) == 62 * 4);
     }
     CHECK(std::count(kv(moved, 3) + 2 * 64 * 4, kv(moved, 3) + 4 * 64 * 4, 0.0F) == 2 * 64 * 4);
+}
+
+TEST_CASE("saved entries stay on the device, serve other rows, and go with the store") {
+    const Tokens history{5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23};
+    for (const char* layout : {"static", "delta"}) {
+        CAPTURE(layout);
+        EngineShape shape;
+        shape.kv_layout = layout;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        CHECK(!backend.firm_slots()); // an engine has kernels by the size of a step
+        const std::int64_t piece = std::min(mars::prefill_chunk, backend.max_slots().value());
+        REQUIRE(piece < static_cast<std::int64_t>(history.size()));
+        std::vector<Tokens> asked;
+        for (const std::int64_t last : {1, 2, 3}) {
+            asked.push_back(history);
+            asked.back().push_back(last);
+        }
+        const std::vector<Tokens> expected = answers(backend, asked, false);
+        const std::size_t before = stub::state().memory.size();
+        {
+            mars::Prefixes store(1 << 20, backend.firm_slots());
+            for (int round = 0; round < 2; ++round) CHECK(answers(backend, asked, false, 20, 4, &store) == expected);
+            const mars::PrefixStats stats = store.stats();
+            CHECK(stats.hits == 5);
+            CHECK(stats.hit_tokens == 5 * ((static_cast<std::int64_t>(history.size())) / piece * piece));
+            CHECK(stats.failed == 0);
+            CHECK(stub::state().memory.size() == before + static_cast<std::size_t>(stats.entries));
+
+            // Entries of a bundle are brought to the device once; those of the fake engine are floats.
+            const auto cache = backend.new_cache(1);
+            const std::int64_t length = 4;
+            const std::vector<float> floats(static_cast<std::size_t>(length * cache->entry_bytes()) / sizeof(float), 3.0F);
+            const auto* data = reinterpret_cast<const unsigned char*>(floats.data());
+            const auto there = cache->bring({nullptr, data, length});
+            cache->load(0, *there, length);
+            mars::StepOutput output;
+            mars::StepInput next = input(1, 3);
+            next.kv_length = {length};
+            backend.step(*cache, 0, next, false, output); // what was put on the stream is done then
+            for (std::size_t tensor = 0; tensor < memory(*cache).addresses.size(); ++tensor)
+                CHECK(kv(dynamic_cast<const mars::TrtCache&>(*cache), tensor)[0] == 3.0F);
+        }
+        CHECK(stub::state().memory.size() == before);
+    }
+    // Without memory for a copy, nothing is saved and the answer goes on.
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    const std::vector<Tokens> expected = answers(backend, {history}, false);
+    mars::Prefixes store(1 << 20, backend.firm_slots());
+    stub::state().has_no_memory = true;
+    CHECK(answers(backend, {history}, false, 20, 4, &store) == expected);
+    CHECK(store.stats().failed > 0);
+    CHECK(store.stats().num_bytes == 0);
+    stub::state().has_no_memory = false;
 }
 
 TEST_CASE("an engine without symbols keeps its filling out of the way") {

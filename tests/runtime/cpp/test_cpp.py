@@ -26,8 +26,7 @@ from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles
-# Statistics that libmars lacks: it has neither a store of prefixes nor grammars yet (docs/cpp.md).
-PYTHON_ONLY = ("cached_tokens", "forced")
+PYTHON_ONLY = ("forced",)  # statistics that libmars lacks: it has no grammars yet (docs/cpp.md)
 TAUS = (1.0, 0.7, 0.4, 0.0)
 MODES = ({}, {"tau": 1.0}, {"tau": 0.4})
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -474,6 +473,10 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         ),
         (("a", "--metric", "margin"), 1, "--metric margin says what tau is compared with; give --tau, too"),
         (("a", "--lookup", "-1"), 2, "--lookup must be 0 or more"),
+        (("a", "--profile", "x", "--tau", "1"), 1, "give --profile, or them, not both"),
+        (("a", "--profile", "x", "--window", "full"), 1, "give --profile, or them, not both"),
+        (("a", "--cache-bytes", "-1"), 2, "--cache-bytes must be 0 or more"),
+        (("a", "--min-p", "2", "-p", "x"), 1, "min_p must be a number of 0 to 1"),
         (("a", "--metric", "luck"), 2, "--metric must be one of"),
         (("a", "--window", "0"), 2, "--window must be auto, full or a number of 1 or more, not `0`"),
         (("a", "--window", "-1"), 2, "--window must be auto, full"),

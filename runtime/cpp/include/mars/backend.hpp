@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <mars/errors.hpp>
 #include <mars/export.hpp>
 
 namespace mars {
@@ -29,6 +30,31 @@ struct StepOutput {
     std::vector<float> confidence, margin, entropy, logits;
 };
 
+/// A copy of a row's first entries that outlives the cache it is from; only caches of the same backend can read it.
+class MARS_API Saved {
+  public:
+    explicit Saved(std::int64_t num_entries) : length(num_entries) {}
+    virtual ~Saved() = default;
+    Saved(const Saved&) = delete;
+    Saved& operator=(const Saved&) = delete;
+
+    const std::int64_t length;
+};
+
+/// A forward was ended before its time, because nobody wants its outcome any more.
+class MARS_API Interrupted : public DeviceError {
+  public:
+    using DeviceError::DeviceError;
+};
+
+/// Entries of one row in host memory, of nobody's device yet: tensors of [kv_heads, length, head_dim] one behind the other, for each layer
+/// its keys, then its values. `owner` keeps the memory there.
+struct HostEntries {
+    std::shared_ptr<const void> owner;
+    const unsigned char* data = nullptr;
+    std::int64_t length = 0;
+};
+
 /// KV memory of some rows. Rows are contiguous, so that a step can run on any run of neighbours.
 class MARS_API Cache {
   public:
@@ -42,6 +68,21 @@ class MARS_API Cache {
 
     /// Copy the first `length` entries of row `source` over row `target`.
     virtual void move(std::int64_t source, std::int64_t target, std::int64_t length) = 0;
+
+    /// What one entry of one row takes.
+    virtual std::int64_t entry_bytes() const = 0;
+
+    /// A copy of the first `length` entries of a row, of nothing behind them.
+    virtual std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) = 0;
+
+    /// Make the first `length` entries of what was saved those of `row`; all of it has room there.
+    virtual void load(std::int64_t row, const Saved& saved, std::int64_t length) = 0;
+
+    /// Entries of this cache's layout that lie in host memory, as `load` takes them.
+    virtual std::shared_ptr<const Saved> bring(const HostEntries& entries) = 0;
+
+    /// Any thread: end the forward that runs on these rows with Interrupted, and every later one, where the device can.
+    virtual void interrupt() {}
 };
 
 /// A variant of a bundle, loaded on a device. One backend may serve several threads, each with a cache of its own.
@@ -63,6 +104,10 @@ class MARS_API Backend {
 
     /// Entries that a row's memory ends at: no step may write beyond them, masks included. Without a limit, memory grows.
     virtual std::int64_t max_entries() const { return std::numeric_limits<std::int64_t>::max(); }
+
+    /// From so many slots on, an entry has the same bits whatever step of any row writes it; nothing where they depend on the step's
+    /// size: then only equal steps write equal entries.
+    virtual std::optional<std::int64_t> firm_slots() const { return std::nullopt; }
 
     virtual std::unique_ptr<Cache> new_cache(std::int64_t num_rows) = 0;
 

@@ -31,6 +31,15 @@ class MARS_API Batch {
     /// has those of its masks. Rows too near the end of their memory for the widest feed are run by themselves.
     std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep);
 
+    /// Begin a row with what the store of prefixes has of its prompt, if it has a share in one.
+    void recall(Row& row);
+
+    /// Let the store of prefixes have the row's final entries.
+    void keep(const Row& row);
+
+    /// The step is done that the row took part in, and its cursor is where that left it.
+    static void moved(const Row& row);
+
     /// Free finished rows: the last active row moves into each gap, so that active rows stay neighbours.
     void drop_finished();
 
@@ -45,11 +54,15 @@ class MARS_API Batch {
 
     std::int64_t index_of(const Row& row) const;
 
+    /// The rows' memory, to interrupt what runs on it; it goes with the batch.
+    std::weak_ptr<Cache> cache() const { return cache_; }
+
   private:
-    void forward(std::int64_t first, const Feed* feeds, std::int64_t count);
+    std::int64_t piece() const;
+    void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
 
     std::int64_t mask_id_;
-    std::unique_ptr<Cache> cache_;
+    std::shared_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;
 };

@@ -81,6 +81,21 @@ struct Profile {
     Metric metric = Metric::probability;
     std::int64_t window = full_window;
     std::string variant, variant_sha256, evidence;
+    std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; nothing: not known
+    std::optional<std::int64_t> accuracy_level = std::nullopt;
+};
+
+/// KV entries of the first `length` tokens of a prompt, in `file`, bound to one variant on one device.
+///
+/// `piece`: the size of the pieces that the prompt was read in, nothing where entries do not depend on it.
+struct StoredPrefix {
+    std::string name, file;
+    std::int64_t length = 0;
+    std::optional<std::int64_t> piece;
+    std::string variant, variant_sha256;
+    std::optional<std::string> weights_sha256;
+    std::string precision, kv_dtype, kv_layout, device;
+    std::optional<std::int64_t> accuracy_level;
 };
 
 /// Everything a runtime knows about a bundle before it opens a graph.
@@ -95,6 +110,7 @@ struct Manifest {
     std::vector<FileEntry> files;
     std::vector<Profile> profiles;
     std::string format_version;
+    std::vector<StoredPrefix> prefixes = {};
 };
 
 /// An opened bundle: a directory whose manifest is valid and whose files are the ones it lists.

@@ -37,8 +37,11 @@ struct MARS_API GenerationConfig {
     double temperature = 0.0;                         ///< 0 is greedy; above it a candidate's own probability is compared with tau
     std::int64_t top_k = 0;                           ///< 0 is off
     double top_p = 1.0;                               ///< 1 is off
+    double min_p = 0.0;                               ///< keep tokens at least that much as likely as the likeliest; 0 is off
     std::uint64_t seed = 0;                           ///< draws depend on it and on the position only
     double repetition_penalty = 1.0;                  ///< 1 is off
+    std::optional<double> deadline;                   ///< seconds after which the answer ends with what it has; above 0
+    std::string cache_salt;                           ///< only requests with the same one share KV entries
 
     /// Throws SessionError that lists every value out of range.
     void check() const;

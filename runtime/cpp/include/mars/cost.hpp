@@ -21,6 +21,8 @@ class MARS_API Cost {
 
     double of(double positions) const;
 
+    const std::vector<std::pair<std::int64_t, double>>& points() const { return points_; }
+
   private:
     std::vector<std::pair<std::int64_t, double>> points_;
 };

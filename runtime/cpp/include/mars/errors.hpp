@@ -20,9 +20,23 @@ class MARS_API BundleError : public Error {
 };
 
 /// The bundle is fine but cannot run here, or the request cannot be served.
+///
+/// From a call that answers, this class itself says that the request is wrong; the two below say that it is not.
 class MARS_API SessionError : public Error {
   public:
     using Error::Error;
+};
+
+/// A step failed on the device: the same request may be answered another time, or never again by this session.
+class MARS_API DeviceError : public SessionError {
+  public:
+    using SessionError::SessionError;
+};
+
+/// There is no memory for the request now; a shorter one, or a later one, may find some.
+class MARS_API MemoryError : public SessionError {
+  public:
+    using SessionError::SessionError;
 };
 
 } // namespace mars

@@ -37,10 +37,11 @@ MARS_API const char* mars_version(void);
 typedef enum mars_status {
     MARS_OK = 0,
     MARS_ERROR_BUNDLE = 1,   /* the bundle is damaged, unsafe, or of a format this library does not read */
-    MARS_ERROR_SESSION = 2,  /* the bundle is fine but cannot run here, or the request cannot be served */
+    MARS_ERROR_SESSION = 2,  /* the bundle is fine but cannot run here, or the request cannot be served as it stands */
     MARS_ERROR_ARGUMENT = 3, /* this interface was used wrongly: a NULL, a wrong struct_size, an unknown constant */
-    MARS_ERROR_MEMORY = 4,   /* out of memory */
-    MARS_ERROR_INTERNAL = 5  /* a fault of this library, or an exception of the caller's callback */
+    MARS_ERROR_MEMORY = 4,   /* no memory for it now */
+    MARS_ERROR_INTERNAL = 5, /* a fault of this library, or an exception of the caller's callback */
+    MARS_ERROR_DEVICE = 6    /* a step failed on the device; the request was right */
 } mars_status;
 
 typedef struct mars_error mars_error;
@@ -54,6 +55,8 @@ MARS_API void mars_error_free(mars_error* error);
 
 typedef struct mars_session mars_session;
 
+#define MARS_CACHE_AUTO (-1)
+
 typedef struct mars_session_options {
     size_t struct_size;
     const char* device;  /* an execution provider: "cpu", "cuda", "tensorrt", ...; NULL: "cpu". A missing one is an error, never another */
@@ -61,6 +64,7 @@ typedef struct mars_session_options {
     int32_t verify;      /* not 0: hash all files even if they were found good before */
     const char* variant; /* NULL: the first that runs here */
     const char* draft;   /* a smaller model's bundle with the same tokenizer, whose proposals exact mode verifies; NULL: none */
+    int64_t cache_bytes; /* for KV entries of what was read before; 0: keep none; MARS_CACHE_AUTO (default): a small share of free memory */
 } mars_session_options;
 
 typedef struct mars_session_info {
@@ -77,6 +81,30 @@ MARS_API mars_status mars_session_open(const char* path, const mars_session_opti
 /* Free a session. Its streams stay usable; the bundle is let go with the last of them. */
 MARS_API void mars_session_close(mars_session* session);
 MARS_API mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error);
+
+/* See to it that what a step costs is known, so that no request waits for it: about a second, unless an earlier session of this user wrote it
+ * down. */
+MARS_API mars_status mars_session_warm_up(const mars_session* session, mars_error** error);
+/* Take these seconds of steps by their positions (rows x slots, rising) for what a step costs, and measure nothing. */
+MARS_API mars_status mars_session_set_cost(const mars_session* session, const int64_t* positions, const double* seconds, size_t num,
+                                           mars_error** error);
+
+/* The store of KV entries of a session (docs/conversations.md). */
+typedef struct mars_prefix_stats {
+    size_t struct_size;
+    int64_t queries, hits;            /* prompts that were looked up, and those of which something was there */
+    int64_t query_tokens, hit_tokens; /* of all these prompts, and those of them that were there */
+    int64_t saved, evicted, failed;   /* entries that came, that went because memory was short, that could not be copied */
+    int64_t entries, num_bytes;       /* what is there now */
+    int64_t stored;                   /* prefixes of the bundle, beside these */
+} mars_prefix_stats;
+
+MARS_API void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size);
+MARS_API mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error);
+/* Stale prefixes of the bundle that are left out, a line each with the command that renews it; "" for none, and for NULL. */
+MARS_API const char* mars_session_warnings(const mars_session* session);
+/* Give the memory of the store back; prefixes of the bundle stay. */
+MARS_API mars_status mars_session_forget_prefixes(const mars_session* session, mars_error** error);
 
 /* ---- requests ---- */
 
@@ -106,9 +134,14 @@ typedef struct mars_config {
     uint64_t seed;             /* draws depend on it and on the position only */
     double repetition_penalty; /* 1 is off */
     int64_t lookup;            /* exact only: propose what followed the last so many tokens where they stood before; 0 is off */
+    double min_p;              /* keep tokens at least that much as likely as the likeliest; 0 is off */
+    const char* cache_salt;    /* only requests with the same one share KV entries; NULL: "" */
+    double deadline;           /* seconds after which the answer ends with what it has; 0: none */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
+/* Set tau, metric and window to those of a calibrated profile; a stale profile is an error that says how to renew it. */
+MARS_API mars_status mars_config_of_profile(const mars_session* session, const char* name, mars_config* config, mars_error** error);
 
 /* A prompt: exactly one of the three is not NULL. */
 typedef struct mars_prompt {
@@ -137,7 +170,8 @@ typedef enum mars_finish_reason {
     MARS_FINISH_STOP = 2,
     MARS_FINISH_LENGTH = 3,
     MARS_FINISH_CAPACITY = 4,
-    MARS_FINISH_CANCELLED = 5
+    MARS_FINISH_CANCELLED = 5,
+    MARS_FINISH_DEADLINE = 6
 } mars_finish_reason;
 
 /* What one step added to one answer; no tokens for a part of the prompt, or for an end without any. */
@@ -164,6 +198,7 @@ typedef struct mars_stats {
     size_t num_accepted;
     int64_t proposed, verified, rejected; /* tokens fed to be verified, those that held, and the others */
     double queue_time;                    /* until the first forward */
+    int64_t cached_tokens;                /* prompt tokens whose KV entries were there before */
 } mars_stats;
 
 MARS_API void mars_stats_init(mars_stats* stats, size_t struct_size);
@@ -199,11 +234,37 @@ MARS_API mars_status mars_stream_next(mars_stream* stream, mars_event* event, in
 /* Any thread: the confidence bound, or MARS_EXACT (not a number for NULL); the next step uses a new one. */
 MARS_API double mars_stream_tau(const mars_stream* stream);
 MARS_API mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error);
-/* Any thread: end the answer before its next step. */
+/* Any thread: end the answer now; on ONNX Runtime also in the middle of a step. */
 MARS_API void mars_stream_cancel(mars_stream* stream);
 /* The answer so far. */
 MARS_API mars_status mars_stream_completion(const mars_stream* stream, mars_completion** completion, mars_error** error);
+/* End the answer where it is and free it. Nothing for the stream of a conversation, which owns it. */
 MARS_API void mars_stream_close(mars_stream* stream);
+
+/* ---- conversations: what was said is not read again ---- */
+
+/* Turns of one user and the model. For one thread at a time; several conversations of a session may run in several threads. */
+typedef struct mars_conversation mars_conversation;
+
+/* `system`: a system message, or NULL. `drop_oldest`, if not 0: at the context's end the turns behind the system message go. */
+MARS_API mars_status mars_conversation_open(const mars_session* session, const char* system, int32_t drop_oldest,
+                                            mars_conversation** conversation, mars_error** error);
+/* Ask, and stream the answer. *stream belongs to the conversation and is good until its next call that asks or changes turns. An answer that
+ * still runs ends. What cannot be asked is an error, and leaves the conversation as it was. */
+MARS_API mars_status mars_conversation_send(mars_conversation* conversation, const char* text, const mars_config* config,
+                                            mars_stream** stream, mars_error** error);
+/* The same in place of the question of `turn`, counted from 0, from the end below 0; all behind it is forgotten. */
+MARS_API mars_status mars_conversation_edit(mars_conversation* conversation, const char* text, const mars_config* config, int64_t turn,
+                                            mars_stream** stream, mars_error** error);
+/* Take the last turns back; forget all of them; put others in their place (JSON, as mars_prompt has messages). */
+MARS_API mars_status mars_conversation_undo(mars_conversation* conversation, int64_t turns, mars_error** error);
+MARS_API mars_status mars_conversation_reset(mars_conversation* conversation, mars_error** error);
+MARS_API mars_status mars_conversation_resume(mars_conversation* conversation, const char* messages, mars_error** error);
+/* What was said, as JSON: [{"role": "user", "content": "..."}, ...]. Good until the next call. */
+MARS_API mars_status mars_conversation_messages(mars_conversation* conversation, const char** messages, mars_error** error);
+/* Turns that the last question let go to make room; 0 for NULL. */
+MARS_API int64_t mars_conversation_dropped(const mars_conversation* conversation);
+MARS_API void mars_conversation_close(mars_conversation* conversation);
 
 #ifdef __cplusplus
 }

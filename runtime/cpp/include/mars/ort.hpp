@@ -27,6 +27,7 @@ class MARS_API OrtBackend : public Backend {
     const std::vector<std::string>& outputs() const override;
     std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
     std::int64_t max_capacity() const override;
+    std::optional<std::int64_t> firm_slots() const override;
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
     void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
 

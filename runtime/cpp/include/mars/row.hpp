@@ -19,7 +19,9 @@
 
 namespace mars {
 
-enum class FinishReason { eos, stop, length, capacity, cancelled };
+class Stem;
+
+enum class FinishReason { eos, stop, length, capacity, cancelled, deadline };
 
 MARS_API std::string_view to_string(FinishReason reason);
 
@@ -52,7 +54,7 @@ struct MARS_API Predictions {
 /// `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that what lies beyond is
 /// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
 /// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
-/// source of proposals than the row's masks.
+/// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none.
 class MARS_API Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -66,6 +68,7 @@ class MARS_API Row {
     Stats stats;
     PassRates pass_rates;
     Proposals proposals;
+    std::shared_ptr<Stem> stem;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
@@ -107,7 +110,13 @@ class MARS_API Row {
     std::optional<double> tau() const;
 
     /// Any thread: end the row before its next step.
-    void cancel() { cancelled_.store(true); }
+    void cancel() { end(FinishReason::cancelled); }
+
+    /// The same because its time is over. The first reason counts.
+    void expire() { end(FinishReason::deadline); }
+
+    /// Whether it was told to end.
+    bool is_told() const { return told_.load() != untold; }
 
     /// Take over what other threads asked for. The loop calls this between two steps, so that one step sees one setting.
     void refresh();
@@ -125,7 +134,13 @@ class MARS_API Row {
     Foresight foresight_;
     std::unique_ptr<Proposer> proposer_;
     std::atomic<double> wanted_; // tau, or exact_mode
-    std::atomic<bool> cancelled_{false};
+    void end(FinishReason reason) {
+        int none = untold;
+        told_.compare_exchange_strong(none, static_cast<int>(reason));
+    }
+
+    static constexpr int untold = -1;
+    std::atomic<int> told_{untold}; // to end, and the reason
 };
 
 } // namespace mars

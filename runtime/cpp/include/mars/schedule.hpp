@@ -20,6 +20,9 @@ class MARS_API Schedule {
     /// What the next step accepted in each row that took part, nothing for a prefill chunk; no value when all rows are done.
     std::optional<std::vector<Accepted>> next();
 
+    /// The rows' memory: who told all rows to end may interrupt it.
+    std::weak_ptr<Cache> cache() const { return batch_.cache(); }
+
   protected:
     Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id);
 
@@ -35,6 +38,8 @@ class MARS_API Schedule {
     std::int64_t block_;
 
   private:
+    std::optional<std::vector<Accepted>> advance();
+
     std::vector<Row*> rows_;
     std::size_t next_row_ = 0;   // the first row whose prefill is not done
     bool is_prefilling_ = false; // that row has begun

@@ -13,6 +13,7 @@
 #include <mars/backend.hpp>
 #include <mars/bundle.hpp>
 #include <mars/config.hpp>
+#include <mars/cost.hpp>
 #include <mars/errors.hpp>
 #include <mars/export.hpp>
 #include <mars/row.hpp>
@@ -55,6 +56,7 @@ struct Event {
 using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
+class Conversation;
 
 /// A bundle opened on a device. Any number of threads may use one: each call owns its rows and their KV memory.
 class MARS_API Session {
@@ -66,6 +68,8 @@ class MARS_API Session {
         bool verify = false;                ///< hash all files even if they were found good before
         /// A smaller model's bundle with the same tokenizer, whose proposals exact mode verifies.
         std::optional<std::filesystem::path> draft = std::nullopt;
+        /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
+        std::optional<std::int64_t> cache_bytes = std::nullopt;
     };
 
     /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.
@@ -73,7 +77,7 @@ class MARS_API Session {
     static Session open(const std::filesystem::path& path) { return open(path, Options()); }
 
     /// A session on any backend, such as a fake one; `bundle.path` need not exist then.
-    Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text);
+    Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes = 0);
 
     /// Answer one prompt. Throws SessionError.
     Completion generate(const Prompt& prompt, const GenerationConfig& config = {}, const OnEvent& on_event = nullptr,
@@ -86,6 +90,25 @@ class MARS_API Session {
     /// Answer one prompt step by step.
     Stream stream(const Prompt& prompt, const GenerationConfig& config = {}, const Commit& commit = {}) const;
 
+    /// Talk in turns. `drop_oldest`: at the context's end the turns behind the system message go. Throws SessionError without a tokenizer.
+    Conversation conversation(std::optional<std::string> system = std::nullopt, bool drop_oldest = false) const;
+
+    /// See to it that what a step costs is known, so that no request waits for it: about a second, unless an earlier session of this user
+    /// wrote it down.
+    void warm_up() const;
+
+    /// Take this for what a step costs, and measure nothing: the same windows in every run.
+    void set_cost(Cost cost) const;
+
+    /// What the store of KV entries was asked, what it had, and what it holds.
+    PrefixStats prefix_stats() const;
+
+    /// What was found when it was opened and is left out, each with the command that renews it: stale prefixes of the bundle.
+    const std::vector<std::string>& warnings() const;
+
+    /// Give the memory of the store of KV entries back; prefixes of the bundle stay.
+    void forget_prefixes() const;
+
     /// Token ids of a prompt. Throws SessionError for an empty or too long one, or ids outside the vocabulary.
     std::vector<std::int64_t> encode(const Prompt& prompt) const;
 
@@ -95,7 +118,20 @@ class MARS_API Session {
     /// Whether prompts may be text: the bundle has a tokenizer that this library reads. Others work with token ids.
     bool has_text() const;
 
+    /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
+    void check(const GenerationConfig& config) const;
+
+    /// A reader of token ids as they come. Throws SessionError for a bundle without a tokenizer.
+    TextStream text_stream() const;
+
     const Bundle& bundle() const;
+
+    /// The variant that runs; the bundle's first where the session was made on a backend of the caller's.
+    const Variant& variant() const;
+
+    /// The settings that a calibrated profile of the bundle names: tau, its metric and the window. Throws SessionError for an unknown
+    /// profile, and for a stale one: made for another graph, other weights or another precision.
+    GenerationConfig config_of_profile(const std::string& name) const;
 
     /// Most tokens that a row can hold, prompt and answer together.
     std::int64_t max_capacity() const;
@@ -129,8 +165,15 @@ class MARS_API Stream {
     bool exact() const { return !tau(); }
     void set_exact(bool exact);
 
-    /// Any thread: end the answer before its next step. Leaving a stream early costs nothing.
+    /// Any thread: end the answer now; on ONNX Runtime also in the middle of a step. Leaving a stream early costs nothing.
     void cancel();
+
+    /// End the answer now, give its memory back, and let later prompts begin with what it has read and said.
+    void close();
+
+    /// Whether the answer has ended, and whether a step failed and ended it.
+    bool is_over() const;
+    bool failed() const;
 
     const Stats& stats() const;
 
@@ -144,6 +187,7 @@ class MARS_API Stream {
 
   private:
     friend class Session;
+    friend class Conversation;
     explicit Stream(std::unique_ptr<Answers> answers);
 
     std::unique_ptr<Answers> answers_;

@@ -11,12 +11,13 @@ namespace mars {
 
 /// Counts and times of one row.
 ///
-/// forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the prefill
+/// cached_tokens: prompt tokens whose KV entries were there before. forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the prefill
 /// chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens that were fed to be verified;
 /// verified: those that held. Times in seconds from `began`, before the prompt became tokens: queue_time until the row's first forward,
 /// prefill_time from there to its first token, time_to_first_token both together, decode_time after it.
 struct MARS_API Stats {
     std::int64_t prompt_tokens = 0;
+    std::int64_t cached_tokens = 0;
     std::int64_t tokens = 0;
     std::int64_t forwards = 0;
     std::int64_t prefill_forwards = 0;
@@ -58,6 +59,16 @@ struct MARS_API Stats {
 
   private:
     double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(); }
+};
+
+/// The store of KV entries of one session.
+///
+/// queries: prompts that were looked up; hits: those of which something was there. query_tokens: of all these prompts; hit_tokens: those of
+/// them that were there. saved, evicted: entries that came, and that went because memory was short; failed: those that could not be
+/// copied. entries, num_bytes: what is there now. stored: prefixes of the bundle, beside these.
+struct PrefixStats {
+    std::int64_t queries = 0, hits = 0, query_tokens = 0, hit_tokens = 0, saved = 0, evicted = 0, failed = 0, entries = 0, num_bytes = 0,
+                 stored = 0;
 };
 
 } // namespace mars

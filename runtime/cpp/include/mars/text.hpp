@@ -23,6 +23,12 @@ class MARS_API Text {
     /// Token ids of messages in the chat template, ready for the answer. Raises SessionError as ChatTurns::render does.
     std::vector<int64_t> encode(const std::vector<Message>& messages) const;
 
+    /// Token ids of what goes on with a rendered prompt.
+    std::vector<int64_t> encode_part(std::string_view text) const;
+
+    /// The text of ids with their special tokens written out.
+    std::string spelled(const std::vector<int64_t>& ids) const;
+
     /// The chat template's text for `messages` and the beginning of an answer.
     std::string render(const std::vector<Message>& messages) const;
 

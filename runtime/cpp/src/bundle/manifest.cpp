@@ -9,6 +9,7 @@
 #include "bundle/engine_info.hpp"
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
+#include "bundle/prefix_file.hpp"
 
 namespace mars {
 
@@ -101,7 +102,41 @@ Profile read_profile(Fields& fields) {
     if (fields.has("window")) profile.window = fields.window("window");
     profile.variant = fields.text("variant");
     profile.variant_sha256 = fields.text("variant_sha256");
+    profile.weights_sha256 = fields.optional_text("weights_sha256");
+    profile.precision = fields.optional_text("precision");
+    profile.accuracy_level = fields.optional_integer("accuracy_level");
     return profile;
+}
+
+StoredPrefix read_stored(Fields& fields) {
+    StoredPrefix prefix;
+    constexpr std::int64_t most = std::int64_t{1} << 31;
+    if (fields.has("evidence")) fields.object("evidence");
+    prefix.name = fields.text("name");
+    prefix.file = fields.text("file");
+    prefix.length = fields.integer("length", 1, most);
+    prefix.piece = fields.optional_integer("piece", 1);
+    prefix.variant = fields.text("variant");
+    prefix.variant_sha256 = fields.text("variant_sha256");
+    prefix.weights_sha256 = fields.optional_text("weights_sha256");
+    prefix.precision = fields.text("precision");
+    prefix.kv_dtype = fields.text("kv_dtype", {"float32", "float16", "bfloat16"});
+    prefix.kv_layout = fields.text("kv_layout");
+    prefix.device = fields.text("device");
+    prefix.accuracy_level = fields.optional_integer("accuracy_level");
+    return prefix;
+}
+
+bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
+
+bool is_prefix_file(std::string_view name) {
+    return name.size() == 26 && name.substr(0, 7) == "prefix-" && is_hex(name.substr(7, 16)) && name.substr(23) == ".kv";
+}
+
+bool is_prefix_name(std::string_view name) {
+    const char* letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    return !name.empty() && name.size() <= 64 && name.find_first_not_of(letters) == std::string_view::npos &&
+           std::string_view("._-").find(name.front()) == std::string_view::npos;
 }
 
 Manifest read_manifest(Fields& top) {
@@ -119,6 +154,8 @@ Manifest read_manifest(Fields& top) {
     for (Fields& fields : top.objects("files"))
         manifest.files.push_back({fields.text("path"), fields.integer("size"), fields.text("sha256")});
     for (Fields& fields : top.objects("profiles")) manifest.profiles.push_back(read_profile(fields));
+    if (top.has("prefixes"))
+        for (Fields& fields : top.objects("prefixes")) manifest.prefixes.push_back(read_stored(fields));
     manifest.format_version = top.text("format_version");
     return manifest;
 }
@@ -135,6 +172,7 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         if (variant.engine) used[variant.engine->graph] = "variant " + variant.name;
     }
     if (manifest.text) used[manifest.text->tokenizer] = "text";
+    for (const StoredPrefix& prefix : manifest.prefixes) used[prefix.file] = "prefix " + prefix.name;
     const auto quoted = [](const std::string& path) { return "`" + path.substr(0, 80) + "`"; };
     for (const auto& [path, count] : listed) {
         if (!is_safe_name(path)) problems.push_back(where + ".files: " + quoted(path) + " is not a plain file name");
@@ -148,6 +186,18 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         if (names.count(profile.variant) == 0)
             problems.push_back(where + ": profile `" + profile.name + "` is for variant `" + profile.variant + "`, which is not there");
     const ModelInfo& model = manifest.model;
+    for (const StoredPrefix& prefix : manifest.prefixes) {
+        const std::string mine = where + ": prefix `" + prefix.name.substr(0, 60) + "`";
+        if (!is_prefix_name(prefix.name)) problems.push_back(mine + " is not letters, digits, dots, dashes and underscores, 64 at most");
+        if (!is_prefix_file(prefix.file)) problems.push_back(mine + ": its file is not prefix-, 16 hexadecimal digits and .kv");
+        if (names.count(prefix.variant) == 0)
+            problems.push_back(mine + " is for variant `" + prefix.variant.substr(0, 60) + "`, which is not there");
+        if (prefix.length > model.context_length || prefix.length % prefix.piece.value_or(1) != 0)
+            problems.push_back(mine + " has " + std::to_string(prefix.length) + " tokens, which no prompt's pieces give");
+        for (const FileEntry& entry : manifest.files)
+            if (entry.path == prefix.file && entry.size != prefix_size(model, prefix.kv_dtype, prefix.length))
+                problems.push_back(mine + ": " + std::to_string(entry.size) + " bytes are not " + std::to_string(prefix.length) + " tokens");
+    }
     if (model.num_heads % model.num_kv_heads != 0)
         problems.push_back(where + ".model: " + std::to_string(model.num_heads) + " heads cannot share " +
                            std::to_string(model.num_kv_heads) + " key/value heads");

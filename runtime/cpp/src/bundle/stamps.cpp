@@ -27,8 +27,8 @@ std::string variable(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-/// Put `content` in place of a file, whole or not at all. The scratch file has a name that nobody can foresee, and is never one that is
-/// there: no planted link is followed.
+} // namespace
+
 bool write_whole(const fs::path& path, const std::string& content) {
     std::random_device random;
     const fs::path scratch = path.parent_path() / ("." + std::to_string(random()) + std::to_string(random()));
@@ -46,8 +46,6 @@ bool write_whole(const fs::path& path, const std::string& content) {
     unlink(scratch.c_str());
     return false;
 }
-
-} // namespace
 
 std::optional<fs::path> cache_dir() {
     const std::string chosen = variable("MARS_EXPORT_CACHE"), base = variable("XDG_CACHE_HOME"), home = variable("HOME");

@@ -5,6 +5,10 @@
 #include <memory>
 #include <new>
 
+#include <nlohmann/json.hpp>
+
+#include <mars/conversation.hpp>
+#include <mars/errors.hpp>
 #include <mars/mars.h>
 #include <mars/session.hpp>
 
@@ -20,7 +24,12 @@ struct mars_error {
 };
 
 struct mars_session {
+    explicit mars_session(mars::Session opened) : session(std::move(opened)) {
+        for (const std::string& each : session.warnings()) warnings += each + "\n";
+    }
+
     mars::Session session;
+    std::string warnings;
 };
 
 struct mars_completion {
@@ -34,8 +43,20 @@ struct mars_completion {
 };
 
 struct mars_stream {
-    mars::Stream stream;
+    explicit mars_stream(mars::Stream opened) : own(std::move(opened)), stream(&*own) {}
+    explicit mars_stream(mars::Stream* of_conversation) : stream(of_conversation) {}
+    mars_stream(const mars_stream&) = delete;
+    mars_stream& operator=(const mars_stream&) = delete;
+
+    std::optional<mars::Stream> own; // nothing for a conversation's
+    mars::Stream* stream;
     mars::Event event; // the one that the caller holds
+};
+
+struct mars_conversation {
+    mars::Conversation talk;
+    std::optional<mars_stream> reply;
+    std::string messages; // those that the caller holds
 };
 
 namespace {
@@ -60,6 +81,10 @@ mars_status guarded(mars_error** error, const Body& body) noexcept {
         return MARS_OK;
     } catch (const mars::BundleError& problem) {
         return fail(error, MARS_ERROR_BUNDLE, problem.what());
+    } catch (const mars::DeviceError& problem) {
+        return fail(error, MARS_ERROR_DEVICE, problem.what());
+    } catch (const mars::MemoryError& problem) {
+        return fail(error, MARS_ERROR_MEMORY, problem.what());
     } catch (const mars::Error& problem) {
         return fail(error, MARS_ERROR_SESSION, problem.what());
     } catch (const ArgumentError& problem) {
@@ -73,7 +98,7 @@ mars_status guarded(mars_error** error, const Body& body) noexcept {
     }
 }
 
-const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr, nullptr};
+const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr, nullptr, MARS_CACHE_AUTO};
 
 mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
     if (!reason) return MARS_NOT_FINISHED;
@@ -86,6 +111,8 @@ mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
         return MARS_FINISH_LENGTH;
     case mars::FinishReason::capacity:
         return MARS_FINISH_CAPACITY;
+    case mars::FinishReason::deadline:
+        return MARS_FINISH_DEADLINE;
     case mars::FinishReason::cancelled:
         break;
     }
@@ -97,6 +124,20 @@ mars_event view(const mars::Event& event) {
             event.text.c_str(),     event.text.size(),
             event.token_ids.data(), event.confidences.data(),
             event.token_ids.size(), reason_of(event.finish_reason)};
+}
+
+/// Ask in a conversation: `ask` sends or edits.
+template <typename Ask>
+mars_status asked(mars_conversation* conversation, const char* text, const mars_config* config, mars_stream** stream, mars_error** error,
+                  const Ask& ask) noexcept {
+    return guarded(error, [&] {
+        needed(stream, "stream") = nullptr;
+        mars_conversation& own = needed(conversation, "conversation");
+        const Request request = request_of(config);
+        if (request.commit.kind != mars::Commit::Kind::cursor) throw ArgumentError("config: a conversation needs MARS_COMMIT_CURSOR");
+        mars::Stream& reply = ask(own.talk, std::string(&needed(text, "text")), request.config);
+        *stream = &own.reply.emplace(&reply);
+    });
 }
 
 void generate(const mars_session* session, std::vector<mars::Prompt> prompts, const std::vector<const mars_config*>& configs,
@@ -149,7 +190,8 @@ mars_status mars_session_open(const char* path, const mars_session_options* opti
         if (given.variant != nullptr) wanted.variant = given.variant;
         if (given.draft != nullptr) wanted.draft = given.draft;
         wanted.verify = given.verify != 0;
-        *session = new mars_session{mars::Session::open(&needed(path, "path"), wanted)};
+        if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
+        *session = new mars_session(mars::Session::open(&needed(path, "path"), wanted));
     });
 }
 
@@ -162,6 +204,47 @@ mars_status mars_session_describe(const mars_session* session, mars_session_info
         const mars_session_info values{sizeof(values), manifest.model.vocab_size, opened.max_capacity(),
                                        manifest.block, manifest.tokens.mask,      opened.has_text() ? 1 : 0};
         fill(info, values, "info");
+    });
+}
+
+mars_status mars_session_warm_up(const mars_session* session, mars_error** error) {
+    return guarded(error, [&] { needed(session, "session").session.warm_up(); });
+}
+
+mars_status mars_session_set_cost(const mars_session* session, const int64_t* positions, const double* seconds, size_t num,
+                                  mars_error** error) {
+    return guarded(error, [&] {
+        std::vector<std::pair<std::int64_t, double>> points;
+        for (std::size_t i = 0; i < num; ++i) points.emplace_back((&needed(positions, "positions"))[i], (&needed(seconds, "seconds"))[i]);
+        needed(session, "session").session.set_cost(mars::Cost(std::move(points)));
+    });
+}
+
+void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size) { init(stats, struct_size, mars_prefix_stats{}); }
+
+mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error) {
+    return guarded(error, [&] {
+        const mars::PrefixStats now = needed(session, "session").session.prefix_stats();
+        const mars_prefix_stats values{sizeof(values), now.queries, now.hits,    now.query_tokens, now.hit_tokens,
+                                       now.saved,      now.evicted, now.failed, now.entries,      now.num_bytes, now.stored};
+        fill(stats, values, "stats");
+    });
+}
+
+const char* mars_session_warnings(const mars_session* session) { return session == nullptr ? "" : session->warnings.c_str(); }
+
+mars_status mars_session_forget_prefixes(const mars_session* session, mars_error** error) {
+    return guarded(error, [&] { needed(session, "session").session.forget_prefixes(); });
+}
+
+mars_status mars_config_of_profile(const mars_session* session, const char* name, mars_config* config, mars_error** error) {
+    return guarded(error, [&] {
+        const mars::GenerationConfig found = needed(session, "session").session.config_of_profile(&needed(name, "name"));
+        mars_config values = known(&needed(config, "config"), default_config(), "config");
+        values.tau = found.bound();
+        values.metric = static_cast<int32_t>(found.metric);
+        values.window = found.window;
+        fill(config, values, "config");
     });
 }
 
@@ -233,7 +316,8 @@ mars_status mars_completion_stats(const mars_completion* completion, mars_stats*
                                 own.proposed,
                                 own.verified,
                                 own.rejected(),
-                                own.queue_time};
+                                own.queue_time,
+                                own.cached_tokens};
         fill(stats, values, "stats");
     });
 }
@@ -267,7 +351,7 @@ mars_status mars_stream_open(const mars_session* session, const mars_prompt* pro
     return guarded(error, [&] {
         needed(stream, "stream") = nullptr;
         const Request request = request_of(config);
-        *stream = new mars_stream{needed(session, "session").session.stream(prompt_of(prompt), request.config, request.commit), {}};
+        *stream = new mars_stream(needed(session, "session").session.stream(prompt_of(prompt), request.config, request.commit));
     });
 }
 
@@ -275,18 +359,18 @@ mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* do
     return guarded(error, [&] {
         mars_stream& own = needed(stream, "stream");
         needed(event, "event");
-        std::optional<mars::Event> next = own.stream.next();
+        std::optional<mars::Event> next = own.stream->next();
         needed(done, "done") = next ? 0 : 1;
         own.event = next ? std::move(*next) : mars::Event{};
         fill(event, view(own.event), "event");
     });
 }
 
-double mars_stream_tau(const mars_stream* stream) { return stream == nullptr ? std::nan("") : stream->stream.tau().value_or(MARS_EXACT); }
+double mars_stream_tau(const mars_stream* stream) { return stream == nullptr ? std::nan("") : stream->stream->tau().value_or(MARS_EXACT); }
 
 mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** error) {
     return guarded(error, [&] {
-        mars::Stream& own = needed(stream, "stream").stream;
+        mars::Stream& own = *needed(stream, "stream").stream;
         if (tau == MARS_EXACT)
             own.set_exact(true);
         else
@@ -295,16 +379,71 @@ mars_status mars_stream_set_tau(mars_stream* stream, double tau, mars_error** er
 }
 
 void mars_stream_cancel(mars_stream* stream) {
-    if (stream != nullptr) stream->stream.cancel();
+    if (stream != nullptr) stream->stream->cancel();
 }
 
 mars_status mars_stream_completion(const mars_stream* stream, mars_completion** completion, mars_error** error) {
     return guarded(error, [&] {
         needed(completion, "completion") = nullptr;
-        *completion = new mars_completion(needed(stream, "stream").stream.completion());
+        *completion = new mars_completion(needed(stream, "stream").stream->completion());
     });
 }
 
-void mars_stream_close(mars_stream* stream) { delete stream; }
+void mars_stream_close(mars_stream* stream) {
+    if (stream == nullptr || !stream->own) return;
+    guarded(nullptr, [&] { stream->own->close(); }); // what it has read and said is kept for later prompts
+    delete stream;
+}
+
+mars_status mars_conversation_open(const mars_session* session, const char* system, int32_t drop_oldest, mars_conversation** conversation,
+                                   mars_error** error) {
+    return guarded(error, [&] {
+        needed(conversation, "conversation") = nullptr;
+        const std::optional<std::string> opening = system != nullptr ? std::optional<std::string>(system) : std::nullopt;
+        *conversation = new mars_conversation{needed(session, "session").session.conversation(opening, drop_oldest != 0), {}, {}};
+    });
+}
+
+mars_status mars_conversation_send(mars_conversation* conversation, const char* text, const mars_config* config, mars_stream** stream,
+                                   mars_error** error) {
+    return asked(conversation, text, config, stream, error, [](auto& talk, const auto& question, const auto& settings) -> mars::Stream& {
+        return talk.send(question, settings);
+    });
+}
+
+mars_status mars_conversation_edit(mars_conversation* conversation, const char* text, const mars_config* config, int64_t turn,
+                                   mars_stream** stream, mars_error** error) {
+    return asked(conversation, text, config, stream, error, [turn](auto& talk, const auto& question, const auto& settings) -> mars::Stream& {
+        return talk.edit(question, settings, turn);
+    });
+}
+
+mars_status mars_conversation_undo(mars_conversation* conversation, int64_t turns, mars_error** error) {
+    return guarded(error, [&] { needed(conversation, "conversation").talk.undo(turns); });
+}
+
+mars_status mars_conversation_reset(mars_conversation* conversation, mars_error** error) {
+    return guarded(error, [&] { needed(conversation, "conversation").talk.reset(); });
+}
+
+mars_status mars_conversation_resume(mars_conversation* conversation, const char* messages, mars_error** error) {
+    return guarded(error, [&] { needed(conversation, "conversation").talk.resume(messages_of(&needed(messages, "messages"))); });
+}
+
+mars_status mars_conversation_messages(mars_conversation* conversation, const char** messages, mars_error** error) {
+    return guarded(error, [&] {
+        mars_conversation& own = needed(conversation, "conversation");
+        nlohmann::ordered_json said = nlohmann::ordered_json::array();
+        for (const mars::Message& each : own.talk.messages()) said.push_back({{"role", each.role}, {"content", each.content}});
+        own.messages = said.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+        needed(messages, "messages") = own.messages.c_str();
+    });
+}
+
+int64_t mars_conversation_dropped(const mars_conversation* conversation) {
+    return conversation == nullptr ? 0 : conversation->talk.dropped();
+}
+
+void mars_conversation_close(mars_conversation* conversation) { delete conversation; }
 
 } // extern "C"

@@ -34,7 +34,10 @@ mars_config default_config() {
             config.top_p,
             config.seed,
             config.repetition_penalty,
-            config.lookup};
+            config.lookup,
+            config.min_p,
+            nullptr,
+            0};
 }
 
 Request request_of(const mars_config* given) {
@@ -56,11 +59,12 @@ Request request_of(const mars_config* given) {
     request.config.top_p = config.top_p;
     request.config.seed = config.seed;
     request.config.repetition_penalty = config.repetition_penalty;
+    request.config.min_p = config.min_p;
+    if (config.deadline != 0) request.config.deadline = config.deadline;
+    if (config.cache_salt != nullptr) request.config.cache_salt = config.cache_salt;
     request.commit = {static_cast<Commit::Kind>(config.commit), config.cache_block};
     return request;
 }
-
-namespace {
 
 std::vector<Message> messages_of(const char* text) {
     nlohmann::json value;
@@ -80,8 +84,6 @@ std::vector<Message> messages_of(const char* text) {
     if (messages.empty()) throw SessionError("messages must be a JSON list of {role, content}, and not empty");
     return messages;
 }
-
-} // namespace
 
 Prompt prompt_of(const mars_prompt* given) {
     const mars_prompt prompt = known(&needed(given, "prompt"), default_prompt(), "prompt");

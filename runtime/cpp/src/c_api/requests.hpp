@@ -17,6 +17,9 @@ mars_prompt default_prompt();
 /// NULL is the default. Throws ArgumentError.
 Request request_of(const mars_config* given);
 
+/// Chat messages of JSON. Throws SessionError for what is none.
+std::vector<Message> messages_of(const char* text);
+
 /// Throws ArgumentError, and SessionError for messages that are none.
 Prompt prompt_of(const mars_prompt* given);
 

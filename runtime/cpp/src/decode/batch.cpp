@@ -3,6 +3,8 @@
 
 #include <mars/batch.hpp>
 
+#include "decode/prefix.hpp"
+
 namespace mars {
 
 Batch::Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id)
@@ -31,7 +33,7 @@ std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>
     return made;
 }
 
-void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count) {
+void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece) {
     input_.rows = count;
     input_.slots = 0;
     input_.outputs = 1;
@@ -48,6 +50,7 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count) {
         Row& row = *active[static_cast<std::size_t>(first + i)];
         const Feed& feed = feeds[i];
         row.stats.starts();
+        if (row.stem) row.stem->feeds(row.cursor, input_.slots, is_piece);
         const auto ids = std::copy_n(row.tokens.begin() + row.cursor, feed.known, input_.input_ids.begin() + i * input_.slots);
         std::copy_n(row.proposals.token_ids.begin(), feed.proposals, ids);
         const std::int64_t start = std::max(feed.known - 1, std::int64_t{0});
@@ -61,9 +64,24 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count) {
     backend.step(*cache_, first, input_, want_logits, output_);
 }
 
+void Batch::recall(Row& row) {
+    if (!row.stem || row.finish_reason) return;
+    row.cursor = row.stem->recall(*cache_, index_of(row), row.tokens, piece(), backend.max_capacity());
+    row.stats.cached_tokens = row.cursor;
+}
+
+void Batch::keep(const Row& row) {
+    if (row.stem) row.stem->keep(*cache_, index_of(row), row.tokens);
+}
+
+void Batch::moved(const Row& row) {
+    if (row.stem) row.stem->moved(row.cursor);
+}
+
 void Batch::drop_finished() {
     for (auto i = static_cast<std::int64_t>(active.size()) - 1; i >= 0; --i) {
         if (!active[static_cast<std::size_t>(i)]->finish_reason) continue;
+        keep(*active[static_cast<std::size_t>(i)]);
         Row* last = active.back();
         active.pop_back();
         const auto end = static_cast<std::int64_t>(active.size());
@@ -75,14 +93,18 @@ void Batch::drop_finished() {
 }
 
 bool Batch::prefill(Row& row) {
-    const std::int64_t chunk = std::min(prefill_chunk, backend.max_slots().value_or(prefill_chunk));
+    // Up to where a piece ends in any case: a row that began with saved entries goes on as others do.
+    const std::int64_t chunk = piece() - (row.stem ? row.cursor % piece() : 0);
     if (row.num_pending() <= chunk || row.finish_reason) return false;
     const Feed feed{chunk, 0, 0};
-    forward(index_of(row), &feed, 1);
+    forward(index_of(row), &feed, 1, true);
     row.cursor += chunk;
+    moved(row);
     ++row.stats.prefill_forwards;
     return true;
 }
+
+std::int64_t Batch::piece() const { return std::min(prefill_chunk, backend.max_slots().value_or(prefill_chunk)); }
 
 std::int64_t Batch::room(const Row& row) const {
     const std::int64_t known = row.num_pending();

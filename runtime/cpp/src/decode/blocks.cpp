@@ -41,6 +41,7 @@ class BlockCommit : public Schedule {
         for (const Row* row : rows) feeds.push_back({row->num_pending(), 0, 0});
         std::vector<Predictions> made = batch_.step(batch_.index_of(*rows.front()), feeds, Keep::known);
         for (std::size_t i = 0; i < rows.size(); ++i) {
+            Batch::moved(*rows[i]);
             ++rows[i]->stats.forwards;
             first_[rows[i]->index] = std::move(made[i]);
         }

@@ -34,6 +34,8 @@ void GenerationConfig::check() const {
     check("temperature", from_zero(temperature), "a number of 0 or more", temperature);
     check("top_k", top_k >= 0, "an integer of 0 or more", top_k);
     check("top_p", std::isfinite(top_p) && top_p > 0 && top_p <= 1, "a number above 0, at most 1", top_p);
+    check("deadline", !deadline || (std::isfinite(*deadline) && *deadline > 0), "a number of seconds above 0", deadline.value_or(0));
+    check("min_p", std::isfinite(min_p) && min_p >= 0 && min_p <= 1, "a number of 0 to 1", min_p);
     check("repetition_penalty", std::isfinite(repetition_penalty) && repetition_penalty > 0, "a number above 0", repetition_penalty);
     if (exact.value_or(false) && tau)
         wrong << (wrong.tellp() > 0 ? "; " : "")

@@ -35,6 +35,8 @@ std::string_view to_string(FinishReason reason) {
         return "length";
     case FinishReason::capacity:
         return "capacity";
+    case FinishReason::deadline:
+        return "deadline";
     case FinishReason::cancelled:
         break;
     }
@@ -196,7 +198,7 @@ Accepted Row::finish(FinishReason reason) {
 void Row::refresh() {
     config_.tau = tau();
     config_.exact = !config_.tau;
-    if (cancelled_.load() && !finish_reason) finish_reason = FinishReason::cancelled;
+    if (is_told() && !finish_reason) finish_reason = static_cast<FinishReason>(told_.load());
 }
 
 Predictions Row::candidates(const Predictions& predictions) const {

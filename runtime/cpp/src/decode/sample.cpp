@@ -1,6 +1,7 @@
 // Draws and confidences. Sums are in double, where the Python twin sums float32: the two agree to float32's last digits.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include <mars/sample.hpp>
@@ -49,17 +50,19 @@ std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig
     } else {
         for (std::int64_t token = 0; token < size; ++token) total += weight(token);
     }
-    // Nucleus: the smallest set whose probability reaches top_p; always at least one token. Without one, stop where the draw falls.
-    const double enough = config.top_p < 1 ? config.top_p : std::nextafter(number, 2.0);
+    // Nucleus: the smallest set whose probability reaches top_p; always at least one token. Where nothing is cut, stop where the draw falls.
+    const bool cuts = config.top_p < 1 || config.min_p > 0;
+    const double enough = config.top_p < 1 ? config.top_p : cuts ? std::numeric_limits<double>::infinity() : std::nextafter(number, 2.0);
     std::vector<double> cumulative;
     for (std::size_t i = 0; cumulative.empty() || cumulative.back() < enough; ++i) {
         if (i == kept.size()) {
             if (ranking.empty()) break;
             kept.push_back(ranking.pop());
         }
+        if (weight(kept[i]) < config.min_p) break; // the likeliest weighs 1
         cumulative.push_back((cumulative.empty() ? 0.0 : cumulative.back()) + weight(kept[i]) / total);
     }
-    const double whole = config.top_p < 1 ? cumulative.back() : 1.0;
+    const double whole = cuts ? cumulative.back() : 1.0;
     const auto found =
         std::upper_bound(cumulative.begin(), cumulative.end(), number, [&](double value, double sum) { return value < sum / whole; });
     return kept[static_cast<std::size_t>(std::min(found, cumulative.end() - 1) - cumulative.begin())];

@@ -9,17 +9,30 @@ Schedule::Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block,
     : batch_(backend, static_cast<std::int64_t>(rows.size()), mask_id), block_(block), rows_(std::move(rows)) {}
 
 std::optional<std::vector<Accepted>> Schedule::next() {
+    try {
+        return advance();
+    } catch (const Interrupted&) { // a device ends a forward only where all rows were told to end
+        for (Row* row : rows_) row->refresh();
+        if (!std::all_of(rows_.begin(), rows_.end(), [](const Row* row) { return row->finish_reason.has_value(); })) throw;
+        batch_.drop_finished();
+        return std::nullopt;
+    }
+}
+
+std::optional<std::vector<Accepted>> Schedule::advance() {
     for (Row* row : rows_) row->refresh();
     for (; next_row_ < rows_.size(); ++next_row_) {
         Row& row = *rows_[next_row_];
         if (!is_prefilling_) {
             batch_.drop_finished();
             batch_.active.push_back(&row);
+            batch_.recall(row);
         }
         is_prefilling_ = batch_.prefill(row);
         if (is_prefilling_) return std::vector<Accepted>{};
         if (row.finish_reason) continue;
         std::optional<Accepted> accepted = begin(row);
+        batch_.keep(row); // now: the next prompt may begin alike
         if (!accepted) continue;
         ++next_row_;
         return std::vector{std::move(*accepted)};
@@ -69,6 +82,7 @@ class CursorCommit : public Schedule {
             Row& row = *batch_.active[static_cast<std::size_t>(first) + accepted.size()];
             ++row.stats.forwards;
             accepted.push_back(row.accept(predictions, feeds[accepted.size()].proposals));
+            Batch::moved(row);
         }
         return accepted;
     }

@@ -16,7 +16,9 @@ void check(const char* call, cudaError_t error) {
     if (error == cudaSuccess) return;
     if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
         throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
-    throw SessionError(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+    const std::string what = std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
+    if (error == cudaErrorMemoryAllocation) throw MemoryError(what);
+    throw DeviceError(what);
 }
 
 /// No graph: the refusal is an answer, not a failure of the next call.

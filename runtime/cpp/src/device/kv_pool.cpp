@@ -54,12 +54,74 @@ void TrtCache::reserve(std::int64_t capacity) {
 }
 
 void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t length) {
-    if (length == 0) return;
+    if (length == 0 || source == target) return;
     const std::lock_guard<std::mutex> lock(pool_->lock);
     const auto row = [&](std::int64_t index) { return static_cast<std::size_t>(index) * memory_.row_bytes; };
     for (const Address address : memory_.addresses)
         pool_->device.copy_rows(address + row(target), memory_.head_bytes, address + row(source), memory_.head_bytes,
                                 static_cast<std::size_t>(length) * memory_.entry_bytes, memory_.kv_heads);
+}
+
+namespace {
+
+/// Device memory of [tensors, kv_heads, length, head_dim], given back when nobody needs it any more.
+struct TrtSaved : Saved {
+    TrtSaved(std::shared_ptr<KvPool> from, std::int64_t num_entries, std::size_t num_bytes)
+        : Saved(num_entries), pool(std::move(from)), address(pool->device.allocate(num_bytes)) {}
+    ~TrtSaved() override {
+        const std::lock_guard<std::mutex> lock(pool->lock);
+        try {
+            pool->device.release(address);
+        } catch (const SessionError&) { // the device has failed; its memory goes with it
+        }
+    }
+
+    const std::shared_ptr<KvPool> pool;
+    const Address address;
+};
+
+} // namespace
+
+std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t length) {
+    const std::size_t run = static_cast<std::size_t>(length) * memory_.entry_bytes, part = memory_.kv_heads * run;
+    std::unique_lock<std::mutex> lock(pool_->lock);
+    auto saved = std::make_unique<TrtSaved>(pool_, length, memory_.addresses.size() * part);
+    try {
+        for (std::size_t i = 0; i < memory_.addresses.size(); ++i)
+            pool_->device.copy_rows(saved->address + i * part, run, memory_.addresses[i] + static_cast<std::size_t>(row) * memory_.row_bytes,
+                                    memory_.head_bytes, run, memory_.kv_heads);
+    } catch (...) {
+        lock.unlock(); // it is released under the lock
+        throw;
+    }
+    lock.unlock();
+    return saved;
+}
+
+std::shared_ptr<const Saved> TrtCache::bring(const HostEntries& entries) {
+    const std::size_t part = memory_.kv_heads * static_cast<std::size_t>(entries.length) * memory_.entry_bytes;
+    const std::size_t num_bytes = memory_.addresses.size() * part;
+    std::unique_lock<std::mutex> lock(pool_->lock);
+    auto saved = std::make_unique<TrtSaved>(pool_, entries.length, num_bytes);
+    try {
+        pool_->device.upload(saved->address, entries.data, num_bytes);
+        pool_->device.synchronize();
+    } catch (...) {
+        lock.unlock(); // it is released under the lock
+        throw;
+    }
+    lock.unlock();
+    return saved;
+}
+
+void TrtCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
+    const std::size_t run = static_cast<std::size_t>(length) * memory_.entry_bytes;
+    const std::size_t pitch = static_cast<std::size_t>(saved.length) * memory_.entry_bytes;
+    const Address address = dynamic_cast<const TrtSaved&>(saved).address;
+    const std::lock_guard<std::mutex> lock(pool_->lock);
+    for (std::size_t i = 0; i < memory_.addresses.size(); ++i)
+        pool_->device.copy_rows(memory_.addresses[i] + static_cast<std::size_t>(row) * memory_.row_bytes, memory_.head_bytes,
+                                address + i * memory_.kv_heads * pitch, pitch, run, memory_.kv_heads);
 }
 
 } // namespace mars

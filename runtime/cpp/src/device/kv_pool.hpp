@@ -60,6 +60,14 @@ class TrtCache : public Cache {
     void reserve(std::int64_t capacity) override;
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
 
+    std::int64_t entry_bytes() const override {
+        return static_cast<std::int64_t>(memory_.addresses.size() * memory_.kv_heads * memory_.entry_bytes);
+    }
+
+    std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
+    void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
+    std::shared_ptr<const Saved> bring(const HostEntries& entries) override;
+
     const KvMemory& memory() const { return memory_; }
 
   private:

@@ -71,6 +71,14 @@ void append_provider(Ort::SessionOptions& options, const std::string& provider) 
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
 
+/// Of each buffer [kv_heads, length, head_dim], in memory of its own or of somebody else's.
+struct OrtSaved : Saved {
+    using Saved::Saved;
+    std::vector<const unsigned char*> buffers;
+    std::vector<std::vector<unsigned char>> own;
+    std::shared_ptr<const void> owner;
+};
+
 /// KV buffers in host memory: one [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
 class OrtCache : public Cache {
   public:
@@ -85,7 +93,7 @@ class OrtCache : public Cache {
         try {
             grow(grown);
         } catch (const std::exception&) { // bad_alloc, or a length no vector can have
-            throw SessionError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) +
+            throw MemoryError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) +
                                " entries; use fewer rows or shorter prompts");
         }
     }
@@ -97,11 +105,49 @@ class OrtCache : public Cache {
                             static_cast<std::size_t>(length * entry_bytes_));
     }
 
+    std::int64_t entry_bytes() const override { return static_cast<std::int64_t>(buffers_.size()) * kv_heads_ * entry_bytes_; }
+
+    std::shared_ptr<const Saved> save(std::int64_t index, std::int64_t length) override {
+        auto saved = std::make_shared<OrtSaved>(length);
+        const std::int64_t run = length * entry_bytes_, pitch = capacity_ * entry_bytes_;
+        for (Buffer& buffer : buffers_) {
+            Buffer& copy = saved->own.emplace_back(static_cast<std::size_t>(kv_heads_ * run));
+            saved->buffers.push_back(copy.data());
+            for (std::int64_t head = 0; head < kv_heads_; ++head)
+                std::memcpy(copy.data() + head * run, row(buffer, index) + head * pitch, static_cast<std::size_t>(run));
+        }
+        return saved;
+    }
+
+    void load(std::int64_t index, const Saved& saved, std::int64_t length) override {
+        const auto& from = dynamic_cast<const OrtSaved&>(saved);
+        const std::int64_t run = saved.length * entry_bytes_, pitch = capacity_ * entry_bytes_;
+        for (std::size_t i = 0; i < buffers_.size(); ++i)
+            for (std::int64_t head = 0; head < kv_heads_; ++head)
+                std::memcpy(row(buffers_[i], index) + head * pitch, from.buffers[i] + head * run,
+                            static_cast<std::size_t>(length * entry_bytes_));
+    }
+
+    std::shared_ptr<const Saved> bring(const HostEntries& entries) override {
+        auto saved = std::make_shared<OrtSaved>(entries.length);
+        for (std::size_t i = 0; i < buffers_.size(); ++i)
+            saved->buffers.push_back(entries.data + static_cast<std::int64_t>(i) * kv_heads_ * entries.length * entry_bytes_);
+        saved->owner = entries.owner;
+        return saved;
+    }
+
     /// Memory of buffer `i` from row `first` on.
     unsigned char* at(std::size_t i, std::int64_t first) { return row(buffers_[i], first); }
 
     std::int64_t row_bytes() const { return kv_heads_ * capacity_ * entry_bytes_; }
 
+    void interrupt() override {
+        is_interrupted = true;
+        options.SetTerminate();
+    }
+
+    std::atomic<bool> is_interrupted{false};
+    Ort::RunOptions options; // of every run on these rows
     Ort::IoBinding binding;
     Shape bound; // what the KV bindings stand for: {first row, rows, capacity, logits wanted}
 
@@ -133,7 +179,7 @@ struct OrtBackend::Graph {
     std::vector<std::string> outputs, past_names, present_names;
     std::int64_t max_capacity = 0, vocab_size = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-    bool on_cpu = true;
+    bool on_cpu = true, is_firm = false;
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
     Ort::Env env{nullptr};
     Ort::Session session{nullptr};
@@ -229,6 +275,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     graph.head_dim = model.head_dim;
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
     graph.on_cpu = provider == "CPUExecutionProvider";
+    // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
+    graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
         for (const char* kind : {".key", ".value"}) {
             graph.past_names.push_back("past_key_values." + std::to_string(i) + kind);
@@ -256,6 +304,8 @@ const std::vector<std::string>& OrtBackend::outputs() const { return graph_->out
 
 std::int64_t OrtBackend::max_capacity() const { return graph_->max_capacity; }
 
+std::optional<std::int64_t> OrtBackend::firm_slots() const { return graph_->is_firm ? std::optional<std::int64_t>(2) : std::nullopt; }
+
 std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) {
     return std::make_unique<OrtCache>(graph_->session, graph_->past_names.size(), num_rows, graph_->kv_heads,
                                       graph_->head_dim * graph_->element_bytes);
@@ -279,10 +329,11 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         memory.binding.BindInput("output_index", graph.tensor(input.output_index, {input.rows, input.outputs}));
         graph.bind_results(memory, input, want_logits, output);
         const auto begun = std::chrono::steady_clock::now();
-        graph.session.Run(Ort::RunOptions{nullptr}, memory.binding);
+        graph.session.Run(memory.options, memory.binding);
         graph.run_time += (std::chrono::steady_clock::now() - begun).count();
     } catch (const Ort::Exception& error) {
-        throw SessionError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
+        if (memory.is_interrupted) throw Interrupted("the answer was ended inside a step");
+        throw DeviceError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
                            " slots: " + first_line(error));
     }
 }

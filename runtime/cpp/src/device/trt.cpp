@@ -256,7 +256,7 @@ void TrtBackend::run(Step& step) {
     if (step.graph != nullptr)
         device.launch(step.graph);
     else if (!step.context.enqueue(device.stream()))
-        throw SessionError("TensorRT failed in a step of " + std::to_string(step.shape.rows) + " x " + std::to_string(step.shape.slots) +
+        throw DeviceError("TensorRT failed in a step of " + std::to_string(step.shape.rows) + " x " + std::to_string(step.shape.slots) +
                            " slots: " + engine_.last_error());
     ++step.runs;
 }

@@ -154,7 +154,7 @@ struct LoadedEngine::Loaded {
 
     void prepare_kernels() {
         config.reset(engine->createRuntimeConfig());
-        if (!config) throw SessionError("TensorRT could not prepare an execution context: " + logger.last(1));
+        if (!config) throw DeviceError("TensorRT could not prepare an execution context: " + logger.last(1));
         config->setExecutionContextAllocationStrategy(nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED);
         // Not lazily: a graph captured before the better kernels are ready would replay the stopgaps for ever.
         config->setDynamicShapesKernelSpecializationStrategy(nvinfer1::DynamicShapesKernelSpecializationStrategy::kEAGER);
@@ -211,7 +211,7 @@ std::size_t LoadedEngine::scratch_bytes() const { return static_cast<std::size_t
 Context LoadedEngine::new_context(std::size_t range_index, Address scratch, void* stream) const {
     auto held = std::make_unique<Context::Held>();
     held->context.reset(loaded_->new_context());
-    if (!held->context) throw SessionError("TensorRT could not create an execution context: " + last_error());
+    if (!held->context) throw DeviceError("TensorRT could not create an execution context: " + last_error());
     held->context->setDeviceMemoryV2(reinterpret_cast<void*>(scratch), static_cast<std::int64_t>(scratch_bytes()));
     if (!held->context->setOptimizationProfileAsync(static_cast<std::int32_t>(range_index), static_cast<cudaStream_t>(stream)))
         throw SessionError("the engine has no optimization profile " + std::to_string(range_index) + "; build it again");

@@ -16,6 +16,11 @@ bool runs_engines(const std::string& device);
 /// Why `variant` does not run on `device` here; nothing if nothing is known against it. `here` is needed for engines only.
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here);
 
+/// Why an engine of before cannot decode exactly, with the command that renews it; nothing if nothing is against it.
+///
+/// A step of exact mode asks for the predictions of its last known token, of every proposal and of every mask.
+std::optional<std::string> why_not_exact(const Bundle& bundle, const Variant& variant);
+
 /// The variant to open on `device`: an engine before a graph on a GPU, in the manifest's order. `here` is asked for where it is null.
 ///
 /// Throws SessionError with the reason for each. A bundle with engines of which none fits is an error, not a slower graph.

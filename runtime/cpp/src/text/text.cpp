@@ -15,6 +15,10 @@ std::vector<std::int64_t> Text::encode(std::string_view prompt) const { return t
 
 std::vector<std::int64_t> Text::encode(const std::vector<Message>& messages) const { return tokenizer_.encode(render(messages), false); }
 
+std::vector<std::int64_t> Text::encode_part(std::string_view text) const { return tokenizer_.encode(text, false); }
+
+std::string Text::spelled(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size(), false); }
+
 std::string Text::render(const std::vector<Message>& messages) const { return chat_.render(messages); }
 
 std::string Text::decode(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size()); }

@@ -1,0 +1,81 @@
+// Hashes and names, compared.
+#include "bundle/profiles.hpp"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+std::optional<std::string> sha256_of(const Manifest& manifest, const std::optional<std::string>& file) {
+    for (const FileEntry& entry : manifest.files)
+        if (file && entry.path == *file) return entry.sha256;
+    return std::nullopt;
+}
+
+namespace {
+
+/// A word for a shell: Python's shlex.quote.
+std::string quoted(const std::string& word) {
+    const char* plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@%+=:,./-_";
+    if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+    std::string made = "'";
+    for (const char c : word) made += c == '\'' ? std::string("'\"'\"'") : std::string(1, c);
+    return made + "'";
+}
+
+std::string shown(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "None"; }
+
+/// The command that calibrates the same profile again; the task is named as it was given.
+std::string renewal(const std::filesystem::path& bundle, const Profile& profile) {
+    const nlohmann::json evidence = nlohmann::json::parse(profile.evidence, nullptr, false);
+    const auto value = [&](const char* name, const char* otherwise) -> std::string {
+        if (!evidence.is_object() || !evidence.contains(name)) return otherwise;
+        return evidence[name].is_string() ? evidence[name].get<std::string>() : evidence[name].dump();
+    };
+    return "mars-export calibrate " + quoted(bundle.string()) + " --task " + quoted(value("task", "TASK.jsonl")) + " --max-drop " +
+           quoted(value("max_drop", "0.02")) + " --name " + quoted(profile.name);
+}
+
+} // namespace
+
+std::vector<std::string> staleness(const Manifest& manifest, const Variant& variant, const Profile& profile) {
+    if (profile.variant != variant.name) return {"it was calibrated on variant " + profile.variant + ", " + variant.name + " is running"};
+    std::vector<std::string> reasons;
+    if (profile.variant_sha256 != sha256_of(manifest, variant.file))
+        reasons.push_back("the graph " + variant.file + " is not the one it was calibrated on");
+    if (profile.weights_sha256 && profile.weights_sha256 != sha256_of(manifest, variant.weights))
+        reasons.push_back("the weights are not those it was calibrated on");
+    if (profile.precision && *profile.precision != variant.precision)
+        reasons.push_back("it was calibrated in " + *profile.precision + ", " + variant.precision + " is running");
+    if (profile.accuracy_level != variant.accuracy_level)
+        reasons.push_back("it was calibrated at accuracy level " + shown(profile.accuracy_level) + ", " + shown(variant.accuracy_level) +
+                          " is running");
+    return reasons;
+}
+
+const Profile& find_profile(const Bundle& bundle, const Variant& variant, const std::string& name) {
+    std::set<std::string> known;
+    const Profile* found = nullptr;
+    for (const Profile& each : bundle.manifest.profiles) {
+        known.insert(each.name);
+        if (each.name == name && (found == nullptr || (each.variant == variant.name && found->variant != variant.name))) found = &each;
+    }
+    if (found == nullptr) {
+        std::string names;
+        for (const std::string& each : known) names += (names.empty() ? "" : ", ") + each;
+        throw SessionError(bundle.path.string() + ": no profile `" + name.substr(0, 60) + "` (there are: " +
+                           (names.empty() ? "none" : names) + "); `mars-export calibrate` makes one");
+    }
+    std::string reasons;
+    for (const std::string& reason : staleness(bundle.manifest, variant, *found)) reasons += (reasons.empty() ? "" : "; ") + reason;
+    if (!reasons.empty())
+        throw SessionError("profile `" + name + "` is stale: " + reasons + ". Renew it with:\n  " + renewal(bundle.path, *found));
+    return *found;
+}
+
+} // namespace mars

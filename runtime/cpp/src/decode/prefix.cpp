@@ -1,0 +1,231 @@
+// The store: sorted entries, an order of use, and what a row may take and give.
+#include "decode/prefix.hpp"
+
+#include <algorithm>
+
+namespace mars {
+
+namespace {
+
+constexpr std::int64_t spare = 64; // entries behind a prompt that are reserved with it: the first steps need them
+
+std::int64_t common(const Ids& one, const Ids& other) {
+    const auto end = one.begin() + static_cast<std::ptrdiff_t>(std::min(one.size(), other.size()));
+    return std::mismatch(one.begin(), end, other.begin()).first - one.begin();
+}
+
+bool begins_with(const Ids& ids, const Ids& beginning) {
+    return ids.size() >= beginning.size() && std::equal(beginning.begin(), beginning.end(), ids.begin());
+}
+
+Ids first(const Ids& ids, std::int64_t length) { return {ids.begin(), ids.begin() + length}; }
+
+/// Of sorted entries the one that has most of the beginning of `ids`, and how many ids that is.
+template <typename Entries>
+std::pair<typename Entries::iterator, std::int64_t> nearest(Entries& entries, const Ids& ids) {
+    auto best = entries.lower_bound(ids);
+    std::int64_t length = best == entries.end() ? 0 : common(best->first, ids);
+    if (best != entries.begin()) {
+        const auto before = std::prev(best);
+        const std::int64_t shared = common(before->first, ids);
+        if (shared > length || best == entries.end()) return {before, shared};
+    }
+    return {best, length};
+}
+
+/// Whether one of the sorted entries begins with `key`, or is it: the next one then.
+template <typename Entries>
+auto beginning_with(Entries& entries, const Ids& key) {
+    const auto at = entries.lower_bound(key);
+    return at != entries.end() && begins_with(at->first, key) ? at : entries.end();
+}
+
+} // namespace
+
+Prefixes::Prefixes(std::int64_t bytes, std::optional<std::int64_t> slots) : budget(bytes), firm_slots(slots) {}
+
+PrefixStats Prefixes::stats() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    PrefixStats now = counts_;
+    now.entries = static_cast<std::int64_t>(order_.size());
+    now.num_bytes = num_bytes_;
+    for (const auto& [grain, entries] : stored_) now.stored += static_cast<std::int64_t>(entries.size());
+    return now;
+}
+
+std::shared_ptr<Stem> Prefixes::stem(std::string salt, std::vector<std::int64_t> marks) {
+    return budget > 0 ? std::make_shared<Stem>(*this, std::move(salt), std::move(marks)) : nullptr;
+}
+
+void Prefixes::clear() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    while (!order_.empty()) drop(*order_.front().group, *order_.front().key);
+}
+
+void Prefixes::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++counts_.queries;
+    counts_.hits += hit_tokens > 0;
+    counts_.query_tokens += query_tokens;
+    counts_.hit_tokens += hit_tokens;
+}
+
+void Prefixes::adopt(std::int64_t grain, Ids ids, HostEntries entries) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stored_[grain].insert_or_assign(std::move(ids), Stored{std::move(entries), nullptr});
+}
+
+std::optional<Prefixes::Match> Prefixes::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = groups_.find(group);
+    const auto outer = stored_.find(group.second);
+    Match best;
+    Entries::iterator own;
+    if (found != groups_.end()) std::tie(own, best.length) = nearest(found->second, ids);
+    if (outer != stored_.end())
+        if (const auto [at, length] = nearest(outer->second, ids); length > 0 && length >= best.length) {
+            best.length = length;
+            best.stored = &at->second;
+        }
+    if (best.length <= 0) return std::nullopt;
+    if (best.stored == nullptr) {
+        // No more than is needed: a longer one may grow old.
+        if (const auto exact = found->second.find(first(ids, best.length)); exact != found->second.end()) own = exact;
+        use(own->second);
+        best.saved = own->second.saved;
+    }
+    if (found == groups_.end()) return best;
+    for (const std::int64_t mark : marks) { // behind what it is in, so that the part which others need stays the longest
+        const auto marked = found->second.find(first(ids, std::min(mark, static_cast<std::int64_t>(ids.size()))));
+        if (marked != found->second.end()) use(marked->second);
+    }
+    return best;
+}
+
+std::shared_ptr<const Saved> Prefixes::brought(const Match& match, Cache& cache) {
+    if (match.stored == nullptr) return match.saved;
+    const std::lock_guard<std::mutex> lock(bringing_);
+    if (!match.stored->there) match.stored->there = cache.bring(match.stored->host);
+    return match.stored->there;
+}
+
+std::vector<std::tuple<Group, Ids, bool>> Prefixes::held() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::tuple<Group, Ids, bool>> all;
+    for (const Place& at : order_) all.emplace_back(*at.group, *at.key, groups_.at(*at.group).at(*at.key).fixed);
+    return all;
+}
+
+void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes,
+                    const std::function<std::shared_ptr<const Saved>()>& copy, bool fixed) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (ids.empty() || num_bytes > budget || is_there(group, ids, fixed)) return;
+        drop_beginning(group, ids);
+        while (!order_.empty() && num_bytes_ + num_bytes > budget) {
+            drop(*order_.front().group, *order_.front().key);
+            ++counts_.evicted;
+        }
+        if (num_bytes_ + num_bytes > budget) return; // others are copying
+        num_bytes_ += num_bytes;
+    }
+    std::shared_ptr<const Saved> saved;
+    try {
+        saved = copy();
+    } catch (const std::exception&) { // memory, most likely: the answer does not depend on it
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    num_bytes_ -= num_bytes;
+    if (!saved) {
+        ++counts_.failed;
+    } else if (!is_there(group, ids, fixed)) { // another row may have been faster
+        drop_beginning(group, ids);
+        const auto of = groups_.try_emplace(group).first;
+        const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, {}}).first;
+        entry->second.age = order_.insert(order_.end(), {&of->first, &entry->first});
+        num_bytes_ += num_bytes;
+        ++counts_.saved;
+    }
+}
+
+bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
+    if (const auto outer = stored_.find(group.second); outer != stored_.end())
+        if (beginning_with(outer->second, key) != outer->second.end()) return true;
+    const auto found = groups_.find(group);
+    if (found == groups_.end()) return false;
+    const auto at = fixed ? found->second.find(key) : beginning_with(found->second, key);
+    if (at == found->second.end()) return false;
+    at->second.fixed = at->second.fixed || fixed;
+    use(at->second);
+    return true;
+}
+
+/// The entry that `key` begins with goes: its neighbour, since what stands between begins with it.
+void Prefixes::drop_beginning(const Group& group, const Ids& key) {
+    const auto found = groups_.find(group);
+    if (found == groups_.end()) return;
+    const auto at = found->second.lower_bound(key);
+    if (at == found->second.begin()) return;
+    const auto before = std::prev(at);
+    if (begins_with(key, before->first) && !before->second.fixed) drop(found->first, before->first);
+}
+
+void Prefixes::drop(const Group& group, const Ids& key) {
+    const auto found = groups_.find(group);
+    const auto at = found->second.find(key);
+    num_bytes_ -= at->second.num_bytes;
+    order_.erase(at->second.age);
+    found->second.erase(at);
+    if (found->second.empty()) groups_.erase(found);
+}
+
+std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity) {
+    const std::optional<std::int64_t> firm_slots = store_.firm_slots;
+    if (firm_slots && piece < *firm_slots) return 0; // its steps give other bits than those that are saved
+    const std::int64_t grain = firm_slots ? 1 : piece;
+    group_ = Group{salt_, grain};
+    for (std::int64_t& mark : marks_) mark = mark / grain * grain;
+    const auto size = static_cast<std::int64_t>(tokens.size());
+    const std::int64_t last = (size - 1) / piece * piece; // where the last piece begins
+    const std::int64_t most = firm_slots ? std::max(last, size - *firm_slots) : last;
+    if (const auto found = store_.match(*group_, first(tokens, most), marks_)) {
+        std::int64_t length = found->length;
+        if (!firm_slots)
+            length -= length % piece;
+        else if (length < last) // the step to the piece's end must be firm
+            length -= std::max(std::int64_t{0}, *firm_slots - (piece - length % piece));
+        try {
+            if (length > 0) {
+                const std::shared_ptr<const Saved> saved = store_.brought(*found, cache);
+                cache.reserve(std::max(saved->length, std::min(size + spare, capacity)));
+                cache.load(place, *saved, length);
+                firm_ = length;
+            }
+        } catch (const std::exception&) { // memory, most likely: the row reads all of its prompt, and says so
+        }
+    }
+    store_.count(size, firm_);
+    return firm_;
+}
+
+void Stem::feeds(std::int64_t cursor, std::int64_t slots, bool is_piece) {
+    is_firm_ = cursor == firm_ && (store_.firm_slots ? slots >= *store_.firm_slots : is_piece);
+}
+
+void Stem::moved(std::int64_t cursor) {
+    if (is_firm_) firm_ = cursor;
+    is_firm_ = false;
+}
+
+void Stem::keep(Cache& cache, std::int64_t place, const Ids& tokens) {
+    if (!group_) return;
+    const auto give = [&](std::int64_t length, bool fixed) {
+        if (length < 1 || length > firm_) return;
+        store_.save(
+            *group_, first(tokens, length), length * cache.entry_bytes(), [&] { return cache.save(place, length); }, fixed);
+    };
+    for (const std::int64_t mark : marks_) give(mark, true);
+    give(firm_, false);
+}
+
+} // namespace mars

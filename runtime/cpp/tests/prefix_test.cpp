@@ -1,0 +1,332 @@
+// Saved prefixes: what a hit restores is what reading the prompt gives, and memory stays under the budget.
+#include <random>
+
+#include <mars/blocks.hpp>
+#include <mars/schedule.hpp>
+
+#include "conformance.hpp"
+#include "decode/prefix.hpp"
+#include "fake.hpp"
+
+namespace {
+
+using fake::Tokens;
+using mars::Prefixes;
+
+constexpr std::int64_t plenty = std::int64_t{1} << 30, block = 4;
+const mars::Group group{"", 1};
+
+void put(Prefixes& store, const Tokens& ids, bool fixed = false, const mars::Group& of = group) {
+    store.save(of, ids, 8 * static_cast<std::int64_t>(ids.size()), [&] { return std::make_shared<fake::Saved>(ids); }, fixed);
+}
+
+std::int64_t found(Prefixes& store, const Tokens& ids, const mars::Group& of = group) {
+    const auto match = store.match(of, ids);
+    if (!match) return 0;
+    const Tokens& saved = dynamic_cast<const fake::Saved&>(*match->saved).entries;
+    CHECK(std::equal(ids.begin(), ids.begin() + match->length, saved.begin()));
+    return match->length;
+}
+
+mars::GenerationConfig greedy(std::int64_t count = 4, std::optional<double> tau = std::nullopt) {
+    mars::GenerationConfig config;
+    config.max_new_tokens = count;
+    config.tau = tau;
+    config.window = mars::full_window;
+    config.eos_ids = Tokens{};
+    return config;
+}
+
+struct Spoken {
+    Tokens tokens;
+    mars::FinishReason reason;
+    mars::Stats stats;
+};
+
+/// Prompts in one batch, with a share in `store` where there is one.
+std::vector<Spoken> spoken(mars::Backend& backend, Prefixes* store, const std::vector<std::pair<Tokens, mars::GenerationConfig>>& jobs,
+                           std::vector<std::int64_t> marks = {}, const std::optional<std::int64_t>& cache_block = std::nullopt) {
+    std::vector<std::unique_ptr<mars::Row>> rows;
+    std::vector<mars::Row*> pointers;
+    for (const auto& [ids, config] : jobs) {
+        rows.push_back(std::make_unique<mars::Row>(static_cast<std::int64_t>(rows.size()), ids, config, Tokens{}));
+        if (store != nullptr) rows.back()->stem = store->stem(config.cache_salt, marks);
+        pointers.push_back(rows.back().get());
+    }
+    const auto loop = cache_block ? mars::decode_blocks(backend, pointers, block, fake::mask, *cache_block)
+                                  : mars::decode(backend, pointers, block, fake::mask);
+    while (loop->next()) {
+    }
+    std::vector<Spoken> said;
+    for (const auto& row : rows) said.push_back({row->tokens, row->finish_reason.value(), row->stats});
+    return said;
+}
+
+Tokens joined(Tokens ids, const Tokens& more) {
+    ids.insert(ids.end(), more.begin(), more.end());
+    return ids;
+}
+
+const Tokens opening = [] {
+    Tokens ids;
+    for (std::int64_t i = 0; i < 40; ++i) ids.push_back(1 + i % 7);
+    return ids;
+}();
+
+} // namespace
+
+TEST_CASE("the longest common beginning is found, and memory is bounded") {
+    std::mt19937 draw(3);
+    const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(draw() % most); };
+    for (int round = 0; round < 200; ++round) {
+        const std::int64_t budget = 8 + pick(400);
+        Prefixes store(budget, 1);
+        for (int step = 0; step < 30; ++step) {
+            Tokens ids(static_cast<std::size_t>(1 + pick(7)));
+            for (std::int64_t& id : ids) id = 1 + pick(3);
+            const mars::Group of{pick(3) == 0 ? "salt" : "", 1};
+            put(store, ids, pick(2) == 0, of);
+            CHECK(store.stats().num_bytes <= budget);
+            if (8 * static_cast<std::int64_t>(ids.size()) <= budget) CHECK(found(store, ids, of) == static_cast<std::int64_t>(ids.size()));
+        }
+    }
+}
+
+TEST_CASE("the least recently used entry goes first, and what has no room is not even copied") {
+    Prefixes store(8 * 9, 1);
+    for (const std::int64_t first : {1, 2, 3}) put(store, Tokens(3, first));
+    CHECK(found(store, {1, 1, 9}) == 2);
+    put(store, Tokens(3, 4));
+    CHECK(found(store, Tokens(3, 1)) == 3);
+    CHECK(found(store, Tokens(3, 2)) == 0);
+    CHECK(found(store, Tokens(3, 3)) == 3);
+    CHECK(store.stats().evicted == 1);
+    bool copied = false;
+    store.save(group, Tokens(10, 5), 80, [&]() -> std::shared_ptr<const mars::Saved> {
+        copied = true;
+        return nullptr;
+    });
+    CHECK(!copied);
+}
+
+TEST_CASE("a longer entry takes the place of its beginning, unless that was asked for by itself") {
+    Prefixes store(plenty, 1);
+    put(store, {1, 2});
+    put(store, {1, 2, 3});
+    put(store, {1}); // is there already
+    CHECK(store.stats().entries == 1);
+    CHECK(store.stats().num_bytes == 24);
+    CHECK(store.stats().saved == 2);
+    put(store, {5, 5, 5, 5}, true);
+    put(store, {5, 5, 5, 5, 1});
+    CHECK(store.stats().entries == 3);
+    store.clear();
+    CHECK(store.stats().entries == 0);
+    CHECK(store.stats().num_bytes == 0);
+}
+
+TEST_CASE("the end of the system message is used with what it is in") {
+    Prefixes store(8 * 12, 1);
+    put(store, {5, 5, 5, 5}, true);
+    put(store, {5, 5, 5, 5, 1});
+    for (std::int64_t other = 6; other < 20; ++other) {
+        put(store, Tokens(3, other)); // presses the oldest out
+        CHECK(store.match(group, {5, 5, 5, 5, 2}, {4}).has_value());
+    }
+    CHECK(found(store, {5, 5, 5, 5, 1}) == 4); // the longer one has gone
+}
+
+TEST_CASE("a copy that fails is counted and costs nothing") {
+    Prefixes store(40, 1);
+    store.save(group, {1, 2}, 16, []() -> std::shared_ptr<const mars::Saved> { throw std::bad_alloc(); });
+    CHECK(store.stats().failed == 1);
+    CHECK(store.stats().num_bytes == 0);
+    put(store, {1, 2, 3, 4, 5});
+    CHECK(found(store, {1, 2, 3, 4, 5}) == 5);
+}
+
+TEST_CASE("conversations say the same with a store, whatever is firm and however prompts are read") {
+    std::mt19937 draw(11);
+    const auto pick = [&](std::uint32_t most) { return static_cast<std::int64_t>(draw() % most); };
+    std::int64_t hits = 0;
+    for (int round = 0; round < 300; ++round) {
+        const std::optional<std::int64_t> firm = round % 4 == 0 ? std::nullopt : std::optional<std::int64_t>(round % 4);
+        const std::int64_t piece = 2 * block + pick(12), budget = round % 3 == 0 ? 200 : round % 3 == 1 ? 600 : plenty;
+        std::optional<std::int64_t> blocks;
+        if (round % 5 == 0) blocks.emplace(1 + pick(5));
+        Prefixes store(budget, firm);
+        std::vector<Tokens> histories{{1, 2, 1, 2, 3, 3, 1, 1, 2}};
+        for (int turn = 0; turn < 6; ++turn) {
+            std::vector<std::pair<Tokens, mars::GenerationConfig>> jobs;
+            for (std::int64_t i = 0; i <= pick(3); ++i) {
+                Tokens ids = histories[static_cast<std::size_t>(pick(static_cast<std::uint32_t>(histories.size())))];
+                if (pick(2) == 0) ids.resize(std::max(std::size_t{1}, ids.size() - static_cast<std::size_t>(pick(5))));
+                for (std::int64_t more = 1 + pick(12); more > 0; --more) ids.push_back(1 + pick(3));
+                const std::optional<double> taus[] = {std::nullopt, std::nullopt, 0.5, 1.0};
+                // A small step has less room for masks the more it reads, so that at a tau its text depends on where reading began.
+                const auto tau = taus[pick(4)];
+                mars::GenerationConfig config = greedy(1 + pick(14), blocks ? 0.5 : firm && tau == 0.5 ? std::nullopt : tau);
+                if (pick(4) == 0) config.cache_salt = "b";
+                jobs.emplace_back(std::move(ids), std::move(config));
+            }
+            fake::Backend with(fake::hashed, 1000000, piece), without(fake::hashed, 1000000, piece);
+            with.firm = firm;
+            const auto one = spoken(with, &store, jobs, {9}, blocks), other = spoken(without, nullptr, jobs, {}, blocks);
+            for (std::size_t i = 0; i < jobs.size(); ++i) {
+                CHECK(one[i].tokens == other[i].tokens);
+                CHECK(one[i].reason == other[i].reason);
+                CHECK(one[i].stats.cached_tokens < one[i].stats.prompt_tokens);
+                if (!firm) CHECK(one[i].stats.cached_tokens % piece == 0);
+                CHECK(one[i].stats.prefill_forwards <= other[i].stats.prefill_forwards);
+                histories.push_back(one[i].tokens);
+            }
+            CHECK(store.stats().num_bytes <= budget);
+        }
+        CHECK(store.stats().failed == 0);
+        hits += store.stats().hit_tokens;
+    }
+    CHECK(hits > 10000);
+}
+
+TEST_CASE("ten requests with one system prompt read it once, a second turn reads what is new") {
+    Prefixes store(plenty, 1);
+    fake::Backend backend(fake::hashed, 1000000, 64);
+    std::vector<std::pair<Tokens, mars::GenerationConfig>> jobs;
+    for (std::int64_t i = 0; i < 10; ++i) jobs.emplace_back(joined(opening, {8, i + 1, 9}), greedy());
+    const auto rows = spoken(backend, &store, jobs);
+    for (std::size_t i = 0; i < rows.size(); ++i) CHECK(rows[i].stats.cached_tokens == (i == 0 ? 0 : 41));
+    CHECK(store.stats().queries == 10);
+    CHECK(store.stats().hits == 9);
+    CHECK(store.stats().query_tokens == 430);
+    CHECK(store.stats().hit_tokens == 9 * 41);
+    const Tokens first = spoken(backend, &store, {{opening, greedy(12)}})[0].tokens;
+    const auto second = spoken(backend, &store, {{joined(first, {5, 6, 7}), greedy()}})[0];
+    // All but the last accepted tokens, which no step had fed yet.
+    CHECK(second.stats.cached_tokens >= static_cast<std::int64_t>(first.size()) - block - 2);
+    CHECK(second.stats.cached_tokens < static_cast<std::int64_t>(first.size()));
+}
+
+TEST_CASE("salts never share, nor sizes of pieces where entries depend on them, nor steps of one slot that are not firm") {
+    Prefixes store(plenty, 1);
+    fake::Backend backend(fake::hashed, 1000000, 16);
+    for (const auto& [salt, cached] : {std::pair<const char*, std::int64_t>{"", 0}, {"a", 0}, {"b", 0}, {"a", 39}}) {
+        mars::GenerationConfig config = greedy();
+        config.cache_salt = salt;
+        CHECK(spoken(backend, &store, {{opening, config}})[0].stats.cached_tokens == cached);
+    }
+    Prefixes by_piece(plenty, std::nullopt);
+    for (const auto& [piece, cached] : {std::pair<std::int64_t, std::int64_t>{8, 0}, {16, 0}, {8, 32}, {16, 32}, {10, 0}}) {
+        fake::Backend strict(fake::hashed, 1000000, piece);
+        strict.firm = std::nullopt;
+        CHECK(spoken(strict, &by_piece, {{opening, greedy()}})[0].stats.cached_tokens == cached);
+    }
+    Prefixes two(plenty, 2);
+    backend.firm = 2;
+    const Tokens first = spoken(backend, &two, {{opening, greedy(12, 1.0)}})[0].tokens;
+    CHECK(spoken(backend, &two, {{joined(first, {5, 6}), greedy()}})[0].stats.cached_tokens == static_cast<std::int64_t>(opening.size()));
+}
+
+TEST_CASE("a cancelled row leaves what is final, a failed one nothing more") {
+    for (const bool fails : {false, true}) {
+        Prefixes store(plenty, 1);
+        int left = fails ? 3 : 1000;
+        fake::Backend backend(
+            [&left](const Tokens& known, std::int64_t masks) {
+                if (known.size() > opening.size() && --left <= 0) throw std::runtime_error("the device is gone");
+                return fake::hashed(known, masks);
+            },
+            1000000, 8);
+        mars::Row row(0, opening, greedy(50), {});
+        row.stem = store.stem();
+        const auto loop = mars::decode(backend, {&row}, block, fake::mask);
+        if (fails) {
+            CHECK_THROWS_AS(([&] {
+                                while (loop->next()) {
+                                }
+                            }()),
+                            std::runtime_error);
+        } else {
+            for (int i = 0; i < 3; ++i) loop->next(); // in the middle of its prompt
+            row.cancel();
+            CHECK(!loop->next());
+        }
+        fake::Backend good(fake::hashed, 1000000, 8), fresh(fake::hashed, 1000000, 8);
+        const auto again = spoken(good, &store, {{opening, greedy(30)}})[0];
+        CHECK(again.stats.cached_tokens == (fails ? 39 : 24));
+        CHECK(again.tokens == spoken(fresh, nullptr, {{opening, greedy(30)}})[0].tokens);
+    }
+}
+
+TEST_CASE("every request of prefix.json finds and leaves what it should") {
+    for (const auto& each : conformance("prefix.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        const auto entry_bytes = each["entry_bytes"].get<std::int64_t>();
+        struct Small : fake::Cache {
+            explicit Small(std::int64_t num_bytes) : fake::Cache(1), own_bytes(num_bytes) {}
+            std::int64_t entry_bytes() const override { return own_bytes; }
+            void load(std::int64_t row, const mars::Saved& saved, std::int64_t length) override {
+                fake::Cache::load(row, saved, length);
+                loaded = &saved;
+            }
+            std::int64_t own_bytes;
+            const mars::Saved* loaded = nullptr;
+        };
+        const auto firm = optional_of<std::int64_t>(each["firm_slots"]);
+        Prefixes store(each["budget"], firm);
+        std::vector<std::unique_ptr<Tokens>> files;
+        for (const auto& stored : each["stored"]) {
+            files.push_back(std::make_unique<Tokens>(stored["ids"].get<Tokens>()));
+            const auto* bytes = reinterpret_cast<const unsigned char*>(files.back()->data());
+            store.adopt(optional_of<std::int64_t>(stored["piece"]).value_or(1), *files.back(),
+                        {nullptr, bytes, static_cast<std::int64_t>(files.back()->size())});
+        }
+        const auto& requests = each["requests"];
+        std::vector<Tokens> whole;
+        for (const auto& request : requests) {
+            const Tokens prompt = request["prompt"].get<Tokens>();
+            whole.push_back(joined(prompt, request["answer"].get<Tokens>()));
+            const Tokens& tokens = whole.back();
+            Small cache(entry_bytes);
+            const std::int64_t hits = store.stats().hits;
+            const auto stem = store.stem(request["salt"], request["marks"].get<Tokens>());
+            std::int64_t cursor = stem->recall(cache, 0, prompt, request["piece"], 1000000);
+            CHECK(cursor == request["cached"].get<std::int64_t>());
+            CHECK((store.stats().hits > hits) == (cursor > 0));
+            bool is_stored = false;
+            const std::int64_t grain = firm ? 1 : request["piece"].get<std::int64_t>();
+            for (std::size_t i = 0; i < files.size(); ++i) { // brought once, for good
+                if (optional_of<std::int64_t>(each["stored"][i]["piece"]).value_or(1) != grain) continue;
+                const auto match = store.match({request["salt"], grain}, *files[i]);
+                REQUIRE((match && match->stored != nullptr));
+                is_stored = is_stored || (cache.loaded != nullptr && match->stored->there.get() == cache.loaded);
+            }
+            CHECK(is_stored == request["stored"].get<bool>());
+            if (cursor > 0) CHECK(std::equal(prompt.begin(), prompt.begin() + cursor, cache.entries[0].begin()));
+            const auto step = [&](std::int64_t slots, std::int64_t moved, bool is_piece) {
+                cache.reserve(cursor + slots);
+                std::copy_n(tokens.begin() + cursor, moved, cache.entries[0].begin() + cursor);
+                stem->feeds(cursor, slots, is_piece);
+                cursor += moved;
+                stem->moved(cursor);
+            };
+            for (const auto& read : request["reads"]) step(read[0], read[1], read[2]);
+            stem->keep(cache, 0, prompt);
+            for (const auto& more : request["steps"]) step(more[0], more[1], false);
+            if (!request["steps"].empty()) stem->keep(cache, 0, tokens);
+            std::vector<std::tuple<mars::Group, Tokens, bool>> wanted;
+            std::int64_t num_tokens = 0;
+            for (const auto& entry : request["entries"]) {
+                const auto& of = requests[entry[0].get<std::size_t>()];
+                const std::int64_t of_piece = firm ? 1 : of["piece"].get<std::int64_t>();
+                const Tokens& ids = whole[entry[0].get<std::size_t>()];
+                const auto length = entry[1].get<std::int64_t>();
+                num_tokens += length;
+                wanted.emplace_back(mars::Group{of["salt"], of_piece}, Tokens(ids.begin(), ids.begin() + length), entry[2].get<bool>());
+            }
+            CHECK(store.held() == wanted);
+            CHECK(store.stats().evicted == request["evicted"].get<std::int64_t>());
+            CHECK(store.stats().saved == request["saved"].get<std::int64_t>());
+            CHECK(store.stats().num_bytes == entry_bytes * num_tokens);
+        }
+    }
+}

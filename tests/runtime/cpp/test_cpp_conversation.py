@@ -1,0 +1,329 @@
+"""libmars beside Python: the store of KV entries, and talks in turns, over real graphs."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from support import tiny
+from support.cabi import CConversation, CSession, CStream, Library, MarsStatusError, build
+from support.fixtures import Named
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import GenerationConfig, Session, SessionError
+from mars_export.runtime.bundle.files import describe
+from mars_export.runtime.bundle.manifest import Profile, open_bundle, write_manifest
+from mars_export.runtime.bundle.profiles import store
+
+PLENTY = 1 << 30
+# Heads as wide as the firm steps of a CPU need them.
+WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
+CONFIG: dict[str, Any] = {"max_new_tokens": 10, "window": "full"}
+Both = Callable[..., tuple[Session, CSession]]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(build() / "libmars.so")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    root = tmp_path_factory.mktemp("talk")
+    checkpoint = tiny.write(WIDE, root / "checkpoint")
+
+    @cache
+    def exported(context: int) -> Path:
+        tiny.change_config(checkpoint, max_position_embeddings=context)
+        options = ExportOptions(block=6, metrics=True, logits=True)
+        export_onnx(open_checkpoint(str(checkpoint)), root / str(context), options)
+        return root / str(context)
+
+    return exported
+
+
+@pytest.fixture
+def both(library: Library, bundle: Callable[[int], Path]) -> Iterator[Both]:
+    """A session of Python and one of libmars, each with a store of its own."""
+    with ExitStack() as stack:
+
+        def opened(cache_bytes: int = PLENTY, context: int = 512) -> tuple[Session, CSession]:
+            session = Session.open(bundle(context), threads=1, cache_bytes=cache_bytes)
+            twin = CSession(library, bundle(context), threads=1, cache_bytes=cache_bytes)
+            return session, stack.enter_context(twin)
+
+        yield opened
+
+
+def drained(stream: Any) -> Any:
+    for _ in iter(stream.next, None) if isinstance(stream, CStream) else stream:
+        pass
+    return stream.completion() if isinstance(stream, CStream) else stream.completion
+
+
+def check_twins(session: Session, twin: CSession) -> None:
+    """Both stores were asked, had, kept and let go the same."""
+    assert {name: twin.prefix_stats[name] for name in asdict(session.prefix_stats)} == asdict(
+        session.prefix_stats
+    )
+
+
+def same(one: Any, other: Any) -> None:
+    assert (other.text, other.token_ids) == (one.text, one.token_ids)
+    assert other.finish_reason == one.finish_reason
+    assert other.cached_tokens == one.stats.cached_tokens
+
+
+@pytest.mark.parametrize("cache_bytes", [PLENTY, 120_000, 0])
+def test_requests_find_and_leave_the_same_in_both(cache_bytes: int, both: Both) -> None:
+    session, twin = both(cache_bytes)
+    draw, texts = random.Random(7), ["the man"]
+    for i in range(24):
+        system = draw.choice([None, "be the inner man", "an error is on the net " * 12])
+        question = draw.choice(texts) + draw.choice([" a", " the error", " x y z"])
+        prompt: Any = question if i % 3 else [{"role": "user", "content": question}]
+        if i % 3 == 0 and system is not None:
+            prompt = [{"role": "system", "content": system}, *prompt]
+        setting = {
+            **CONFIG,
+            **draw.choice([{}, {"tau": 0.5}, {"tau": 1.0}, {"temperature": 0.8, "min_p": 0.05}]),
+        }
+        setting["cache_salt"] = draw.choice(["", "", "tenant"])
+        done = session.generate(prompt, GenerationConfig(**setting))
+        same(done, twin.generate(prompt, **setting))
+        texts.append(question + done.text)
+        check_twins(session, twin)
+    stats = twin.prefix_stats
+    assert (stats["hits"] > 8) == (cache_bytes > 0) and (stats["evicted"] > 0) == (cache_bytes == 120_000)
+    assert stats["num_bytes"] <= cache_bytes
+    twin.forget_prefixes()
+    assert twin.prefix_stats["num_bytes"] == 0
+
+
+def test_rows_of_a_batch_share(both: Both) -> None:
+    session, twin = both()
+    system = {"role": "system", "content": "the inner man is on the net " * 6}
+    prompts = [[system, {"role": "user", "content": f"{i} the"}] for i in range(5)]
+    wanted = session.generate_batch(prompts, GenerationConfig(**CONFIG))
+    made = twin.generate_batch(prompts, [CONFIG] * 5)
+    for one, other in zip(wanted, made, strict=True):
+        assert other.token_ids == one.token_ids
+    assert made[0].cached_tokens == 0
+    assert all(answer.cached_tokens > 100 for answer in made[1:]), "read once"
+
+
+def talks(
+    both: Both, system: str | None = None, *, drop_oldest: bool = False, **options: Any
+) -> tuple[Any, CConversation]:
+    session, twin = both(**options)
+    return session.conversation(system, drop_oldest=drop_oldest), twin.conversation(
+        system, drop_oldest=drop_oldest
+    )
+
+
+def say(pair: tuple[Any, CConversation], text: str, **changes: Any) -> tuple[Any, Any]:
+    setting = {**CONFIG, **changes}
+    wanted = drained(pair[0].send(text, GenerationConfig(**setting)))
+    made = drained(pair[1].send(text, **setting))
+    same(wanted, made)
+    assert pair[1].messages == [dict(m) for m in pair[0].messages]
+    assert pair[1].dropped == pair[0].dropped
+    return wanted, made
+
+
+def test_the_second_turn_reads_its_question_and_no_more(both: Both) -> None:
+    pair = talks(both, "be the inner man")
+    first, _ = say(pair, "who is there?")
+    _, second = say(pair, "and then?")
+    whole = first.stats.prompt_tokens + len(first.token_ids)
+    assert whole - 8 <= second.cached_tokens <= whole, "all but what the last step accepted"
+
+
+def test_talks_are_the_same_turn_by_turn(both: Both) -> None:
+    pair = talks(both, "the man")
+    for question in ("a", "the error", "x é 🙂"):
+        for changes in ({}, {"tau": 0.5}, {"tau": 1.0, "stop": ("e",)}, {"temperature": 1.2, "seed": 5}):
+            say(pair, question, **changes)
+    for talk in pair:
+        talk.undo()
+    say(pair, "and now?")
+    wanted = drained(pair[0].edit("new", GenerationConfig(**CONFIG)))
+    same(wanted, drained(pair[1].edit("new", **CONFIG)))
+    wanted = drained(pair[0].edit("first", GenerationConfig(**CONFIG), turn=1))
+    same(wanted, drained(pair[1].edit("first", 1, **CONFIG)))
+    messages = pair[1].messages
+    assert [m["content"] for m in messages if m["role"] == "user"] == ["a", "first"]
+    for changed in (
+        messages,
+        [*messages[:3], {"role": "user", "content": "n"}, {"role": "assistant", "content": "ha"}],
+    ):
+        for talk in pair:
+            talk.resume(changed)
+        say(pair, "go on")
+    for talk in pair:
+        talk.reset()
+    assert [m["role"] for m in pair[1].messages] == ["system"]
+
+
+def test_the_contexts_end(both: Both) -> None:
+    pair = talks(both, "the", context=96)
+    say(pair, "the", max_new_tokens=12)
+    with pytest.raises(SessionError, match="take turns back") as wanted:
+        pair[0].send("the error is on the net " * 3)
+    with pytest.raises(MarsStatusError, match="the conversation has .* take turns back") as made:
+        pair[1].send("the error is on the net " * 3)
+    assert str(made.value).split(";")[0] == str(wanted.value).split(";")[0]
+    assert pair[1].messages == [dict(m) for m in pair[0].messages], "it is as it was"
+    with pytest.raises(MarsStatusError, match="the question and the system message have"):
+        pair[1].edit("the error " * 90, 0, **CONFIG)
+    rolling = talks(both, "the", drop_oldest=True, context=96)
+    dropped = 0
+    for i in range(12):
+        say(rolling, f"{i} the error is on the net", max_new_tokens=12)
+        dropped += rolling[1].dropped
+    assert dropped > 4 and rolling[1].messages[0]["role"] == "system"
+
+
+def test_an_answer_that_is_left_counts_as_far_as_it_came(both: Both) -> None:
+    pair = talks(both)
+    setting = {**CONFIG, "tau": 1.0}
+    replies = [pair[0].send("go on", GenerationConfig(**setting)), pair[1].send("go on", **setting)]
+    events = iter(replies[0])
+    for _ in range(3):
+        next(events)
+        replies[1].next()
+    assert pair[1].messages == [], "it is still being made"
+    say(pair, "and?")
+    assert len(pair[1].messages) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda talk: talk.undo(0), "turns must be 1 or more, not 0"),
+        (lambda talk: talk.edit("x", 3), "there is no turn 3: the conversation has 0"),
+        (lambda talk: talk.resume([{"role": "user", "content": "x"}]), "in pairs"),
+        (lambda talk: talk.send("x", commit="block"), "needs MARS_COMMIT_CURSOR"),
+        (lambda talk: talk.send("x", temperature=-1.0), "temperature must be"),
+    ],
+)
+def test_what_cannot_be_asked(wrong: Callable[[CConversation], object], message: str, both: Both) -> None:
+    talk = both()[1].conversation()
+    with pytest.raises(MarsStatusError, match=message):
+        wrong(talk)
+    talk.close()
+
+
+def test_a_conversation_outlives_its_session(library: Library, bundle: Callable[[int], Path]) -> None:
+    with CSession(library, bundle(512), threads=1) as session:
+        talk = session.conversation("the man")
+        drained(talk.send("one", **CONFIG))
+    assert drained(talk.send("two", **CONFIG)).token_ids
+    talk.close()
+
+
+# --- profiles, deadlines ---
+
+
+def test_profiles_and_stale_ones(library: Library, bundles: Named, tmp_path: Path) -> None:
+    directory = tmp_path / "bundle"
+    shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    variant = open_bundle(directory).manifest.variants[0]
+    evidence = {"task": "my task.jsonl", "max_drop": 0.01}
+    graph = describe(directory / variant.file).sha256
+    good = Profile("quick", 0.4, "margin", variant.name, graph, evidence, window=4)
+    stale = (
+        replace(good, name="graph", variant_sha256="0" * 64),
+        replace(good, name="weights", weights_sha256="0" * 64),
+        replace(good, name="precision", precision="int4"),
+        replace(good, name="level", accuracy_level=0),
+    )
+    for profile in (good, *stale):
+        store(directory, profile)
+    session = Session.open(directory, threads=1)
+    with CSession(library, directory, threads=1) as twin:
+        wanted = session.profile("quick")
+        assert twin.profile("quick") == {"tau": wanted.tau, "metric": 1, "window": wanted.window}
+        for name in ("graph", "weights", "precision", "level", "none"):
+            with pytest.raises(Exception, match="stale|no profile") as python:
+                session.profile(name)
+            with pytest.raises(MarsStatusError) as error:
+                twin.profile(name)
+            assert error.value.status == 2 and str(error.value) == str(python.value)
+    for name, code in (("quick", 0), ("weights", 1)):
+        command = [build() / "mars-run", directory, "-p", "x", "--json", "--max-new-tokens", "4"]
+        done = subprocess.run([*command, "--profile", name], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        if code:
+            assert "profile `weights` is stale: the weights are not those" in done.stderr
+        else:
+            assert (json.loads(done.stdout)["exact"], json.loads(done.stdout)["tau"]) == (False, 0.4)
+
+
+def test_a_deadline_ends_an_answer_with_what_it_has(library: Library, bundles: Named) -> None:
+    with CSession(library, bundles("llama"), threads=1) as twin:
+        whole = twin.generate([5, 9], tau=1.0, max_new_tokens=500, eos_ids=())
+        begun = monotonic()
+        cut = twin.generate([5, 9], tau=1.0, max_new_tokens=500, eos_ids=(), deadline=0.02)
+        assert monotonic() - begun < 5
+        assert cut.finish_reason == "deadline" and len(cut.token_ids) < len(whole.token_ids)
+        assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
+        easy = twin.generate([5, 9], tau=1.0, max_new_tokens=4, eos_ids=(), deadline=60.0)
+        assert (easy.finish_reason, easy.token_ids) == ("length", whole.token_ids[:4])
+        for wrong in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(MarsStatusError, match="deadline must be a number of seconds above 0"):
+                twin.generate([5], deadline=wrong)
+
+
+# --- prefixes stored in the bundle ---
+
+
+def test_a_stored_prefix_is_taken_at_the_first_request(
+    library: Library, bundle: Callable[[int], Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("mars_export.runtime.prefix_maker")
+    directory, system = tmp_path / "bundle", "you are the inner man; " * 8
+    shutil.copytree(bundle(512), directory, ignore=shutil.ignore_patterns(".*"))
+    (tmp_path / "system.txt").write_text(system, encoding="utf-8")
+    command = ["prefix", str(directory), "--system", str(tmp_path / "system.txt"), "--name", "board"]
+    subprocess.run([sys.executable, "-m", "mars_export.cli", *command], check=True, timeout=120)
+    prompt = [{"role": "system", "content": system}, {"role": "user", "content": "the man"}]
+    session = Session.open(directory, threads=1, cache_bytes=PLENTY)
+    with (
+        CSession(library, directory, threads=1, cache_bytes=PLENTY) as twin,
+        CSession(library, directory, threads=1, cache_bytes=0) as without,
+    ):
+        assert (twin.prefix_stats["stored"], without.prefix_stats["stored"]) == (1, 0)
+        made = twin.generate(prompt, **CONFIG, cache_salt="anybody")
+        same(session.generate(prompt, GenerationConfig(**CONFIG, cache_salt="anybody")), made)
+        assert made.cached_tokens > 50 and not twin.warnings
+        read = without.generate(prompt, **CONFIG)
+        assert (read.token_ids, read.confidences, read.cached_tokens) == (made.token_ids, made.confidences, 0)
+        twin.forget_prefixes()
+        again = twin.generate(prompt, **CONFIG)
+        assert again.cached_tokens >= made.cached_tokens, "it never goes"
+    manifest: Any = open_bundle(directory).manifest
+    (prefix,) = manifest.prefixes
+    write_manifest(directory, replace(manifest, prefixes=(replace(prefix, precision="int4"),)))
+    with CSession(library, directory, threads=1, cache_bytes=PLENTY) as twin:
+        assert twin.prefix_stats["stored"] == 0
+        assert (
+            "prefix `board` is stale and not used (its precision is int4, float32 is running)"
+            in twin.warnings
+        )
+        assert twin.generate(prompt, **CONFIG).token_ids == made.token_ids
+    write_manifest(directory, replace(manifest, prefixes=(replace(prefix, length=prefix.length - 1),)))
+    with pytest.raises(MarsStatusError, match="bytes are not"):
+        CSession(library, directory, threads=1)

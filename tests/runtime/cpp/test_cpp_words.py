@@ -1,0 +1,56 @@
+"""The public words of both runtimes: what only one side has is named here and in docs/cpp.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import fields
+from typing import get_args
+
+import typer.main
+from support.cabi import PREFIX_COUNTS, REASONS, Config, CStats, build
+from support.paths import ROOT
+
+from mars_export.cli import app
+from mars_export.runtime import GenerationConfig
+from mars_export.runtime.decode.prefix import PrefixStats
+from mars_export.runtime.decode.row import FinishReason
+from mars_export.runtime.decode.stats import Stats
+
+GUIDE = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
+GRAMMAR = {"schema", "regex", "choice", "tools", "separators"}
+
+
+def test_settings_of_a_request() -> None:
+    python = {field.name for field in fields(GenerationConfig)}
+    # C says exact by MARS_EXACT; a deadline is the Batcher's in Python, the loop an argument of its own.
+    here = {name for name, _ in Config._fields_ if not name.startswith("num_")} - {"struct_size"}
+    assert python - here == GRAMMAR | {"exact"}
+    assert here - python == {"commit", "cache_block", "deadline"}
+    assert all(f"`{name}`" in GUIDE for name in GRAMMAR)
+
+
+def test_statistics() -> None:
+    python = set(Stats().to_dict())
+    here = {name for name, _ in CStats._fields_} - {"struct_size", "num_accepted"}
+    assert (python - here, here - python) == ({"forced"}, set())
+    assert set(PREFIX_COUNTS) - {field.name for field in fields(PrefixStats)} <= {"stored"}
+    assert {field.name for field in fields(PrefixStats)} <= set(PREFIX_COUNTS)
+    assert "`forced`" in GUIDE
+
+
+def test_reasons_to_finish() -> None:
+    assert set(get_args(FinishReason)) == set(REASONS.values()) - {None}
+
+
+def test_options_of_the_command_line() -> None:
+    generate = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
+    python = [{option for option in given.opts if option.startswith("--")} for given in generate.params]
+    usage = subprocess.run(
+        [build() / "mars-run", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    here = set(re.findall(r"--[a-z][a-z-]+", usage))
+    lacks = {"--schema", "--regex", "--choice", "--tools", "--n", "--accuracy-level"}
+    assert {min(names) for names in python if names and not names & here} == lacks
+    assert here - set().union(*python) == {"--token-ids", "--version", "--help"}
+    assert all(f"`{option}`" in GUIDE for option in lacks)
