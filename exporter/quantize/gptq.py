@@ -87,12 +87,13 @@ def _spread(moments: torch.Tensor) -> torch.Tensor:
         return torch.eye(len(moments))
     damping = DAMPING
     while damping <= MOST_DAMPING:
-        damped = moments.clone()
-        damped.diagonal().add_(damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        factor = moments.clone()
+        factor.diagonal().add_(damping * mean)
+        factor, failed = torch.linalg.cholesky_ex(factor)  # one name: of wide maps each of these is large
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not failed and torch.isfinite(upper).all():
-                return upper
+            factor = torch.cholesky_inverse(factor)
+            factor, failed = torch.linalg.cholesky_ex(factor, upper=True)
+            if not failed and torch.isfinite(factor.diagonal()).all():
+                return factor
         damping *= 10
     return torch.eye(len(moments))  # moments that no damping makes regular: plain rounding

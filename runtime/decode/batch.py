@@ -38,15 +38,14 @@ class Batch:
             fed = row.tokens[cursor : cursor + known]
             if feed.proposals:
                 fed += row.proposals.token_ids[: feed.proposals]
-            fed += [self.mask_id] * (slots - known - feed.proposals)
+            input_ids.append(fed + [self.mask_id] * (slots - known - feed.proposals))
             asked = list(range(known - 1 if known else 0, feed.slots))
-            input_ids.append(fed)
             output_index.append(asked + [0] * (outputs - len(asked)))
             cursors.append(cursor)
         self.cache.reserve(max(cursors) + slots)
         want_logits = any(row.wants_logits for row in rows)
-        ids, lengths, index = (np.array(values, np.int64) for values in (input_ids, cursors, output_index))
-        return self.backend.step(self.cache, first, ids, lengths, index, want_logits)
+        ids, kv_length, index = [np.array(each, np.int64) for each in (input_ids, cursors, output_index)]
+        return self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
 
     def room(self, row: Row) -> int:
         """Slots that a step has behind the row's known tokens; below 0 where they do not even fit."""

@@ -11,7 +11,7 @@ from support.manifests import ENGINE, GOOD, changed
 
 from mars_export.runtime import BundleError
 from mars_export.runtime.bundle.files import FileEntry, is_safe_name
-from mars_export.runtime.bundle.manifest import FORMAT_VERSION, parse_manifest
+from mars_export.runtime.bundle.manifest import FORMAT_VERSION, QuantizerInfo, parse_manifest
 
 
 def test_the_good_one_is_read_as_it_was() -> None:
@@ -100,6 +100,19 @@ WRONG: list[tuple[str, Any, str]] = [
         {"block_size": "32", "symmetric": True, "head": "int8", "embedding": "int8"},
         "group_size: an integer of 1 to",
     ),
+    *[
+        (
+            "variants.0.quantization",
+            {"group_size": 32, "symmetric": True, "head": "int8", "embedding": "int8", "quantizer": wrong},
+            f"quantizer{problem}",
+        )
+        for wrong, problem in (
+            ("gptq", ": an object is expected"),
+            ({"name": ""}, ".name: a non-empty string"),
+            ({"name": "gptq", "sequences": -1}, ".sequences: an integer of 0 to"),
+            ({"name": "gptq", "text_sha256": 3}, ".text_sha256: a non-empty string"),
+        )
+    ],
     *[
         ("profiles.0.window", value, r"profiles\[0\].window: an integer of 1 to")
         for value in (0, -1, 1.5, True, "all", "", [])
@@ -232,6 +245,15 @@ def test_the_group_size_is_found_under_its_old_name() -> None:
     stored = {"block_size": 32, "symmetric": True, "head": "int8", "embedding": "int8"}
     info = parse_manifest(changed("variants.0.quantization", stored)).variants[0].quantization
     assert info is not None and info.group_size == 32
+
+
+def test_what_chose_the_codes_may_be_unknown() -> None:
+    stored = {"group_size": 32, "symmetric": True, "head": "int8", "embedding": "int8"}
+    info = parse_manifest(changed("variants.0.quantization", stored)).variants[0].quantization
+    assert info is not None and info.quantizer is None
+    stored["quantizer"] = {"name": "gptq", "text_sha256": "0" * 64, "sequences": 3, "tokens": 9}
+    info = parse_manifest(changed("variants.0.quantization", stored)).variants[0].quantization
+    assert info is not None and info.quantizer == QuantizerInfo("gptq", "0" * 64, 3, 9)
 
 
 UNSAFE = [
