@@ -13,7 +13,7 @@ from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 from optimum.commands.export.base import ExportCommand
 
 
-class MarsExportCommand(BaseOptimumCLICommand):
+class MarsExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]
     """Hands its arguments on as they are: mars-export's own parser reads them and answers --help."""
 
     COMMAND = CommandInfo(
@@ -33,10 +33,10 @@ class MarsExportCommand(BaseOptimumCLICommand):
 
         import typer
 
-        from mars_export import cli
+        from mars_export.cli import check_installed
+        from mars_export.exporter.commands import onnx as export
+        from mars_export.runtime.console import print_error
         from mars_export.runtime.errors import MarsError
-
-        export = cli.exporter.onnx
 
         def export_mars(checkpoint: str | None, **options: Any) -> None:
             model, directory = options.pop("model"), options.pop("directory")
@@ -60,10 +60,10 @@ class MarsExportCommand(BaseOptimumCLICommand):
         app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
         app.command()(export_mars)
         try:
-            cli.check_installed("onnx")
+            check_installed("onnx")
             app(self.args.arguments, prog_name="optimum-cli export mars")
         except MarsError as error:
-            cli.print_error(error)
+            print_error(error)
             sys.exit(1)
 
 
