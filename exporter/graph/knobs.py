@@ -50,8 +50,8 @@ def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: b
 def attention_settings(knobs: Knobs) -> dict[str, Any]:
     """Attributes of the operator Attention.
 
-    Never its `softcap`: ONNX Runtime 1.24 masks before it caps, so that nothing is masked (1.31 does it
-    right). Scores that are capped are computed in plain operators.
+    Never its `softcap`: ONNX Runtime 1.24 to 1.26 mask before they cap, so that nothing is masked (1.31
+    does it right). Scores that are capped are computed in plain operators.
     """
     return {} if knobs.attention_scale is None else {"scale": knobs.attention_scale}
 
