@@ -40,15 +40,20 @@ def attention_scale(nodes: Nodes, scale: float, dtype: int) -> str:
 
 
 def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: str, dtype: int) -> str:
-    """Attend over the past followed by k and v, which are layer i's new entries: [b, heads, s, d].
-
-    Query heads that share a key head are stacked along the slots, so that no key is repeated in memory.
-    Softmax in fp32.
-    """
+    """Attend over the past followed by k and v, which are layer i's new entries: [b, heads, s, d]."""
     for kind, new in (("key", k), ("value", v)):
         nodes.add("Identity", new, name=f"{kind}_new", output=f"present.{i}.{kind}")
     keys = nodes.add("Concat", f"past_key_values.{i}.key", k, name="keys", axis=2)  # [b, kv_heads, c + s, d]
     values = nodes.add("Concat", f"past_key_values.{i}.value", v, name="values", axis=2)
+    return attend(nodes, dims, q, keys, values, mask, dtype)
+
+
+def attend(nodes: Nodes, dims: Dims, q: str, keys: str, values: str, mask: str, dtype: int) -> str:
+    """q over keys and values [b, kv_heads, entries, d] with a mask [b, 1, s, entries]: [b, heads, s, d].
+
+    Query heads that share a key head are stacked along the slots, so that no key is repeated in memory.
+    Softmax in fp32.
+    """
     grouped = nodes.constant("by_kv_head", [0, dims.num_kv_heads, -1, dims.head_dim])
     stacked = nodes.add(
         "Reshape", nodes.add("Mul", q, "attention_scale", name="q_scaled"), grouped, name="q_grouped"

@@ -48,9 +48,12 @@ def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: b
 
 
 def attention_settings(knobs: Knobs) -> dict[str, Any]:
-    """Attributes of the operator Attention; it caps scores before it masks them."""
-    settings = {"scale": knobs.attention_scale, "softcap": knobs.attention_cap or None}
-    return {name: value for name, value in settings.items() if value is not None}
+    """Attributes of the operator Attention.
+
+    Never its `softcap`: ONNX Runtime 1.24 to 1.26 mask before they cap, so that nothing is masked (1.31
+    does it right). Scores that are capped are computed in plain operators.
+    """
+    return {} if knobs.attention_scale is None else {"scale": knobs.attention_scale}
 
 
 def query_growth(nodes: Nodes, knobs: Knobs, column: str, dtype: int) -> None:

@@ -9,7 +9,10 @@ operator.
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from ..checkpoint.family import Dims
+from .delta import attend
 from .knobs import attention_settings
 from .nodes import Nodes
 
@@ -17,6 +20,8 @@ from .nodes import Nodes
 def rows_of(nodes: Nodes, dims: Dims, mask: str) -> str:
     """The mask [b, 1, s, c] for the query rows that `attention` makes of s slots."""
     groups = dims.num_heads // dims.num_kv_heads
+    if groups > 1 and dims.knobs.attention_cap:
+        return mask
     if groups > 1:
         return nodes.add("Concat", *[mask] * groups, name=f"{mask}_of_groups", axis=2)
     last = nodes.constant("last_row", [-1])
@@ -37,6 +42,8 @@ def attention(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str)
     Heads that share a key head are rows of one product. Where none do, a row of zeros is added and cut off.
     """
     settings = attention_settings(dims.knobs)
+    if dims.knobs.attention_cap:
+        return _spelled(nodes, dims, q, key, value, mask)
     if dims.num_heads > dims.num_kv_heads:
         inside = nodes.constant("heads_as_rows", [0, dims.num_kv_heads, -1, dims.head_dim])
         outside = nodes.constant("rows_as_heads", [0, dims.num_heads, -1, dims.head_dim])
@@ -48,3 +55,14 @@ def attention(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str)
     mixed = nodes.add("Attention", rows, key, value, mask, name="attention_of_rows", **settings)
     ends = (nodes.constant("first_row", [0]), nodes.constant("last_row", [-1]))
     return nodes.add("Slice", mixed, *ends, nodes.constant("axis_2", [2]), name="attention")
+
+
+def _spelled(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str) -> str:
+    """The same in plain operators, which stack heads that share a key head themselves."""
+    if dims.num_heads > dims.num_kv_heads:
+        return attend(nodes, dims, q, key, value, mask, TensorProto.FLOAT)
+    pads = nodes.constant("one_row_more", [0, 0, 0, 0, 0, 0, 1, 0])
+    rows = nodes.add("Pad", q, pads, name="query_rows")
+    mixed = attend(nodes, dims, rows, key, value, mask, TensorProto.FLOAT)
+    ends = (nodes.constant("first_row", [0]), nodes.constant("last_row", [-1]))
+    return nodes.add("Slice", mixed, *ends, nodes.constant("axis_2", [2]), name="attention_cut")

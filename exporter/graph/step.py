@@ -181,7 +181,7 @@ class _Writer:
         kind = ONNX_DTYPES[self.spec.precision]
         rotary.write_angles(nodes, self.dims, positions, kind, self.is_delta)
         knobs.query_growth(nodes, self.knobs, column, kind)
-        if self.is_delta:
+        if self.is_delta or self.knobs.attention_cap:
             delta.attention_scale(nodes, self.dims.attention_scale, kind)
 
     # --- one decoder layer ---
@@ -231,20 +231,23 @@ class _Writer:
     def scattered(self, i: int, q: str, k: str, v: str, mask: str) -> str:
         """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
         nodes = self.nodes
-        for kind, update in (("key", k), ("value", v)):
+        for name, update in (("key", k), ("value", v)):
             # Entries from kv_length on are overwritten: a rejected mask's entry never outlives a step.
             nodes.add(
                 "TensorScatter",
-                f"past_key_values.{i}.{kind}",
+                f"past_key_values.{i}.{name}",
                 update,
                 "kv_length",
-                name=f"{kind}_write",
-                output=f"present.{i}.{kind}",
+                name=f"{name}_write",
+                output=f"present.{i}.{name}",
                 axis=2,
                 mode="linear",
             )
         if self.is_steady:
             return steady.attention(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask)
+        if self.knobs.attention_cap:
+            kind = ONNX_DTYPES[self.spec.precision]
+            return delta.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
         settings = knobs.attention_settings(self.knobs)
         return nodes.add(
             "Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention", **settings

@@ -157,6 +157,18 @@ def test_an_old_opset_needs_no_new_operator(
     }
 
 
+def test_scores_are_capped_before_they_are_masked_whatever_the_runtime(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """ONNX Runtime 1.25 takes `softcap` behind the mask, and then nothing is masked: no graph uses it."""
+    for precision in ("fp32", "w8a8", "fp16"):
+        options = ExportOptions(block=4, precision=precision, allow_drift=True)
+        export_onnx(open_checkpoint(str(written("gemma2"))), tmp_path / precision, options)
+        model = onnx.load(tmp_path / precision / "model.onnx", load_external_data=False)
+        assert not any(node.op_type == "Attention" for node in model.graph.node)
+        assert sum(node.name.endswith("scores_tanh") for node in model.graph.node) == 3
+
+
 def test_tied_tables_stay_one_table_with_factors(written: Callable[[str], Path], tmp_path: Path) -> None:
     for name in ("granite", "gemma3"):
         export_onnx(open_checkpoint(str(written(name))), tmp_path / name, ExportOptions(block=4))
@@ -302,3 +314,23 @@ def test_a_bd3lm_checkpoint_is_known_by_its_name_only(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"attention in both directions.*rename the directory"):
             open_checkpoint(str(directory))
     assert open_checkpoint(str(directory.rename(tmp_path / "mars"))).dims.model_type == "qwen2"
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma3", "hunyuan"])
+def test_adapters_of_a_family_are_peft_s(name: str, written: Callable[[str], Path], tmp_path: Path) -> None:
+    """LoRA on every Linear map, fused ones too: the second opinion compares the merged graph with peft."""
+    peft = pytest.importorskip("peft")
+    base = written(name)
+    model = peft.get_peft_model(
+        tiny.load(FAMILIES[name], base),
+        peft.LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False),
+    )
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    model.save_pretrained(tmp_path / "adapter")
+    checkpoint = open_checkpoint(str(tmp_path / "adapter"))
+    drift = export_onnx(checkpoint, tmp_path / "b", ExportOptions(block=4)).variants[0].drift
+    assert drift is not None
+    assert "peft" in str(drift.yardstick)
+    plain = open_checkpoint(str(base))
+    before, after = (reference.logits(c.dims, c.tensors, [TOKENS])[0] for c in (plain, checkpoint))
+    assert np.abs(before - after).max() > 0.1

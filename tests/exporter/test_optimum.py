@@ -17,7 +17,7 @@ from support.paths import ROOT
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 
-need("optimum.commands", "optimum")
+need("optimum", "optimum")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = (sys.executable, "-m", "optimum.commands.optimum_cli", "export")
