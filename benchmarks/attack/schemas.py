@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from random_checkpoint import Shape, write_checkpoint
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import GenerationConfig, Session
+from random_checkpoint import Shape, write_checkpoint
 
 SMALL = Shape(64, 128, 2, 4, 2, 288, tie_word_embeddings=True)
 MOST_TOKENS = 1000  # of an answer; every schema's answers are shorter
