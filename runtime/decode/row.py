@@ -264,6 +264,8 @@ class Row:
                 token, confidence = choice
                 if not is_own and not passes(confidence, config.tau or 0.0, config.metric):
                     break
+                if not is_own and i - num_proposals > guide.most_masks:
+                    break
             confidences.append(confidence)
             num_forced += is_forced
             self._append(guide, token)
