@@ -341,7 +341,7 @@ class Session:
                 " the likeliest token is not allowed, another must be chosen"
             )
         eos_ids = manifest.tokens.eos if config.eos_ids is None else config.eos_ids
-        return Guide(matcher, eos_ids, "logits" in outputs)
+        return Guide(matcher, eos_ids, "logits" in outputs, manifest.block - 1)
 
     def as_draft(self) -> Draft:
         """This model as the draft of one row of a larger one."""

@@ -79,11 +79,14 @@ class Guide:
 
     A forced run is always appended whole before the matcher is asked again, so the answer does not depend on
     how many tokens a step gives. `can_ask`: whether the graph can return logits; without, nothing but its
-    top-k is chosen from.
+    top-k is chosen from. `most_masks`: those that the model was trained for; what further ones say is
+    proposed, and not accepted by tau.
     """
 
-    def __init__(self, matcher: Matcher, eos_ids: Collection[int], can_ask: bool) -> None:
-        self.matcher, self._can_ask = matcher, can_ask
+    def __init__(
+        self, matcher: Matcher, eos_ids: Collection[int], can_ask: bool, most_masks: int = 64
+    ) -> None:
+        self.matcher, self._can_ask, self.most_masks = matcher, can_ask, most_masks
         self._eos_ids = frozenset(eos_ids)
         self._queue: deque[int] = deque()
         self.begun = False

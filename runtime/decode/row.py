@@ -270,6 +270,8 @@ class Row:
                 token, confidence = choice
                 if not is_own and not passes(confidence, config.tau or 0.0, config.metric):
                     break
+                if not is_own and i - num_proposals > guide.most_masks:
+                    break
             confidences.append(confidence)
             if is_forced:
                 forced.append(i)

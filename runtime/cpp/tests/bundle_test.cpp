@@ -153,6 +153,10 @@ TEST_CASE("what is wrong in a manifest is named") {
         both{"token_ids", "confidence", "topk_ids", "topk_logprobs"};
     CHECK(says(refusal_with("/variants/0/outputs", half), "outputs: topk_ids and topk_logprobs are there together or not at all"));
     CHECK_FALSE(says(refusal_with("/variants/0/outputs", both), "outputs"));
+    Json engine = valid();
+    engine["variants"][0]["outputs"] = both;
+    engine["variants"][0]["backend"] = "tensorrt";
+    CHECK(says(refusal(engine.dump()), "outputs: engines have no topk_ids and topk_logprobs"));
     CHECK(says(refusal_with("/variants/0/file", "other.onnx"), "variant onnx-fp32 uses `other.onnx`, which `files` does not list"));
     CHECK(says(refusal_with("/variants/1", valid()["variants"][0]), "`onnx-fp32` is there twice"));
     CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));

@@ -151,6 +151,15 @@ WRONG: list[tuple[str, Any, str]] = [
         ["token_ids", "confidence", "hidden"],
         r"variants\[0\].outputs: token_ids and confidence are needed",
     ),
+    (
+        "variants.0.outputs",
+        ["token_ids", "confidence", "topk_ids"],
+        r"variants\[0\].outputs: topk_ids and topk_logprobs are there together or not at all",
+    ),
+    ("text.separators", {"item": ";", "key": ": "}, "text.separators.item: `,` is expected"),
+    ("text.separators", {"item": ", "}, "text.separators.key: a non-empty string"),
+    ("text.separators", {"item": ", ", "key": ":" + " " * 16}, r"text.separators.key: `:` is expected"),
+    ("text.separators", [", ", ": "], "text.separators: an object is expected"),
     ("variants.0.outputs", ["token_ids", "confidence", 3], r"variants\[0\].outputs: strings are expected"),
     ("variants.0.outputs", "token_ids", r"variants\[0\].outputs: a list is expected"),
     *[
@@ -203,7 +212,9 @@ WITH_ENGINE = replace(
     ),
     files=(*GOOD.files, *(FileEntry(name, 3, GOOD.files[0].sha256) for name in ("rtx.engine", "rtx.onnx"))),
 )
+TOP_K = ["token_ids", "confidence", "topk_ids", "topk_logprobs"]
 WRONG_ENGINES: list[tuple[str, Any, str]] = [
+    ("outputs", TOP_K, "outputs: engines have no topk_ids and topk_logprobs"),
     ("engine", 3, r"variants\[2\].engine: an object is expected"),
     ("engine.version", None, r"engine.version: a non-empty string"),
     ("engine.cuda", 12, r"engine.cuda: a non-empty string"),

@@ -263,6 +263,18 @@ class Always(Scoring):
         return self.token, 0.5
 
 
+@pytest.mark.parametrize(("most_masks", "given"), [(3, [4, 5]), (64, [6, 6])])
+def test_tau_accepts_nothing_of_masks_beyond_the_block(most_masks: int, given: list[int]) -> None:
+    # Two of the five masks are beyond. What the first of them says has half a chance and is proposed: the
+    # second step verifies it, goes on with a token of its own and with those of three masks.
+    matcher = Unlikely([{1: 0, 2: 0}], frozenset(), 1)
+    config = GenerationConfig(tau=0.4, window="full", max_new_tokens=30)
+    row = Row(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False, most_masks))
+    schedule = Schedule(Always(1), BLOCK, MASK, Limits())
+    schedule.add(row)
+    assert [len(schedule.step()[0].token_ids) for _ in range(2)] == given
+
+
 def test_a_draw_is_made_among_the_allowed() -> None:
     logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
     allowed = np.array([False, True, False, True])
