@@ -2,12 +2,12 @@
 
     python benchmarks/structured.py BUNDLE [--rows N] [--journal FILE] [--json FILE]
 
-The bundle needs --top-k 16 and --logits. With a journal an interrupted run goes on where it stopped. The schema
-is derived from examples/default-checkpoint/intents.toml: one call a tool, its arguments those of the tool's
-intents. For each setting: answers that parse and satisfy the schema (by the jsonschema package), that are
-right, tokens per forward, and the share of forced tokens. Times are those of one process on a machine that
-may be busy; --seconds prints them, and the share of the time that went into the grammar, once it has seen
-ten rows. Ends with an error if an answer under the schema does not satisfy it.
+The bundle needs --top-k 16 and --logits. With a journal an interrupted run goes on where it stopped. The
+schema is derived from examples/default-checkpoint/intents.toml: one call a tool, its arguments those of the
+tool's intents. For each setting: answers that parse and satisfy the schema (by the jsonschema package),
+that are right, tokens per forward, and the share of forced tokens. Times are those of one process on a
+machine that may be busy; --seconds prints them, and the share of the time that went into the grammar, once
+it has seen ten rows. Ends with an error if an answer under the schema does not satisfy it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import takewhile
 from time import perf_counter
 from typing import Any
@@ -117,7 +117,7 @@ def _made(session: Session, name: str, ids: Sequence[int], size: int, evidence: 
     graph = sha256_of(manifest, variant.file)
     assert graph is not None, "the manifest was checked"
     known = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "machine": machine.processor() or platform.machine(),
         "seconds": round(perf_counter() - begun, 3),
     }
