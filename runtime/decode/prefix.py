@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from .backend import bucket
 if TYPE_CHECKING:
     from .backend import Cache
 
+FOUR_BYTES = "I"  # an array's type of 32-bit numbers wherever C's int has four bytes
 SPARE = 64  # entries behind a prompt that are reserved with it: the first steps need them
 
 Group = tuple[str, int]
@@ -314,7 +317,10 @@ def _copy(cache: Cache, place: int, length: int) -> Saved:
 
 def _key(ids: Sequence[int]) -> bytes:
     """Four bytes for each id, the highest first: keys are sorted as their ids are."""
-    return np.array(ids, ">u4").tobytes()
+    packed = array(FOUR_BYTES, ids)
+    if byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def _nearest(keys: list[bytes], key: bytes) -> tuple[int, bytes]:
@@ -331,6 +337,8 @@ def _begins_one(keys: list[bytes], key: bytes) -> bool:
 
 def _common(one: bytes, other: bytes) -> int:
     """How many ids two keys have in common at their beginning."""
+    if one[:4] != other[:4]:  # the usual end of a search that finds nothing
+        return 0
     size = min(len(one), len(other))
     a, b = (np.frombuffer(key, np.uint32, size // 4) for key in (one, other))
     unequal = np.flatnonzero(a != b)
