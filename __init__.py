@@ -16,11 +16,11 @@ from .runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from .runtime.answer import Completion as Completion
+    from .runtime.answer import Event as Event
     from .runtime.batcher import Batcher as Batcher
     from .runtime.decode.config import GenerationConfig as GenerationConfig
     from .runtime.decode.schedule import Limits as Limits
-    from .runtime.session import Completion as Completion
-    from .runtime.session import Event as Event
     from .runtime.session import Session as Session
 
 __version__ = "0.1.0"

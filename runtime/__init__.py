@@ -14,6 +14,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .answer import Completion, Event, Stream
     from .batcher import Batcher, Engine
     from .conversation import Conversation
     from .counts import Counts
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .decode.schedule import Limits
     from .decode.stats import Stats
     from .request import Request
-    from .session import Commit, Completion, Event, Session, Stream
+    from .session import Commit, Session
 
 # Imported on first use, so that the command line answers --help without numpy and the tokenizer.
 _LAZY = {
@@ -32,11 +33,11 @@ _LAZY = {
     "Counts": "counts",
     "Request": "request",
     "Commit": "session",
-    "Completion": "session",
+    "Completion": "answer",
     "Conversation": "conversation",
-    "Event": "session",
+    "Event": "answer",
     "Session": "session",
-    "Stream": "session",
+    "Stream": "answer",
     "Stats": "decode.stats",
 }
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import suppress
 from time import monotonic, perf_counter
 
+from .answer import Answer, Completion, Event
 from .decode.row import Accepted, FinishReason, Row
 from .errors import SessionError
-from .session import Answer, Completion, Event
 from .text import TextStream
 
 End = Callable[["Request", FinishReason], None]

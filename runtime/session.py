@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine
+from .answer import Completion, Stream
 from .bundle import profiles
 from .bundle.manifest import Bundle, Variant, open_bundle
 from .conversation import Conversation
@@ -30,7 +31,7 @@ from .decode.guide import Guide
 from .decode.policy import Policy
 from .decode.prefix import Prefixes, PrefixStats
 from .decode.proposals import Hopes
-from .decode.row import Accepted, FinishReason, Row
+from .decode.row import Row
 from .decode.schedule import Limits, Schedule, run
 from .decode.stats import Stats
 from .errors import SessionError
@@ -66,41 +67,6 @@ class Commit:
 
 
 CURSOR = Commit()
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished answer. `text` is "" for a bundle without a tokenizer; `confidences[i]` belongs to
-    `token_ids[i]`.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    confidences: tuple[float, ...]
-    finish_reason: FinishReason
-    stats: Stats
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What one step added to a stream; no tokens for a prefill chunk, or for an end without any.
-
-    `text` may lag behind the tokens: half characters and possible stop strings are held back. The first
-    `verified` tokens had been proposed and held; those at the places `forced` are a grammar's.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    confidences: tuple[float, ...]
-    finish_reason: FinishReason | None
-    verified: int = 0
-    forced: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, accepted: Accepted, text: str) -> Event:
-        """What a step accepted, with the text that became certain."""
-        token_ids, confidences = accepted.token_ids, accepted.confidences
-        return cls(text, token_ids, confidences, accepted.finish_reason, accepted.verified, accepted.forced)
 
 
 class Session:
@@ -453,106 +419,9 @@ class Session:
                     if event.error is not None:
                         raise event.error
                     confidences[event.row] += event.confidences
-            yield _completion(row, text, own)
+            yield Completion.of(row, text, own)
         for _ in forwards:
             pass  # the last rows leave, and what they have read and said is saved
-
-
-class Answer:
-    """An answer that grows: its row, its text and the confidences so far. `tau` and `exact` may be changed
-    while it does.
-    """
-
-    def __init__(self, row: Row, text: TextStream | None) -> None:
-        self._row, self._text = row, text
-        self._confidences: list[float] = []
-
-    @property
-    def tau(self) -> float | None:
-        """None in exact mode. A number that is put here counts from the next step on, and ends exact mode."""
-        return self._row.config.tau
-
-    @tau.setter
-    def tau(self, value: float) -> None:
-        self._row.config = self._row.config.with_values(tau=value)
-
-    @property
-    def exact(self) -> bool:
-        """True may be put here at any time, too: one-token text follows what is there."""
-        return self._row.config.exact is True
-
-    @exact.setter
-    def exact(self, value: bool) -> None:
-        self._row.config = self._row.config.with_values(exact=value)
-
-    @property
-    def stats(self) -> Stats:
-        return self._row.stats
-
-    @property
-    def completion(self) -> Completion:
-        """The answer so far; `finish_reason` is "cancelled" while it is not finished."""
-        return _completion(self._row, self._text, self._confidences)
-
-    def _event(self, accepted: Accepted) -> Event:
-        """Take in what a step accepted."""
-        self._confidences += accepted.confidences
-        return Event.of(accepted, self._grown(accepted.finish_reason))
-
-    def _grown(self, finish_reason: FinishReason | None) -> str:
-        """The text that became certain."""
-        if self._text is None:
-            return ""
-        return self._text.read() if finish_reason is None else self._text.finish()
-
-
-class Stream(Answer):
-    """Events of one answer, made as they are asked for. Leaving early costs nothing."""
-
-    def __init__(self, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
-        super().__init__(row, text)
-        self._steps = steps
-        self.failed = False
-
-    def __iter__(self) -> Iterator[Event]:
-        for accepted in self._steps:
-            if not accepted:
-                yield Event("", (), (), None)
-            for event in accepted:
-                if event.error is not None:
-                    self.failed = True
-                    raise event.error
-                yield self._event(event)
-
-    @property
-    def prefilled(self) -> int:
-        """Prompt tokens that are in the cache."""
-        return min(self._row.cursor, self._row.stats.prompt_tokens)
-
-    @property
-    def is_over(self) -> bool:
-        return self._row.finish_reason is not None
-
-    def cancel(self) -> None:
-        """End the answer after the event in hand."""
-        if self._row.finish_reason is None:
-            self._row.finish_reason = "cancelled"
-
-    def close(self) -> None:
-        """End the answer now, and give its memory back."""
-        self.cancel()
-        for _ in self._steps:
-            pass
-
-
-def _completion(row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
-    """What a row has produced so far."""
-    if text is not None and row.finish_reason is not None:
-        text.finish()
-    ids = tuple(row.tokens[row.stats.prompt_tokens :])
-    return Completion(
-        text.text if text else "", ids, tuple(confidences), row.finish_reason or "cancelled", row.stats
-    )
 
 
 def _ids(prompt: object) -> list[int]:

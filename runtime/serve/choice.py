@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..answer import Event
 from ..decode.row import FinishReason
 from ..request import Request
-from ..session import Event, Session
+from ..session import Session
 from ..toolcalls import Delta, ToolStream
 from .steps import Step, Steps
 from .wire import Ask

@@ -11,8 +11,8 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, Literal
 
+from ..answer import Event
 from ..request import Request
-from ..session import Event
 
 
 class Gone(Enum):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from ..answer import Event
 from ..errors import MarsError
-from ..session import Event
 from .admission import Admitted, admit, has_begun
 from .choice import Choice, Piece
 from .control import Streams

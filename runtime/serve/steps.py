@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..session import Event
+from ..answer import Event
 from ..text import Text, TextStream
 
 LEAST = 1e-30  # a probability whose logarithm is written down

@@ -13,10 +13,10 @@ need("uvicorn", "serve")
 
 from support import tiny  # noqa: E402
 
+from mars_export.runtime.answer import Event  # noqa: E402
 from mars_export.runtime.serve.choice import Choice, Piece  # noqa: E402
 from mars_export.runtime.serve.steps import Steps  # noqa: E402
 from mars_export.runtime.serve.wire import Ask, Tools  # noqa: E402
-from mars_export.runtime.session import Event  # noqa: E402
 from mars_export.runtime.text import Text, TextStream  # noqa: E402
 from mars_export.runtime.toolcalls import ToolStream  # noqa: E402
 
