@@ -26,7 +26,7 @@ class Watched:
     exit_code: int
     seconds: float
     cpu_seconds: float
-    peakanonymous: int
+    peak_anonymous: int
     samples: int
 
     def to_dict(self) -> dict[str, Any]:
