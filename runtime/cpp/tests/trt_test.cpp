@@ -145,11 +145,13 @@ TEST_CASE("memory is allocated once, and goes with the backend") {
         const auto one = backend.new_cache(1), two = backend.new_cache(1);
         CHECK(memory(*one).addresses != memory(*two).addresses);
         const auto& sizes = stub::state().allocations;
-        CHECK(std::count(sizes.begin(), sizes.end(), 3U * 2 * 64 * 4 * 4) == 2 * 2 * 2);
+        CHECK(std::count(sizes.begin(), sizes.end(), 2U * 2 * 3 * 2 * 64 * 4 * 4) == 2); // of all tensors
     }
     CHECK(stub::state().memory.empty());
     CHECK(stub::state().streams == 0);
     CHECK(stub::state().forgotten == stub::state().graphs);
+    CHECK(stub::state().graphs > 0);
+    CHECK(stub::state().orphans == 0); // graphs go before the contexts that they were captured from
     for (const stub::Bound* context : stub::state().contexts) CHECK(context == nullptr);
 }
 
@@ -243,6 +245,116 @@ TEST_CASE("a row is moved with all its heads") {
         CHECK(std::count(entries + 8, entries + 64 * 4, 0.0F) == 62 * 4);
     }
     CHECK(std::count(kv(moved, 3) + 2 * 64 * 4, kv(moved, 3) + 4 * 64 * 4, 0.0F) == 2 * 64 * 4);
+}
+
+TEST_CASE("copies between rows are one call each, and new entries are placed by one a row") {
+    const auto copies = [] {
+        std::vector<std::size_t> sizes;
+        for (const auto& [kind, size] : stub::state().events)
+            if (kind == "copy") sizes.push_back(size);
+        stub::state().events.clear();
+        return sizes;
+    };
+    const std::size_t entries = 2 * 2 * 2 * 4 * sizeof(float);
+    for (const bool fixed : {false, true}) {
+        CAPTURE(fixed);
+        EngineShape shape;
+        shape.kv_layout = "delta";
+        shape.fixed = fixed;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(3);
+        const auto& rows = dynamic_cast<const mars::TrtCache&>(*cache);
+        mars::StepOutput output;
+        std::int64_t length = 0;
+        for (const std::int64_t slots : {1, 3, 4}) // sizes whose tensors would not begin where they may without a gap
+            for (int i = 0; i < 3; ++i, length += slots) {
+                mars::StepInput window = input(2, slots, slots + 3);
+                window.kv_length = {length, length};
+                stub::state().events.clear();
+                backend.step(*cache, 1, window, false, output);
+                const std::size_t written = entries * static_cast<std::size_t>(fixed ? 4 : slots);
+                CHECK(copies() == std::vector<std::size_t>{written, written});
+            }
+        for (std::size_t tensor = 0; tensor < 4; ++tensor)
+            for (std::int64_t head = 2; head < 6; ++head)
+                for (std::int64_t entry = 0; entry < 24; ++entry)
+                    CHECK(kv(rows, tensor)[(head * 64 + entry) * 4 + 3] == static_cast<float>(entry < 3 ? 4 : entry < 12 ? 6 : 7));
+        cache->move(1, 2, 5);
+        cache->move(1, 1, 5); // onto itself: nothing
+        cache->load(0, *cache->save(1, 6), 4);
+        backend.step(*cache, 1, input(1, 1), false, output);
+        const auto sizes = copies();
+        REQUIRE(sizes.size() == 4);
+        CHECK(std::vector<std::size_t>(sizes.begin(), sizes.begin() + 3) == std::vector<std::size_t>{5 * entries, 6 * entries, 4 * entries});
+        for (std::size_t tensor = 0; tensor < 4; ++tensor) {
+            CHECK(kv(rows, tensor)[(64 + 3) * 4] == 6.0F);
+            CHECK(kv(rows, tensor)[(64 + 4) * 4] == 0.0F);
+        }
+    }
+}
+
+TEST_CASE("whose GPU is current in a thread does not matter, and it is left as it was") {
+    EngineShape shape;
+    shape.kv_layout = "delta";
+    const Made made(shape);
+    stub::current() = 3;
+    {
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(2);
+        mars::StepOutput output;
+        for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+        cache->load(1, *cache->save(0, 2), 2);
+        CHECK(backend.num_graphs() == 1);
+        CHECK(stub::current() == 3);
+    }
+    CHECK(stub::state().memory.empty());
+    CHECK(stub::state().streams == 0);
+    CHECK(stub::current() == 3);
+    stub::current() = 0;
+}
+
+TEST_CASE("an error that stays is told, and the end is quiet") {
+    const Made made;
+    {
+        mars::TrtBackend backend = made.open();
+        auto cache = backend.new_cache(1);
+        const auto saved = cache->save(0, 1);
+        mars::StepOutput output;
+        for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+        stub::state().breaks = true; // TensorRT meets it first
+        for (int i = 0; i < 2; ++i) {
+            const std::string text = refused([&] { backend.step(*cache, 0, input(1, 1), false, output); });
+            CHECK(text.find("an illegal memory access was encountered (cudaErrorIllegalAddress); nothing computes on the GPU in this "
+                            "process any more: start it again") != std::string::npos);
+        }
+        CHECK(refused([&] { cache->move(0, 1, 2); }).find("start it again") != std::string::npos);
+        CHECK(refused([&] { backend.new_cache(1); }).find("start it again") != std::string::npos);
+    }
+    stub::reset();
+}
+
+TEST_CASE("a call that failed leaves no error for TensorRT to find") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(1);
+    stub::state().has_no_memory = true;
+    CHECK(refused([&] { cache->save(0, 1); }).find("out of memory") != std::string::npos);
+    mars::StepOutput output;
+    for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+    CHECK(backend.num_graphs() == 1);
+}
+
+TEST_CASE("a step that would allocate is not captured") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    stub::state().allocates = true;
+    const auto cache = backend.new_cache(1);
+    mars::StepOutput output;
+    for (int i = 0; i < 4; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+    CHECK(backend.num_graphs() == 0);
+    CHECK(stub::state().launches == 0);
+    CHECK(output.token_ids == Tokens{fake::hashed({3}, 0).first});
 }
 
 TEST_CASE("saved entries stay on the device, serve other rows, and go with the store") {
