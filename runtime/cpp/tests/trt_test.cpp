@@ -286,7 +286,8 @@ TEST_CASE("copies between rows are one call each, and new entries are placed by 
         backend.step(*cache, 1, input(1, 1), false, output);
         const auto sizes = copies();
         REQUIRE(sizes.size() == 4);
-        CHECK(std::vector<std::size_t>(sizes.begin(), sizes.begin() + 3) == std::vector<std::size_t>{5 * entries, 6 * entries, 4 * entries});
+        CHECK(std::vector<std::size_t>(sizes.begin(), sizes.begin() + 3) ==
+              std::vector<std::size_t>{5 * entries, 6 * entries, 4 * entries});
         for (std::size_t tensor = 0; tensor < 4; ++tensor) {
             CHECK(kv(rows, tensor)[(64 + 3) * 4] == 6.0F);
             CHECK(kv(rows, tensor)[(64 + 4) * 4] == 0.0F);
@@ -415,11 +416,9 @@ TEST_CASE("the stub refuses what TensorRT and CUDA refuse") {
     CHECK(stub::state().orphans == 1);
 
     // What is no step does not belong in a capture, and spoils it.
-    const std::vector<std::function<void()>> calls{[&] { device.allocate(1); },
-                                                   [&] { device.zero(scratch, 1); },
-                                                   [&] { device.upload(scratch, &shapes, 1); },
-                                                   [&] { device.copy_runs({scratch, 8, 1}, {scratch + 8, 8, 1}, 8, 1, 1); },
-                                                   [&] { device.synchronize(); }};
+    const std::vector<std::function<void()>> calls{
+        [&] { device.allocate(1); }, [&] { device.zero(scratch, 1); }, [&] { device.upload(scratch, &shapes, 1); },
+        [&] { device.copy_runs({scratch, 8, 1}, {scratch + 8, 8, 1}, 8, 1, 1); }, [&] { device.synchronize(); }};
     for (const auto& call : calls) {
         const auto spoiled = device.capture([&] {
             CHECK(refused(call) != "nothing was refused");

@@ -16,20 +16,10 @@ constexpr std::size_t least = 256; // bytes: an empty tensor too needs an addres
 
 /// "The process must be terminated and relaunched", says CUDA of these: every later call gives them again.
 bool is_lasting(const std::string& error) {
-    static const std::set<std::string> names{"Assert",
-                                             "Contained",
-                                             "ECCUncorrectable",
-                                             "ExternalDevice",
-                                             "HardwareStackError",
-                                             "IllegalAddress",
-                                             "IllegalInstruction",
-                                             "InvalidAddressSpace",
-                                             "InvalidPc",
-                                             "LaunchFailure",
-                                             "LaunchTimeout",
-                                             "MisalignedAddress",
-                                             "NvlinkUncorrectable",
-                                             "TensorMemoryLeak"};
+    static const std::set<std::string> names{
+        "Assert",         "Contained",          "ECCUncorrectable",    "ExternalDevice",  "HardwareStackError",
+        "IllegalAddress", "IllegalInstruction", "InvalidAddressSpace", "InvalidPc",       "LaunchFailure",
+        "LaunchTimeout",  "MisalignedAddress",  "NvlinkUncorrectable", "TensorMemoryLeak"};
     const std::string prefix = "cudaError";
     return error.compare(0, prefix.size(), prefix) == 0 && names.count(error.substr(prefix.size())) > 0;
 }

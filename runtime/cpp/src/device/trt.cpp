@@ -79,7 +79,8 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
     for (const auto& [name, size] : sizes) buffers_[name] = pool_->device.allocate(size);
     if (!in_place_) {
         const auto entry = bytes({pool_->layout.entry_bytes}), gap = alignment / std::gcd(alignment, entry) - 1;
-        const auto tensors = static_cast<std::int64_t>(suffixes_.size()), most = rows * model_.num_kv_heads + static_cast<std::int64_t>(gap);
+        const auto tensors = static_cast<std::int64_t>(suffixes_.size()),
+                   most = rows * model_.num_kv_heads + static_cast<std::int64_t>(gap);
         fresh_ = pool_->device.allocate(bytes({tensors, most, slots, pool_->layout.entry_bytes}));
     }
     scratch_ = pool_->device.allocate(engine_->scratch_bytes());
@@ -271,8 +272,7 @@ void TrtBackend::run(Step& step) {
     Device& device = pool_->device;
     // TensorRT finishes its preparations in the first run of a context, which therefore cannot be captured.
     if (step.is_decode && step.graph == nullptr && step.runs > 0 && !step.is_refused) {
-        if (step.context.is_capturable(device.stream()))
-            step.graph = device.capture([&] { return step.context.enqueue(device.stream()); });
+        if (step.context.is_capturable(device.stream())) step.graph = device.capture([&] { return step.context.enqueue(device.stream()); });
         step.is_refused = step.graph == nullptr;
     }
     if (step.graph != nullptr) {
@@ -280,7 +280,7 @@ void TrtBackend::run(Step& step) {
     } else if (!step.context.enqueue(device.stream())) {
         device.synchronize(); // a GPU that has failed says so in its own words
         throw DeviceError("TensorRT failed in a step of " + std::to_string(step.shape.rows) + " x " + std::to_string(step.shape.slots) +
-                           " slots: " + engine_->last_error());
+                          " slots: " + engine_->last_error());
     }
     ++step.runs;
 }

@@ -166,11 +166,14 @@ class Context : public nvinfer1::IExecutionContext {
         }
         if (state().contexts.size() > place_ && runs_++ == 0) ++state().compiled;
         is_prepared_ = true;
-        stub::submit(stream, [execution = Execution(engine_, *bound_), scratch = scratch_, bound = std::weak_ptr<stub::Bound>(bound_)]() mutable {
-            want(!bound.expired(), "a context that is gone before its step");
-            want(state().memory.count(scratch) == 1, "scratch memory that was given back");
-            execution();
-        }, bound_);
+        stub::submit(
+            stream,
+            [execution = Execution(engine_, *bound_), scratch = scratch_, bound = std::weak_ptr<stub::Bound>(bound_)]() mutable {
+                want(!bound.expired(), "a context that is gone before its step");
+                want(state().memory.count(scratch) == 1, "scratch memory that was given back");
+                execution();
+            },
+            bound_);
         return true;
     }
 

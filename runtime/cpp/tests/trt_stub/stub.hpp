@@ -39,9 +39,9 @@ struct State {
     fake::Predict predict = fake::hashed;
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
-    bool breaks = false;     // the next step breaks the GPU
-    bool is_broken = false;  // every call fails
-    bool allocates = false;  // in a step, which can then not be captured
+    bool breaks = false;    // the next step breaks the GPU
+    bool is_broken = false; // every call fails
+    bool allocates = false; // in a step, which can then not be captured
     std::set<std::string> unknown_tensors;
     std::map<std::string, nlohmann::json> tensors; // by name: another `name`, `dtype`, `shape` or `alias`
     // what was done
@@ -49,8 +49,8 @@ struct State {
     std::map<unsigned char*, std::size_t> memory;            // allocated now
     std::vector<std::size_t> allocations;                    // sizes of all there ever were
     std::vector<Bound*> contexts;                            // in the order they were made; null when gone
-    bool is_capturing = false, is_spoiled = false; // a capture, by a call that it does not allow
-    int orphans = 0;                               // graphs that went after their contexts
+    bool is_capturing = false, is_spoiled = false;           // a capture, by a call that it does not allow
+    int orphans = 0;                                         // graphs that went after their contexts
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 };
 
