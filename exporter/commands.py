@@ -104,6 +104,9 @@ def onnx(
             help="Of weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto."
         ),
     ] = "fp32",
+    device: Annotated[
+        str, typer.Option(help="What --precision auto chooses for: cpu (this one), or cuda.")
+    ] = "cpu",
     activations: Annotated[
         str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")
     ] = "fp32",
@@ -157,7 +160,7 @@ def onnx(
     if checkpoint is None:
         err.print(DEFAULT)
     if precision == "auto":
-        precision, reason = choose_precision()
+        precision, reason = choose_precision(device)
         err.print(f"precision {precision}: {reason}")
     options = ExportOptions(
         block=block, precision=precision, activations=activations, group=group, asymmetric=asymmetric,

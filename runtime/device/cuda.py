@@ -4,6 +4,7 @@ knows no TensorRT.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,23 @@ import numpy as np
 
 from ..errors import SessionError
 
+ORDINAL = 0  # of those that CUDA_VISIBLE_DEVICES shows
+# "The process must be terminated and relaunched", says CUDA of these: every later call gives them again.
+LASTING = frozenset(
+    f"cudaError{name}"
+    for name in (
+        *(
+            "Assert",
+            "Contained",
+            "ECCUncorrectable",
+            "ExternalDevice",
+            "HardwareStackError",
+            "IllegalAddress",
+        ),
+        *("IllegalInstruction", "InvalidAddressSpace", "InvalidPc", "LaunchFailure", "LaunchTimeout"),
+        *("MisalignedAddress", "NvlinkUncorrectable", "TensorMemoryLeak"),
+    )
+)
 INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
 
 
@@ -33,7 +51,7 @@ def find_gpu() -> Gpu | str:
         (count,) = _checked(runtime, "cudaGetDeviceCount")
         if count == 0:
             return "no NVIDIA GPU is visible"
-        (properties,) = _checked(runtime, "cudaGetDeviceProperties", 0)
+        (properties,) = _checked(runtime, "cudaGetDeviceProperties", ORDINAL)
         (driver,) = _checked(runtime, "cudaDriverGetVersion")
     except SessionError as error:
         return str(error)
@@ -54,17 +72,57 @@ def memory_used() -> int | None:
     return int(total) - int(free)
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Where runs of bytes lie: `pitch` bytes apart, and `per_slice` pitches from one slice to the next."""
+
+    address: int
+    pitch: int
+    per_slice: int
+
+
+class Turn:
+    """One thread's turn on a GPU: nobody else's, and that GPU is the thread's current one for as long.
+
+    Which GPU is current belongs to a thread, and others in the process choose theirs; memory would come from
+    that one, and a stream refuses work from there.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._cuda, self._lock = runtime, threading.RLock()
+        self._found: list[int] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            (found,) = _checked(self._cuda, "cudaGetDevice")
+            if found != ORDINAL:
+                _checked(self._cuda, "cudaSetDevice", ORDINAL)
+            self._found.append(found)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        found = self._found.pop()
+        if found != ORDINAL:
+            self._cuda.cudaSetDevice(found)
+        self._lock.release()
+
+
 class Device:
     """A GPU, one stream on it, and everything that is ordered on that stream. Addresses are plain integers.
 
-    Nothing here is thread-safe; the backend holds a lock. Raises SessionError that names the failing call.
+    Whoever calls has its `turn`. Raises SessionError that names the failing call.
     """
 
     def __init__(self) -> None:
         self._cuda = _runtime()
-        # Not ordered with the default stream, whose work by others would break a capture.
-        (self.stream,) = self._call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
+        self.turn = Turn(self._cuda)
         self._allocations: set[int] = set()
+        with self.turn:
+            # Not ordered with the default stream, whose work by others would break a capture.
+            (self.stream,) = self._call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
 
     def allocate(self, num_bytes: int) -> int:
         """Device memory, zeroed: what is masked out still meets a zero weight, and 0 * NaN is NaN."""
@@ -82,10 +140,14 @@ class Device:
 
     def close(self) -> None:
         """Give everything back, after what is on the stream. The device must not be used again."""
-        self.synchronize()
-        while self._allocations:
-            self._call("cudaFree", self._allocations.pop())
-        self._call("cudaStreamDestroy", self.stream)
+        try:
+            with self.turn:
+                self.synchronize()
+                while self._allocations:
+                    self._call("cudaFree", self._allocations.pop())
+                self._call("cudaStreamDestroy", self.stream)
+        except SessionError:
+            pass  # the GPU has failed: what is there goes with the process
 
     def zero(self, address: int, num_bytes: int) -> None:
         self._call("cudaMemsetAsync", address, 0, num_bytes, self.stream)
@@ -112,16 +174,16 @@ class Device:
             self.stream,
         )
 
-    def copy_rows(
-        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
-    ) -> None:
-        """Copy `height` runs of `width` bytes on the device; the pitches are the distances between runs, in
-        bytes.
+    def copy_runs(self, target: Runs, source: Runs, width: int, height: int, depth: int) -> None:
+        """Copy `height` runs of `width` bytes in each of `depth` slices on the device, in one call. What is
+        read and what is written must not overlap.
         """
-        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        self._call(
-            "cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, width, height, kind, self.stream
-        )
+        cuda, copy = self._cuda, self._cuda.cudaMemcpy3DParms()
+        copy.dstPtr = cuda.make_cudaPitchedPtr(target.address, target.pitch, target.pitch, target.per_slice)
+        copy.srcPtr = cuda.make_cudaPitchedPtr(source.address, source.pitch, source.pitch, source.per_slice)
+        copy.extent = cuda.make_cudaExtent(width, height, depth)
+        copy.kind = cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self._call("cudaMemcpy3DAsync", copy, self.stream)
 
     def synchronize(self) -> None:
         self._call("cudaStreamSynchronize", self.stream)
@@ -171,6 +233,9 @@ def _checked(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
         return tuple(values)
     if error in (runtime.cudaError_t.cudaErrorInsufficientDriver, runtime.cudaError_t.cudaErrorNoDevice):
         raise SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)")
+    runtime.cudaGetLastError()  # told here: TensorRT must not find it after a launch of its own
     _, text = runtime.cudaGetErrorString(error)
     words = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    raise SessionError(f"CUDA: {name} failed: {words} ({error.name})")
+    is_lasting = error.name in LASTING
+    end = "; nothing computes on the GPU in this process any more: start it again" if is_lasting else ""
+    raise SessionError(f"CUDA: {name} failed: {words} ({error.name}){end}")

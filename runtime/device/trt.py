@@ -5,10 +5,10 @@ Names neither library.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +16,10 @@ import numpy as np
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import SessionError
+from .cuda import Runs
 from .kv import KV_TYPES
 from .trt_engine import LoadedEngine
-from .trt_memory import ALIGNMENT, KvMemory, Pool, TrtCache
+from .trt_memory import ALIGNMENT, KvMemory, Pool, TrtCache, per_slice
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -61,7 +62,9 @@ class TrtBackend:
     def __init__(self, engine: LoadedEngine, variant: Variant, model: ModelInfo, device: Device) -> None:
         assert variant.engine is not None
         assert variant.capacity is not None
-        weakref.finalize(self, device.close)
+        self._decode: OrderedDict[Shape, Step] = OrderedDict()
+        self._prefill: dict[int, Step] = {}
+        weakref.finalize(self, _close, device, self._decode, self._prefill)
         self._engine, self._device, self._info = engine, device, variant.engine
         self.outputs = variant.outputs
         self._model, self._capacity = model, variant.capacity
@@ -79,25 +82,22 @@ class TrtBackend:
         self.firm_slots: int | None = None  # an engine has kernels by the size of a step
         self._item = KV_TYPES[variant.kv_dtype].itemsize
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
-        self._lock = threading.RLock()
-        self._decode: OrderedDict[Shape, Step] = OrderedDict()
-        self._prefill: dict[int, Step] = {}
         sizes = {"input_ids": rows * slots * 8, "kv_length": rows * 8}
         sizes |= dict.fromkeys(("output_index", "token_ids"), rows * outputs * 8)
         sizes |= {name: rows * outputs * 4 for name in self.outputs if name not in ("token_ids", "logits")}
         if "logits" in self.outputs:
             sizes["logits"] = rows * outputs * model.vocab_size * 4
-        new_entries = rows * slots * model.num_kv_heads * model.head_dim * self._item
-        sizes |= {} if self._in_place else {f"present.{s}": new_entries for s in self._suffixes}
-        self._buffers = {name: device.allocate(size) for name, size in sizes.items()}
-        self._scratch = device.allocate(engine.scratch_bytes)
-        entry = model.head_dim * self._item
+        entry, heads, count = model.head_dim * self._item, model.num_kv_heads, len(self._suffixes)
+        # What a `delta` engine gives, one tensor behind the other, of any step.
+        runs = rows * heads + ALIGNMENT // gcd(ALIGNMENT, entry) - 1
+        with device.turn:
+            self._buffers = {name: device.allocate(size) for name, size in sizes.items()}
+            self._fresh = 0 if self._in_place else device.allocate(count * runs * slots * entry)
+            self._scratch = device.allocate(engine.scratch_bytes)
         head = self._capacity * entry
-        empty = KvMemory((), model.num_kv_heads * head, head, entry, 0, model.num_kv_heads, self._capacity)
+        empty = KvMemory(0, count, heads * head, head, entry, 0, heads, self._capacity)
         most = rows if self._fixed is None else 2 * rows - 1
-        self._pool = Pool(
-            device, self._lock, empty, len(self._suffixes), most, self._forget, KV_TYPES[variant.kv_dtype]
-        )
+        self._pool = Pool(device, empty, most, self._forget, KV_TYPES[variant.kv_dtype])
 
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant) -> TrtBackend:
@@ -105,7 +105,8 @@ class TrtBackend:
         from .cuda import Device
 
         device = Device()
-        return cls(LoadedEngine.of(bundle, variant), variant, bundle.manifest.model, device)
+        with device.turn:
+            return cls(LoadedEngine.of(bundle, variant), variant, bundle.manifest.model, device)
 
     @property
     def num_graphs(self) -> int:
@@ -186,7 +187,7 @@ class TrtBackend:
         rows, count = output_index.shape
         if self._fixed is not None:
             input_ids, kv_length, output_index = self._filled_up(input_ids, kv_length, output_index)
-        with self._lock:
+        with self._device.turn:
             step = self._step(memory, first, len(input_ids), input_ids.shape[1], output_index.shape[1])
             # Held until the stream is synchronized: the copies read them later.
             arrays = [np.ascontiguousarray(array, np.int64) for array in (input_ids, kv_length, output_index)]
@@ -195,7 +196,7 @@ class TrtBackend:
                     self._device.upload(self._buffers[name], array)
                 self._run(step)
                 if not self._in_place:
-                    self._place(memory, first, kv_length, input_ids.shape[1])
+                    self._place(memory, step.shape, kv_length[:rows])
                 results = {
                     n: self._fetch(n, output_index.shape)
                     for n in self.outputs
@@ -242,7 +243,7 @@ class TrtBackend:
                 f" ({ranges}; at most {self._info.max_outputs}"
                 " predictions); build one with a larger --batch, --prefill or --block"
             )
-        shape = Shape(at, memory.addresses[0], first, rows, slots, outputs)
+        shape = Shape(at, memory.address, first, rows, slots, outputs)
         if self._info.ranges[at].name != "decode":
             step = self._prefill.get(at) or Step(self._new_context(at), shape)
             self._prefill[at] = step
@@ -261,13 +262,13 @@ class TrtBackend:
         return step
 
     def _drop(self, shape: Shape) -> None:
-        graph = self._decode.pop(shape).graph
-        if graph is not None:
-            self._device.forget(graph)
+        step = self._decode.pop(shape)
+        if step.graph is not None:
+            self._device.forget(step.graph)  # before the context that it was captured from
 
     def _forget(self, memory: KvMemory) -> None:
         """No step that is bound to this memory may run again."""
-        for shape in [shape for shape in self._decode if shape.memory == memory.addresses[0]]:
+        for shape in [shape for shape in self._decode if shape.memory == memory.address]:
             self._drop(shape)
         for step in self._prefill.values():
             step.runs = 0  # bound anew before it runs
@@ -291,6 +292,10 @@ class TrtBackend:
             addresses[f"past_key_values.{suffix}"] = here
             if self._in_place:
                 addresses[f"present.{suffix}"] = here
+        if not self._in_place:
+            fresh = self._fresh_runs(shape)
+            size = fresh.pitch * fresh.per_slice
+            addresses |= {f"present.{s}": fresh.address + i * size for i, s in enumerate(self._suffixes)}
         odd = [name for name, size in shapes.items() if not context.set_input_shape(name, size)]
         odd += [name for name, address in addresses.items() if not context.set_tensor_address(name, address)]
         if odd:
@@ -303,29 +308,33 @@ class TrtBackend:
         # TensorRT finishes its preparations in the first run of a context, which therefore cannot be
         # captured.
         if is_decode and step.graph is None and step.runs > 0 and not step.is_refused:
-            step.graph = self._device.capture(
-                lambda: bool(step.context.execute_async_v3(self._device.stream))
-            )
+            if self._engine.is_capturable(step.context, self._device.stream):
+                step.graph = self._device.capture(
+                    lambda: bool(step.context.execute_async_v3(int(self._device.stream)))
+                )
             step.is_refused = step.graph is None
         if step.graph is not None:
             self._device.launch(step.graph)
-        elif not step.context.execute_async_v3(self._device.stream):
+        elif not step.context.execute_async_v3(int(self._device.stream)):
+            self._device.synchronize()  # a GPU that has failed says so in its own words
             raise SessionError(
                 f"TensorRT failed in a step of {step.shape.rows} x {step.shape.slots} slots:"
                 f" {self._engine.last_error()}"
             )
         step.runs += 1
 
-    def _place(self, memory: KvMemory, first: int, kv_length: np.ndarray, slots: int) -> None:
-        """Copy a `delta` engine's new entries behind each row's cursor."""
-        run = slots * memory.entry_bytes
-        for suffix, address in zip(self._suffixes, memory.addresses, strict=True):
-            new = self._buffers[f"present.{suffix}"]
-            for i, length in enumerate(kv_length.tolist()):
-                target = address + (first + i) * memory.row_bytes + length * memory.entry_bytes
-                self._device.copy_rows(
-                    target, memory.head_bytes, new + i * memory.kv_heads * run, run, run, memory.kv_heads
-                )
+    def _fresh_runs(self, shape: Shape) -> Runs:
+        """Where a `delta` engine puts the new entries of a step: the slots of each head, row and tensor."""
+        run = shape.slots * self._model.head_dim * self._item
+        return Runs(self._fresh, run, per_slice(shape.rows * self._model.num_kv_heads, run))
+
+    def _place(self, memory: KvMemory, shape: Shape, kv_length: np.ndarray) -> None:
+        """Copy a `delta` engine's new entries behind each row's cursor: one copy a row, of every tensor."""
+        fresh, heads = self._fresh_runs(shape), memory.kv_heads
+        for i, length in enumerate(kv_length.tolist()):
+            source = replace(fresh, address=fresh.address + i * heads * fresh.pitch)
+            target = memory.runs(shape.first + i, length)
+            self._device.copy_runs(target, source, fresh.pitch, heads, memory.count)
 
     def _fetch(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         array = np.empty(
@@ -334,3 +343,18 @@ class TrtBackend:
         )
         self._device.download(array, self._buffers[name])
         return array
+
+
+def _close(device: Device, decode: dict[Shape, Step], prefill: dict[int, Step]) -> None:
+    """Graphs, then the contexts that they were captured from, then the memory of both."""
+    try:
+        with device.turn:
+            device.synchronize()
+            for step in decode.values():
+                if step.graph is not None:
+                    device.forget(step.graph)
+    except SessionError:
+        pass  # the GPU has failed: what is there goes with the process
+    decode.clear()
+    prefill.clear()
+    device.close()

@@ -99,6 +99,11 @@ class LoadedEngine:
             raise SessionError(f"the engine has no optimization profile {range_index}; build it again")
         return context
 
+    def is_capturable(self, context: Any, stream: Any) -> bool:
+        """Whether the context's step can become a graph, as far as this TensorRT can tell beforehand."""
+        ask = getattr(context, "is_stream_capturable", None)  # RTX since 1.2
+        return ask is None or bool(ask(int(stream)))
+
     def last_error(self) -> str:
         return str(self._logger.last())
 

@@ -4,15 +4,16 @@ engine.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import SessionError
+from .cuda import Runs
 from .kv import shortage
 
 if TYPE_CHECKING:
@@ -21,11 +22,18 @@ if TYPE_CHECKING:
 ALIGNMENT = 256  # bytes: where TensorRT lets a tensor begin
 
 
+def per_slice(runs: int, pitch: int) -> int:
+    """As many pitches as hold `runs` and end where a tensor may begin: then one copy reaches every tensor."""
+    whole = ALIGNMENT // gcd(ALIGNMENT, pitch)
+    return -(-runs // whole) * whole
+
+
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """Device addresses of the KV tensors, each [rows, kv_heads, capacity, head_dim]; the sizes in bytes."""
+    """One block of `count` KV tensors [rows, kv_heads, capacity, head_dim] on the device; sizes in bytes."""
 
-    addresses: tuple[int, ...]
+    address: int
+    count: int
     row_bytes: int
     head_bytes: int
     entry_bytes: int
@@ -36,6 +44,27 @@ class KvMemory:
     @property
     def tensor_bytes(self) -> int:
         return self.num_rows * self.row_bytes
+
+    @property
+    def heads_per_tensor(self) -> int:
+        """Those of all rows, and what lies between two tensors."""
+        return per_slice(self.num_rows * self.kv_heads, self.head_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.count * self.heads_per_tensor * self.head_bytes
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where each tensor begins."""
+        return tuple(
+            range(self.address, self.address + self.num_bytes, self.heads_per_tensor * self.head_bytes)
+        )
+
+    def runs(self, row: int, entry: int = 0) -> Runs:
+        """A row's heads in every tensor, from an entry on."""
+        first = self.address + row * self.row_bytes + entry * self.entry_bytes
+        return Runs(first, self.head_bytes, self.heads_per_tensor)
 
 
 class TrtSaved:
@@ -73,12 +102,12 @@ class TrtCache:
         _ = self.memory
 
     def move(self, source: int, target: int, length: int) -> None:
-        if length:
+        if length and source != target:
             self._pool.copy(self.memory, source, target, length)
 
     @property
     def entry_bytes(self) -> int:
-        return len(self.memory.addresses) * self.memory.kv_heads * self.memory.entry_bytes
+        return self.memory.count * self.memory.kv_heads * self.memory.entry_bytes
 
     def save(self, row: int, length: int) -> TrtSaved:
         return self._pool.save(self.memory, row, length)
@@ -94,7 +123,7 @@ class TrtCache:
 
 
 class Pool:
-    """KV memory of `count` tensors for an engine of at most `max_rows` rows. The lock is the backend's.
+    """KV memory like `empty`, which has no rows, for an engine of at most `max_rows` rows.
 
     What one request gave back serves the next that fits in it, so that captured steps, which are bound to
     addresses, are used again. No more rows lie idle than the engine takes; `forget` is told of memory that
@@ -104,30 +133,27 @@ class Pool:
     def __init__(
         self,
         device: Device,
-        lock: threading.RLock,
         empty: KvMemory,
-        count: int,
         max_rows: int,
         forget: Callable[[KvMemory], None],
         dtype: np.dtype[Any],
     ) -> None:
-        self._device, self._lock, self._forget = device, lock, forget
-        self._empty, self._count, self._max_rows = empty, count, max_rows
+        self._device, self._forget = device, forget
+        self._empty, self._max_rows = empty, max_rows
         self._dtype = dtype  # of KV entries as the host has them
         self._idle: list[KvMemory] = []
         self._dropped: list[int] = []  # of saved entries that nobody holds any more
 
     def take(self, num_rows: int) -> KvMemory:
         """Zeroed rows. Raises SessionError when the device's memory does not suffice."""
-        with self._lock:
+        with self._device.turn:
             self._sweep()
             fitting = [memory for memory in self._idle if memory.num_rows >= num_rows]
             memory = min(fitting, key=lambda m: m.num_rows) if fitting else self._allocate(num_rows)
             if fitting:
                 self._idle.remove(memory)
             # What an earlier request left may be infinite, and 0 * infinity is NaN.
-            for address in memory.addresses:
-                self._device.zero(address, memory.tensor_bytes)
+            self._device.zero(memory.address, memory.num_bytes)
         return memory
 
     def give_back(self, memory: KvMemory) -> None:
@@ -135,35 +161,32 @@ class Pool:
 
     def copy(self, memory: KvMemory, source: int, target: int, length: int) -> None:
         """The first `length` entries of one row over another's."""
-        with self._lock:
-            for address in memory.addresses:
-                there, here = address + target * memory.row_bytes, address + source * memory.row_bytes
-                run, pitch = length * memory.entry_bytes, memory.head_bytes
-                self._device.copy_rows(there, pitch, here, pitch, run, memory.kv_heads)
+        with self._device.turn:
+            self._copy(memory.runs(target), memory.runs(source), length * memory.entry_bytes, memory)
 
     def save(self, memory: KvMemory, row: int, length: int) -> TrtSaved:
         """A copy of the first `length` entries of a row."""
         run = length * memory.entry_bytes
-        with self._lock:
-            saved = self.saved(length, len(memory.addresses) * memory.kv_heads * run)
-            for i, address in enumerate(memory.addresses):
-                there, here = saved.address + i * memory.kv_heads * run, address + row * memory.row_bytes
-                self._device.copy_rows(there, run, here, memory.head_bytes, run, memory.kv_heads)
+        with self._device.turn:
+            saved = self.saved(length, memory.count * memory.kv_heads * run)
+            self._copy(Runs(saved.address, run, memory.kv_heads), memory.runs(row), run, memory)
         return saved
 
     def load(self, memory: KvMemory, row: int, saved: TrtSaved, length: int) -> None:
         """The first `length` entries of what was saved over a row's."""
         run, pitch = length * memory.entry_bytes, saved.length * memory.entry_bytes
-        with self._lock:
-            for i, address in enumerate(memory.addresses):
-                there, here = address + row * memory.row_bytes, saved.address + i * memory.kv_heads * pitch
-                self._device.copy_rows(there, memory.head_bytes, here, pitch, run, memory.kv_heads)
+        with self._device.turn:
+            self._copy(memory.runs(row), Runs(saved.address, pitch, memory.kv_heads), run, memory)
+
+    def _copy(self, target: Runs, source: Runs, run: int, memory: KvMemory) -> None:
+        """A run of each head of each tensor, in one call."""
+        self._device.copy_runs(target, source, run, memory.kv_heads, memory.count)
 
     def bring(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
         """What `load` takes, of host arrays [kv_heads, length, head_dim]."""
         heads, length, _ = arrays[0].shape
         size = heads * length * self._empty.entry_bytes
-        with self._lock:
+        with self._device.turn:
             saved = self.saved(length, len(arrays) * size)
             for i, array in enumerate(arrays):
                 host = np.ascontiguousarray(array)
@@ -175,8 +198,8 @@ class Pool:
         """What was saved, as host arrays [kv_heads, length, head_dim] of numbers as wide as a KV entry's."""
         e = self._empty
         shape = (e.kv_heads, saved.length, e.entry_bytes // self._dtype.itemsize)
-        with self._lock:
-            arrays = [np.empty(shape, self._dtype) for _ in range(self._count)]
+        with self._device.turn:
+            arrays = [np.empty(shape, self._dtype) for _ in range(e.count)]
             for i, array in enumerate(arrays):
                 self._device.download(array, saved.address + i * array.nbytes)
             self._device.synchronize()
@@ -184,7 +207,7 @@ class Pool:
 
     def saved(self, length: int, num_bytes: int) -> TrtSaved:
         """Memory for `length` entries of a row; it is given back when the result is no longer used."""
-        with self._lock:
+        with self._device.turn:
             self._sweep()
             saved = TrtSaved(self._device.allocate(num_bytes), length)
         # Only noted there: what collects garbage may hold any lock, or none.
@@ -207,19 +230,12 @@ class Pool:
                 self._release(self._idle.pop(0))
 
     def _new(self, num_rows: int) -> KvMemory:
-        """All tensors or none."""
-        e, addresses = self._empty, []
+        memory = replace(self._empty, num_rows=num_rows)
         try:
-            for _ in range(self._count):
-                addresses.append(self._device.allocate(num_rows * e.row_bytes))
+            return replace(memory, address=self._device.allocate(memory.num_bytes))
         except SessionError as error:
-            for address in addresses:
-                self._device.free(address)
-            raise shortage(num_rows, e.capacity, self._count * num_rows * e.row_bytes, error) from error
-        fields = (e.row_bytes, e.head_bytes, e.entry_bytes, num_rows, e.kv_heads, e.capacity)
-        return KvMemory(tuple(addresses), *fields)
+            raise shortage(num_rows, memory.capacity, memory.num_bytes, error) from error
 
     def _release(self, memory: KvMemory) -> None:
         self._forget(memory)
-        for address in memory.addresses:
-            self._device.free(address)
+        self._device.free(memory.address)

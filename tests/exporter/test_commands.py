@@ -38,6 +38,11 @@ def test_the_second_opinion_can_be_left_out(checkpoints: Named, tmp_path: Path) 
     assert alone is not None and alone.yardstick is None
 
 
+def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:
+    words = ("--precision", "auto", "--device", "cuda", "--no-oracle")
+    assert exported(checkpoints("llama"), tmp_path / "a", *words).variants[0].precision == "float16"
+
+
 @pytest.mark.parametrize("words", [("--fixed", "--group", "16"), ("--static", "--quant-block", "16")])
 def test_new_words_and_those_of_older_recipes(
     words: tuple[str, ...], checkpoints: Named, tmp_path: Path

@@ -420,8 +420,12 @@ def test_an_accuracy_level_is_for_weights_that_have_one(quantized: Any, bundles:
 def test_auto_precision_names_its_reason(tmp_path: Path) -> None:
     (tmp_path / "new").write_text("flags : fpu avx2 avx512_vnni sse\n")
     (tmp_path / "old").write_text("flags : fpu avx2 sse\n")
-    assert choose_precision(tmp_path / "new")[0] == "w8a8"
-    assert "avx512_vnni" in choose_precision(tmp_path / "new")[1]
-    assert choose_precision(tmp_path / "old")[0] == "int8"
-    assert choose_precision(tmp_path / "absent")[0] == "int8"
-    assert all("--calibration-text" in choose_precision(tmp_path / n)[1] for n in ("new", "old", "absent"))
+    assert choose_precision(cpuinfo=tmp_path / "new")[0] == "w8a8"
+    assert "avx512_vnni" in choose_precision(cpuinfo=tmp_path / "new")[1]
+    assert choose_precision(cpuinfo=tmp_path / "old")[0] == "int8"
+    assert choose_precision(cpuinfo=tmp_path / "absent")[0] == "int8"
+    chosen = [choose_precision(cpuinfo=tmp_path / name) for name in ("new", "old", "absent")]
+    assert all("--calibration-text" in reason for _, reason in chosen)
+    assert choose_precision("cuda", tmp_path / "new")[0] == "fp16"
+    with pytest.raises(ExportError, match=r"unknown device `tpu` \(known: cpu, cuda\)"):
+        choose_precision("tpu")

@@ -59,7 +59,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/hub_commands": ("runtime/console", "runtime/hub"),
     "exporter/__init__": (),
     "exporter/codes": (),
-    "exporter/precision": ("runtime/machine",),
+    "exporter/precision": ("runtime/errors", "runtime/machine"),
     "exporter/output": ("runtime/bundle",),
     "exporter/checkpoint": ("exporter/codes", "runtime/bundle"),
     "exporter/graph": ("exporter/checkpoint", "exporter/output"),

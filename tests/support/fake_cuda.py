@@ -2,10 +2,7 @@
 of the real ones.
 
 The engine's KV entries are the tokens themselves, as in fake.py, so that a stale or misplaced entry shows in
-what it predicts. It refuses what the real ones refuse or punish: memory that was never allocated or was given
-back, a host array that is gone when the stream comes to it, whatever a capture does not allow, tensors
-without shape or address or not aligned, aliases that no operator writes in place, a context that two threads
-run at once, and any call after an error that stays.
+what it predicts. It refuses what the real ones refuse or punish; docs/tensorrt.md has the list.
 """
 
 from __future__ import annotations
@@ -13,12 +10,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, Range
 from mars_export.runtime.bundle.manifest import ModelInfo, Variant
+from mars_export.runtime.device.cuda import ORDINAL, Runs, Turn
 from mars_export.runtime.errors import SessionError
 from support.fake import Predict, _seen
 
@@ -26,6 +26,29 @@ MODEL = ModelInfo("llama", 1000, 8, 2, 2, 2, 4, 64)
 KV_ITEM = 4
 ALIGNMENT = 256
 Work = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Graph:
+    """A captured step: what it does, and what each context was bound to when it was captured."""
+
+    work: list[Work] = field(default_factory=list)
+    bound: list[tuple[Bound, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Bound:
+    """What a context is bound to; `changes` counts the times that it was bound to something else."""
+
+    range_index: int
+    scratch: int
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    addresses: dict[str, int] = field(default_factory=dict)
+    changes: int = 0
+    is_alive: bool = True
+
+    def end(self) -> None:
+        self.is_alive = False
 
 
 class FakeDevice:
@@ -43,9 +66,19 @@ class FakeDevice:
         self.spare: list[int] = []  # addresses that were given back and are handed out again
         self.left: int | None = None  # allocations before memory is out
         self.is_broken = False
-        self.refuse_capture, self.recording = refuse_capture, None
+        self.refuse_capture = refuse_capture
+        self.recording: Graph | None = None
         self.queue: list[Work] = []
         self.graphs = self.launches = self.forgotten = self.closed = 0
+        self.current = threading.local()  # which GPU is a thread's own affair
+        good = SimpleNamespace(cudaSuccess=0)
+        self.turn = Turn(
+            SimpleNamespace(
+                cudaError_t=good,
+                cudaGetDevice=lambda: (0, getattr(self.current, "ordinal", ORDINAL)),
+                cudaSetDevice=self._set_device,
+            )
+        )
 
     def allocate(self, num_bytes: int) -> int:
         self._call("cudaMalloc", in_capture=False)
@@ -71,6 +104,9 @@ class FakeDevice:
         self.memory[address : address + size] = 0xFF
 
     def close(self) -> None:
+        assert self.is_broken or self.forgotten == self.graphs, (
+            "graphs go before their contexts, and both before their memory"
+        )
         self.closed += 1
 
     def zero(self, address: int, num_bytes: int) -> None:
@@ -102,18 +138,24 @@ class FakeDevice:
 
         self.queue.append(copy)
 
-    def copy_rows(
-        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
-    ) -> None:
-        self._call("cudaMemcpy2DAsync", in_capture=False)
-        assert width <= target_pitch or height == 1, "cudaErrorInvalidPitchValue"
-        assert width <= source_pitch or height == 1, "cudaErrorInvalidPitchValue"
+    def copy_runs(self, target: Runs, source: Runs, width: int, height: int, depth: int) -> None:
+        self._call("cudaMemcpy3DAsync", in_capture=False)
+        for runs in (target, source):
+            assert width <= runs.pitch, "cudaErrorInvalidPitchValue"
+            assert height <= runs.per_slice, "cudaErrorInvalidValue: slices overlap"
+
+        def at(runs: Runs, y: int, z: int) -> np.ndarray:
+            return self._bytes(runs.address + (z * runs.per_slice + y) * runs.pitch, width)
 
         def copy() -> None:
-            self.events.append(("copy", width * height))
-            for i in range(height):
-                there, here = target + i * target_pitch, source + i * source_pitch
-                self._bytes(there, width)[:] = self._bytes(here, width)
+            self.events.append(("copy", width * height * depth))
+            places = [(y, z) for z in range(depth) for y in range(height)]
+            read = [at(source, *place).copy() for place in places]
+            for place in places:
+                at(target, *place)[:] = 0xEE
+            assert all((at(source, *p) == r).all() for p, r in zip(places, read, strict=True)), "an overlap"
+            for place, run in zip(places, read, strict=True):
+                at(target, *place)[:] = run
 
         self.queue.append(copy)
 
@@ -124,7 +166,7 @@ class FakeDevice:
 
     def capture(self, enqueue: Callable[[], bool]) -> Any | None:
         self._call("cudaStreamBeginCapture", in_capture=False)
-        self.recording = []
+        self.recording = Graph()
         try:
             done = enqueue()
         finally:
@@ -134,16 +176,28 @@ class FakeDevice:
         self.graphs += 1
         return recorded
 
-    def launch(self, graph: list[Work]) -> None:
+    def launch(self, graph: Graph) -> None:
         self._call("cudaGraphLaunch", in_capture=False)
+        for bound, changes in graph.bound:
+            assert bound.is_alive, "a graph is launched after its context is gone"
+            assert bound.changes == changes, (
+                "a graph is launched after its context was bound to something else"
+            )
         self.launches += 1
-        self.queue += graph
+        self.queue += graph.work
 
-    def forget(self, _: Any) -> None:
+    def forget(self, graph: Graph) -> None:
+        self._call("cudaGraphExecDestroy", in_capture=False)
+        assert all(bound.is_alive for bound, _ in graph.bound), "a context is gone before its graph"
         self.forgotten += 1
 
-    def enqueue(self, work: Work) -> None:
-        (self.queue if self.recording is None else self.recording).append(work)
+    def enqueue(self, work: Work, bound: Bound) -> None:
+        self._call("cudaLaunchKernel", in_capture=True)
+        if self.recording is None:
+            self.queue.append(work)
+        else:
+            self.recording.work.append(work)
+            self.recording.bound.append((bound, bound.changes))
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """What is there when the stream has come to its end."""
@@ -166,25 +220,32 @@ class FakeDevice:
         assert inside, f"{count} bytes at {address}: not of one allocation"
         return self.memory[address : address + count]
 
+    def _set_device(self, ordinal: int) -> tuple[int]:
+        self.current.ordinal = ordinal
+        return (0,)
+
     def _call(self, name: str, *, in_capture: bool) -> None:
+        assert getattr(self.current, "ordinal", ORDINAL) == ORDINAL, f"{name}: another GPU is the current one"
         if self.is_broken:
-            raise SessionError(f"CUDA: {name} failed: an illegal memory access was encountered")
+            raise SessionError(
+                f"CUDA: {name} failed: an illegal memory access was encountered (cudaErrorIllegalAddress);"
+                " nothing computes on the GPU in this process any more: start it again"
+            )
         if self.recording is not None and not in_capture:
             raise SessionError(f"CUDA: {name} failed: operation not permitted when stream is capturing")
 
 
 class FakeContext:
-    """An execution context. `error` says why the last call was refused."""
+    """An execution context. `engine.error` says why the last call was refused."""
 
-    def __init__(self, engine: FakeEngine, range_index: int) -> None:
-        self.engine, self.range_index = engine, range_index
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.addresses: dict[str, int] = {}
+    def __init__(self, engine: FakeEngine, bound: Bound) -> None:
+        self.engine, self.bound = engine, bound
         self.is_prepared = False
         self._running = threading.Lock()
+        weakref.finalize(self, bound.end).atexit = False
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        r = self.engine.info.ranges[self.range_index]
+        r = self.engine.info.ranges[self.bound.range_index]
         kv = (r.batch, *(Extent(n, n, n) for n in (MODEL.num_kv_heads, self.engine.capacity, MODEL.head_dim)))
         extents = {
             "input_ids": (r.batch, r.slots),
@@ -196,63 +257,112 @@ class FakeContext:
             return False
         if not all(extent.holds(size) for extent, size in zip(good, shape, strict=True)):
             return False
-        self.is_prepared &= self.shapes.get(name) == tuple(shape)
-        self.shapes[name] = tuple(shape)
+        if self.bound.shapes.get(name) != tuple(shape):
+            self.is_prepared = False
+            self.bound.changes += 1
+            self.bound.shapes[name] = tuple(shape)
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        self.addresses[name] = address
+        self.bound.changes += self.bound.addresses.get(name) != address
+        self.bound.addresses[name] = address
         return name in self.engine.tensors
 
     def execute_async_v3(self, stream: int) -> bool:
         device = self.engine.device
-        assert stream == device.stream
+        assert (type(stream), stream) == (int, device.stream), "the stream that the profile was chosen on"
         assert self._running.acquire(blocking=False), "a context runs in one thread at a time"
         try:
             self.engine.error = self._refusal()
             if self.engine.error is not None:
                 return False
             self.is_prepared = True
-            bound = dict(self.addresses), dict(self.shapes)
-            device.enqueue(lambda: self._execute(*bound))
+            bound, engine = self.bound, self.engine
+            now = dict(bound.addresses), dict(bound.shapes)
+
+            def work() -> None:
+                assert bound.is_alive, "a context is gone before the stream has come to its step"
+                size = device.live.get(bound.scratch, 0)
+                assert size >= FakeEngine.scratch_bytes, "the shared scratch memory is gone"
+                engine.execute(*now)
+
+            device.enqueue(work, bound)
             return True
         finally:
             self._running.release()
 
     def _refusal(self) -> str | None:
         engine = self.engine
+        if engine.breaks:
+            engine.device.is_broken = True
+            return "Cuda Runtime (an illegal memory access was encountered)"
         if engine.fails:
             return "the fake was told to fail"
+        if engine.device.recording is not None and engine.allocates:
+            engine.device._call("cudaMalloc", in_capture=False)
         if engine.device.recording is not None and not self.is_prepared:
             return "the first run after a change of shapes cannot be captured"
-        missing = [name for name in engine.inputs if name not in self.shapes]
-        missing += [name for name in engine.tensors if not self.addresses.get(name)]
+        shapes, addresses = self.bound.shapes, self.bound.addresses
+        missing = [name for name in engine.inputs if name not in shapes]
+        missing += [name for name in engine.tensors if not addresses.get(name)]
         if missing:
             return f"no shape or address: {missing}"
-        odd = [name for name, address in self.addresses.items() if address % ALIGNMENT]
+        odd = [name for name, address in addresses.items() if address % ALIGNMENT]
         if odd:
             return f"not aligned: {odd}"
         for past in engine.pasts:
             present = past.replace("past_key_values", "present")
-            if (self.addresses[past] == self.addresses[present]) != engine.in_place:
+            if (addresses[past] == addresses[present]) != engine.in_place:
                 return f"{present} is {'not ' if engine.in_place else ''}{past}"
         return None
 
-    def _execute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
-        engine, device = self.engine, self.engine.device
+
+class FakeEngine:
+    """What LoadedEngine offers. `contexts`: what all that were ever made are bound to."""
+
+    scratch_bytes = 512
+
+    def __init__(self, device: FakeDevice, info: EngineInfo, predict: Predict, in_place: bool = True) -> None:
+        self.device, self.info, self.predict, self.in_place = device, info, predict, in_place
+        self.contexts: list[Bound] = []
+        self.fails, self.error = False, None
+        self.breaks = False  # the next step breaks the device
+        self.allocates = False  # in a step, which can then not be captured
+        self.kept = 0
+        self.capacity = 64
+        suffixes = [f"{i}.{kind}" for i in range(MODEL.num_layers) for kind in ("key", "value")]
+        self.pasts = [f"past_key_values.{suffix}" for suffix in suffixes]
+        self.inputs = ["input_ids", "kv_length", "output_index", *self.pasts]
+        self.tensors = [
+            *self.inputs,
+            "token_ids",
+            "confidence",
+            *(f"present.{suffix}" for suffix in suffixes),
+        ]
+
+    def new_context(self, range_index: int, scratch: int, stream: int) -> FakeContext:
+        assert self.device.live.get(scratch, 0) >= self.scratch_bytes
+        assert stream == self.device.stream
+        self.contexts.append(Bound(range_index, scratch))
+        return FakeContext(self, self.contexts[-1])
+
+    def execute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
+        device = self.device
         device.events.append(("execute", 0))
         ids, lengths, index = (
             device.array(addresses[n], shapes[n], np.int64)
             for n in ("input_ids", "kv_length", "output_index")
         )
         rows, slots = ids.shape
+        assert ((index >= 0) & (index < slots)).all(), "a prediction beyond the window"
+        assert not self.in_place or (lengths + slots <= self.capacity).all(), "an update beyond the cache"
         token_ids = device.array(addresses["token_ids"], index.shape, np.int64)
         confidence = device.array(addresses["confidence"], index.shape, np.float32)
         for suffix in (f"{i}.{kind}" for i in range(MODEL.num_layers) for kind in ("key", "value")):
             past = device.array(
                 addresses[f"past_key_values.{suffix}"], shapes[f"past_key_values.{suffix}"], np.float32
             )
-            if engine.in_place:
+            if self.in_place:
                 for row in range(rows):
                     past[row, :, lengths[row] : lengths[row] + slots] = ids[row][:, None]
             else:
@@ -274,35 +384,7 @@ class FakeContext:
                     continue  # a row that fills a fixed batch up
                 for j, slot in enumerate(index[row].tolist()):
                     known = seen[row][: lengths[row] + slot + 1]
-                    token_ids[row, j], confidence[row, j] = engine.answer(known)
-
-
-class FakeEngine:
-    """What LoadedEngine offers. `contexts` are all that were made."""
-
-    scratch_bytes = 512
-
-    def __init__(self, device: FakeDevice, info: EngineInfo, predict: Predict, in_place: bool = True) -> None:
-        self.device, self.info, self.predict, self.in_place = device, info, predict, in_place
-        self.contexts: list[FakeContext] = []
-        self.fails, self.error = False, None
-        self.kept = 0
-        self.capacity = 64
-        suffixes = [f"{i}.{kind}" for i in range(MODEL.num_layers) for kind in ("key", "value")]
-        self.pasts = [f"past_key_values.{suffix}" for suffix in suffixes]
-        self.inputs = ["input_ids", "kv_length", "output_index", *self.pasts]
-        self.tensors = [
-            *self.inputs,
-            "token_ids",
-            "confidence",
-            *(f"present.{suffix}" for suffix in suffixes),
-        ]
-
-    def new_context(self, range_index: int, scratch: int, stream: int) -> FakeContext:
-        assert self.device.live.get(scratch, 0) >= self.scratch_bytes
-        assert stream == self.device.stream
-        self.contexts.append(FakeContext(self, range_index))
-        return self.contexts[-1]
+                    token_ids[row, j], confidence[row, j] = self.answer(known)
 
     def answer(self, known: list[int]) -> tuple[int, float]:
         try:
@@ -311,6 +393,9 @@ class FakeEngine:
             if any(t != 0 for t in known[-1:]):
                 raise
             return 0, 0.0  # a slot that fills a fixed window up
+
+    def is_capturable(self, context: FakeContext, stream: int) -> bool:
+        return not self.allocates and context.engine is self and stream == self.device.stream
 
     def last_error(self) -> str:
         return str(self.error)

@@ -145,11 +145,13 @@ TEST_CASE("memory is allocated once, and goes with the backend") {
         const auto one = backend.new_cache(1), two = backend.new_cache(1);
         CHECK(memory(*one).addresses != memory(*two).addresses);
         const auto& sizes = stub::state().allocations;
-        CHECK(std::count(sizes.begin(), sizes.end(), 3U * 2 * 64 * 4 * 4) == 2 * 2 * 2);
+        CHECK(std::count(sizes.begin(), sizes.end(), 2U * 2 * 3 * 2 * 64 * 4 * 4) == 2); // of all tensors
     }
     CHECK(stub::state().memory.empty());
     CHECK(stub::state().streams == 0);
     CHECK(stub::state().forgotten == stub::state().graphs);
+    CHECK(stub::state().graphs > 0);
+    CHECK(stub::state().orphans == 0); // graphs go before the contexts that they were captured from
     for (const stub::Bound* context : stub::state().contexts) CHECK(context == nullptr);
 }
 
@@ -243,6 +245,197 @@ TEST_CASE("a row is moved with all its heads") {
         CHECK(std::count(entries + 8, entries + 64 * 4, 0.0F) == 62 * 4);
     }
     CHECK(std::count(kv(moved, 3) + 2 * 64 * 4, kv(moved, 3) + 4 * 64 * 4, 0.0F) == 2 * 64 * 4);
+}
+
+TEST_CASE("copies between rows are one call each, and new entries are placed by one a row") {
+    const auto copies = [] {
+        std::vector<std::size_t> sizes;
+        for (const auto& [kind, size] : stub::state().events)
+            if (kind == "copy") sizes.push_back(size);
+        stub::state().events.clear();
+        return sizes;
+    };
+    const std::size_t entries = 2 * 2 * 2 * 4 * sizeof(float);
+    for (const bool fixed : {false, true}) {
+        CAPTURE(fixed);
+        EngineShape shape;
+        shape.kv_layout = "delta";
+        shape.fixed = fixed;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(3);
+        const auto& rows = dynamic_cast<const mars::TrtCache&>(*cache);
+        mars::StepOutput output;
+        std::int64_t length = 0;
+        for (const std::int64_t slots : {1, 3, 4}) // sizes whose tensors would not begin where they may without a gap
+            for (int i = 0; i < 3; ++i, length += slots) {
+                mars::StepInput window = input(2, slots, slots + 3);
+                window.kv_length = {length, length};
+                stub::state().events.clear();
+                backend.step(*cache, 1, window, false, output);
+                const std::size_t written = entries * static_cast<std::size_t>(fixed ? 4 : slots);
+                CHECK(copies() == std::vector<std::size_t>{written, written});
+            }
+        for (std::size_t tensor = 0; tensor < 4; ++tensor)
+            for (std::int64_t head = 2; head < 6; ++head)
+                for (std::int64_t entry = 0; entry < 24; ++entry)
+                    CHECK(kv(rows, tensor)[(head * 64 + entry) * 4 + 3] == static_cast<float>(entry < 3 ? 4 : entry < 12 ? 6 : 7));
+        cache->move(1, 2, 5);
+        cache->move(1, 1, 5); // onto itself: nothing
+        cache->load(0, *cache->save(1, 6), 4);
+        backend.step(*cache, 1, input(1, 1), false, output);
+        const auto sizes = copies();
+        REQUIRE(sizes.size() == 4);
+        CHECK(std::vector<std::size_t>(sizes.begin(), sizes.begin() + 3) ==
+              std::vector<std::size_t>{5 * entries, 6 * entries, 4 * entries});
+        for (std::size_t tensor = 0; tensor < 4; ++tensor) {
+            CHECK(kv(rows, tensor)[(64 + 3) * 4] == 6.0F);
+            CHECK(kv(rows, tensor)[(64 + 4) * 4] == 0.0F);
+        }
+    }
+}
+
+TEST_CASE("whose GPU is current in a thread does not matter, and it is left as it was") {
+    EngineShape shape;
+    shape.kv_layout = "delta";
+    const Made made(shape);
+    stub::current() = 3;
+    {
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(2);
+        mars::StepOutput output;
+        for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+        cache->load(1, *cache->save(0, 2), 2);
+        CHECK(backend.num_graphs() == 1);
+        CHECK(stub::current() == 3);
+    }
+    CHECK(stub::state().memory.empty());
+    CHECK(stub::state().streams == 0);
+    CHECK(stub::current() == 3);
+    stub::current() = 0;
+}
+
+TEST_CASE("an error that stays is told, and the end is quiet") {
+    const Made made;
+    {
+        mars::TrtBackend backend = made.open();
+        auto cache = backend.new_cache(1);
+        const auto saved = cache->save(0, 1);
+        mars::StepOutput output;
+        for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+        stub::state().breaks = true; // TensorRT meets it first
+        for (int i = 0; i < 2; ++i) {
+            const std::string text = refused([&] { backend.step(*cache, 0, input(1, 1), false, output); });
+            CHECK(text.find("an illegal memory access was encountered (cudaErrorIllegalAddress); nothing computes on the GPU in this "
+                            "process any more: start it again") != std::string::npos);
+        }
+        CHECK(refused([&] { cache->move(0, 1, 2); }).find("start it again") != std::string::npos);
+        CHECK(refused([&] { backend.new_cache(1); }).find("start it again") != std::string::npos);
+    }
+    stub::reset();
+}
+
+TEST_CASE("a call that failed leaves no error for TensorRT to find") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(1);
+    stub::state().has_no_memory = true;
+    CHECK(refused([&] { cache->save(0, 1); }).find("out of memory") != std::string::npos);
+    mars::StepOutput output;
+    for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+    CHECK(backend.num_graphs() == 1);
+}
+
+TEST_CASE("a step that would allocate is not captured") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    stub::state().allocates = true;
+    const auto cache = backend.new_cache(1);
+    mars::StepOutput output;
+    for (int i = 0; i < 4; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+    CHECK(backend.num_graphs() == 0);
+    CHECK(stub::state().launches == 0);
+    CHECK(output.token_ids == Tokens{fake::hashed({3}, 0).first});
+}
+
+TEST_CASE("the stub refuses what TensorRT and CUDA refuse") {
+    const Made made;
+    mars::Device device;
+    const mars::LoadedEngine engine(made.bundle, made.bundle.manifest.variants.front());
+    const mars::Address scratch = device.allocate(engine.scratch_bytes());
+    std::map<std::string, std::vector<std::int64_t>> shapes{{"input_ids", {1, 2}}, {"kv_length", {1}}, {"output_index", {1, 1}}};
+    std::map<std::string, mars::Address> addresses;
+    for (const mars::EngineTensor& tensor : engine.tensors()) {
+        if (tensor.name.rfind("past_key_values.", 0) == 0) shapes[tensor.name] = {1, 2, 64, 4};
+        if (tensor.alias.empty()) addresses[tensor.name] = device.allocate(2 * 64 * 4 * 4);
+    }
+    for (const mars::EngineTensor& tensor : engine.tensors())
+        if (!tensor.alias.empty()) addresses[tensor.name] = addresses.at(tensor.alias);
+    const auto bound = [&](const std::string& without = "") {
+        auto context = std::make_unique<mars::Context>(engine.new_context(0, scratch, device.stream()));
+        for (const auto& [name, shape] : shapes)
+            if (name != without) CHECK(context->set_input_shape(name, shape));
+        for (const auto& [name, address] : addresses) CHECK(context->set_tensor_address(name, address));
+        return context;
+    };
+    const auto enqueues = [&](mars::Context& context) { return context.enqueue(device.stream()); };
+    const auto reason = [&](mars::Context& context) { return enqueues(context) ? "nothing" : engine.last_error(); };
+    const auto good = bound();
+    for (const auto& each : shapes) CHECK(reason(*bound(each.first)) == "no shape for " + each.first);
+    for (const auto& [name, address] : addresses)
+        for (const mars::Address odd : {mars::Address{0}, address + 64}) {
+            const auto context = bound();
+            context->set_tensor_address(name, odd);
+            CHECK(reason(*context).find("not aligned") != std::string::npos);
+        }
+    CHECK(!good->set_input_shape("input_ids", {4, 2}));
+    const auto apart = bound();
+    apart->set_tensor_address("present.1.key", addresses.at("present.0.key"));
+    CHECK(reason(*apart).find("past and present are one address") != std::string::npos);
+
+    // A first run, then a capture; a graph goes with what it was captured from.
+    const auto capture = [&](mars::Context& context) { return device.capture([&] { return enqueues(context); }); };
+    CHECK(capture(*good) == nullptr);
+    CHECK(engine.last_error().find("the first run after a change") != std::string::npos);
+    CHECK(reason(*good) == "nothing");
+    device.synchronize();
+    auto graph = capture(*good);
+    REQUIRE(graph != nullptr);
+    device.launch(graph);
+    good->set_input_shape("input_ids", {1, 1});
+    CHECK(refused([&] { device.launch(graph); }).find("cudaGraphLaunch failed") != std::string::npos);
+    auto other = bound();
+    CHECK(enqueues(*other));
+    device.synchronize();
+    graph = capture(*other);
+    REQUIRE(graph != nullptr);
+    other.reset();
+    CHECK(refused([&] { device.launch(graph); }).find("cudaGraphLaunch failed") != std::string::npos);
+    CHECK(stub::state().orphans == 0);
+    graph.reset();
+    CHECK(stub::state().orphans == 1);
+
+    // What is no step does not belong in a capture, and spoils it.
+    const std::vector<std::function<void()>> calls{
+        [&] { device.allocate(1); }, [&] { device.zero(scratch, 1); }, [&] { device.upload(scratch, &shapes, 1); },
+        [&] { device.copy_runs({scratch, 8, 1}, {scratch + 8, 8, 1}, 8, 1, 1); }, [&] { device.synchronize(); }};
+    for (const auto& call : calls) {
+        const auto spoiled = device.capture([&] {
+            CHECK(refused(call) != "nothing was refused");
+            return true;
+        });
+        CHECK(spoiled == nullptr);
+    }
+    // Copies that CUDA refuses, or garbles.
+    CHECK(refused([&] { device.copy_runs({scratch, 8, 2}, {scratch + 256, 7, 2}, 8, 2, 2); }).find("failed") != std::string::npos);
+    CHECK(refused([&] { device.copy_runs({scratch, 8, 1}, {scratch + 256, 8, 2}, 8, 2, 2); }).find("failed") != std::string::npos);
+    device.copy_runs({scratch, 8, 2}, {scratch + 12, 8, 2}, 8, 2, 2);
+    CHECK_THROWS_AS(device.synchronize(), std::logic_error);
+    // Another GPU of the thread's.
+    stub::current() = 1;
+    CHECK(refused([&] { device.synchronize(); }).find("cudaErrorInvalidResourceHandle") != std::string::npos);
+    CHECK(reason(*bound()) == "another GPU is the current one");
+    stub::current() = 0;
 }
 
 TEST_CASE("saved entries stay on the device, serve other rows, and go with the store") {

@@ -12,9 +12,10 @@ import pytest
 
 from mars_export.runtime import SessionError
 from mars_export.runtime.device import cuda
-from mars_export.runtime.device.cuda import Device
+from mars_export.runtime.device.cuda import Device, Runs
 
 GOOD, BAD = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorStreamCaptureUnsupported")
+ILLEGAL = SimpleNamespace(name="cudaErrorIllegalAddress")
 GRAPH, LAUNCHABLE = 5, 6
 
 
@@ -31,9 +32,20 @@ class FakeRuntime:
     cudaError_t = SimpleNamespace(cudaSuccess=GOOD, cudaErrorInsufficientDriver=None, cudaErrorNoDevice=None)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal="thread")
     cudaStreamNonBlocking = 1
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToDevice="on the device")
 
     def __init__(self, *bad: str) -> None:
         self.bad, self.calls, self.next = bad, [], 256  # type: ignore[var-annotated]
+        self.error, self.current = BAD, 0
+
+    def cudaMemcpy3DParms(self) -> SimpleNamespace:
+        return SimpleNamespace()
+
+    def make_cudaPitchedPtr(self, *sizes: int) -> tuple[int, ...]:
+        return sizes
+
+    def make_cudaExtent(self, *sizes: int) -> tuple[int, ...]:
+        return sizes
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
         def call(*arguments: Any) -> tuple[Any, ...]:
@@ -43,13 +55,18 @@ class FakeRuntime:
             if name == "cudaMalloc":
                 self.next += 256
                 return (GOOD, self.next) if name not in self.bad else (BAD, None)
+            if name == "cudaGetDevice" and name not in self.bad:
+                return GOOD, self.current
+            if name == "cudaSetDevice":
+                self.current = arguments[0]
             values = ANSWERS.get(name, ())
-            return (BAD, *(None for _ in values)) if name in self.bad else (GOOD, *values)
+            return (self.error, *(None for _ in values)) if name in self.bad else (GOOD, *values)
 
         return call
 
     def names(self) -> list[str]:
-        return [name for name, *_ in self.calls]
+        """What was called, but for the asking which GPU is current."""
+        return [name for name, *_ in self.calls if name != "cudaGetDevice"]
 
 
 @pytest.fixture
@@ -64,7 +81,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Device, FakeR
 
 def test_the_stream_does_not_wait_for_the_default_one(opened: Any) -> None:
     device, runtime = opened()
-    assert runtime.calls == [("cudaStreamCreateWithFlags", FakeRuntime.cudaStreamNonBlocking)]
+    assert runtime.calls[1:] == [("cudaStreamCreateWithFlags", FakeRuntime.cudaStreamNonBlocking)]
     assert device.stream == 77
 
 
@@ -120,6 +137,75 @@ def test_what_cannot_be_enqueued_ends_its_capture(how: str, opened: Any) -> None
 
 
 def test_a_failing_call_is_named(opened: Any) -> None:
-    device, _ = opened("cudaMalloc")
+    device, runtime = opened("cudaMalloc")
     with pytest.raises(SessionError, match="CUDA: cudaMalloc failed: operation not supported"):
         device.allocate(10)
+    runtime.calls.clear()
+    with pytest.raises(SessionError):
+        device.allocate(10)
+    assert "cudaGetLastError" in runtime.names(), "TensorRT must not find it after a launch of its own"
+
+
+def test_an_error_that_stays_says_what_to_do_and_closes_quietly(opened: Any) -> None:
+    device, runtime = opened()
+    runtime.bad, runtime.error = ("cudaStreamSynchronize", "cudaFree"), ILLEGAL
+    for _ in range(2):
+        with pytest.raises(
+            SessionError, match=r"\(cudaErrorIllegalAddress\); nothing computes .* start it again"
+        ):
+            device.synchronize()
+    device.close()
+    runtime.bad = ("cudaGetDevice",)
+    for _ in range(2):  # the turn is not kept
+        with pytest.raises(SessionError, match="cudaGetDevice failed"), device.turn:
+            pass
+    device.close()
+
+
+def test_a_turn_makes_the_gpu_current_and_leaves_the_threads_own_choice(opened: Any) -> None:
+    device, runtime = opened()
+    runtime.current = 2
+    with device.turn:
+        assert runtime.current == 0
+        with device.turn:
+            assert runtime.current == 0
+        assert runtime.current == 0
+    assert runtime.current == 2
+    with pytest.raises(ValueError, match="mine"), device.turn:
+        raise ValueError("mine")
+    assert runtime.current == 2
+    runtime.calls.clear()
+    device.close()
+    assert runtime.current == 2
+    assert runtime.names()[0] == "cudaSetDevice"
+    runtime.current = 0
+    runtime.calls.clear()
+    with device.turn:
+        pass
+    assert runtime.names() == [], "nothing is set where it is the one already"
+
+
+def test_runs_are_copied_by_one_call(opened: Any) -> None:
+    device, runtime = opened()
+    device.copy_runs(Runs(4096, 64, 7), Runs(8192, 32, 5), 16, 3, 2)
+    ((name, copy, stream),) = runtime.calls[2:]
+    assert (name, stream) == ("cudaMemcpy3DAsync", 77)
+    assert (copy.dstPtr, copy.srcPtr) == ((4096, 64, 64, 7), (8192, 32, 32, 5))
+    assert (copy.extent, copy.kind) == ((16, 3, 2), "on the device")
+
+
+def test_the_real_bindings_take_what_a_copy_says() -> None:
+    real = pytest.importorskip("cuda.bindings.runtime")
+    copy = real.cudaMemcpy3DParms()
+    copy.dstPtr, copy.srcPtr = (
+        real.make_cudaPitchedPtr(4096, 64, 64, 7),
+        real.make_cudaPitchedPtr(8192, 32, 32, 5),
+    )
+    copy.extent, copy.kind = real.make_cudaExtent(16, 3, 2), real.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+    assert (int(copy.dstPtr.ptr), copy.dstPtr.pitch, copy.dstPtr.ysize) == (4096, 64, 7)
+    assert (copy.extent.width, copy.extent.height, copy.extent.depth) == (16, 3, 2)
+    known = {error.name for error in real.cudaError_t}
+    assert known >= {"cudaErrorIllegalAddress", "cudaErrorAssert", "cudaErrorLaunchFailure"}
+    # Those that the bindings' own words call lasting; newer ones than ours would be missed here.
+    words = {e.name for e in real.cudaError_t if "inconsistent state" in " ".join((e.__doc__ or "").split())}
+    assert words <= cuda.LASTING

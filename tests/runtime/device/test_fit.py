@@ -130,7 +130,7 @@ class FakeRawEngine:
         self.tensors = {n: v for n, v in (self.tensors | changes).items() if v is not None}
         self.not_in_place: set[str] = set()
         self.cache = FakeTrt.IRuntimeCache()
-        self.contexts: list[dict[str, Any]] = []
+        self.contexts: list[FakeRawContext] = []
 
     @property
     def num_io_tensors(self) -> int:
@@ -159,14 +159,33 @@ class FakeRawEngine:
         )
 
     def create_execution_context(self, config: Any) -> Any:
-        seen: dict[str, Any] = {"config": config}
-        self.contexts.append(seen)
-        return SimpleNamespace(
-            set_device_memory=lambda address, size: seen.update(memory=(address, size)),
-            set_optimization_profile_async=lambda index, stream: (
-                seen.update(range=index) is None and index < 2
-            ),
-        )
+        self.contexts.append(FakeRawContext(config))
+        return self.contexts[-1]
+
+
+class FakeRawContext:
+    """An execution context of TensorRT: what it is given, and what it would not take."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.shapes = config, 0
+        self.memory: tuple[int, int] | None = None
+        self.range: int | None = None
+        self.is_capturable = True
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        assert address % 256 == 0
+        assert size >= FakeRawEngine.device_memory_size_v2
+        self.memory = (address, size)
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        assert type(stream) is int
+        assert not self.shapes, "it would drop the shapes that were set"
+        self.range = index
+        return index < 2
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        assert type(stream) is int
+        return self.is_capturable
 
 
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: Any, diagnostics: int = 0) -> LoadedEngine:
@@ -199,8 +218,12 @@ def test_kernels_are_kept_beside_the_bundle(tmp_path: Path, monkeypatch: pytest.
 def test_contexts_share_scratch_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = FakeRawEngine()
     opened = loaded(tmp_path, monkeypatch, raw)
-    opened.new_context(1, 4096, 7)
-    assert (raw.contexts[0]["memory"], raw.contexts[0]["range"]) == ((4096, 100), 1)
+    context = opened.new_context(1, 4096, 7)
+    assert (raw.contexts[0].memory, raw.contexts[0].range) == ((4096, 100), 1)
+    assert opened.is_capturable(context, 7)
+    context.is_capturable = False
+    assert not opened.is_capturable(context, 7)
+    assert opened.is_capturable(SimpleNamespace(), 7), "an older TensorRT is not asked, but tried"
     with pytest.raises(SessionError, match="no optimization profile 2; build it again"):
         opened.new_context(2, 4096, 7)
 

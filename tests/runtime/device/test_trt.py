@@ -107,8 +107,9 @@ def test_memory_is_allocated_once() -> None:
     one, two = backend.new_cache(1), backend.new_cache(1)
     assert one.memory != two.memory, "two at once do not share"
     row_bytes = MODEL.num_kv_heads * CAPACITY * MODEL.head_dim * 4
-    assert device.allocations.count(3 * row_bytes) == 2 * MODEL.num_layers, "what was given back serves again"
-    assert device.allocations.count(row_bytes) == 2 * MODEL.num_layers, "one row takes the memory of one"
+    block = 2 * MODEL.num_layers * row_bytes
+    assert device.allocations.count(3 * block) == 1, "what was given back serves again"
+    assert device.allocations.count(block) == 1, "one row takes the memory of one"
 
 
 def test_memory_that_is_used_again_holds_no_old_entries() -> None:
@@ -126,11 +127,17 @@ def test_memory_that_is_used_again_holds_no_old_entries() -> None:
 
 
 def test_the_memory_goes_with_the_backend() -> None:
-    backend, _, device = build()
+    backend, engine, device = build()
+    cache = backend.new_cache(1)
+    for slots in (2, PREFILL):
+        for _ in range(3):
+            backend.step(cache, 0, np.full((1, slots), 3), np.array([0]), np.array([[1]]), False)
     assert not device.closed
-    del backend
+    del backend, cache
     gc.collect()
     assert device.closed == 1
+    assert (device.forgotten, device.graphs) == (1, 1)
+    assert not any(context.is_alive for context in engine.contexts)
 
 
 def test_ranges_are_chosen_by_shape() -> None:
@@ -200,6 +207,59 @@ def test_a_row_is_moved_with_all_its_heads() -> None:
     assert not keys[1].any()
     cache.move(2, 1, 0)
     assert not keys[1].any()
+
+
+def test_copies_between_rows_are_one_call_each() -> None:
+    backend, _, device = build()
+    cache = backend.new_cache(3)
+    backend.step(cache, 0, np.array([[8, 9, 10]]), np.array([0]), np.array([[0]]), False)
+    device.events.clear()
+    cache.move(0, 2, 3)
+    saved = cache.save(0, 3)
+    cache.load(1, saved, 2)
+    cache.move(1, 1, 2)
+    device.synchronize()
+    entries = 2 * MODEL.num_layers * MODEL.num_kv_heads * MODEL.head_dim * 4
+    assert device.events[:-1] == [("copy", 3 * entries), ("copy", 3 * entries), ("copy", 2 * entries)]
+    for address in cache.memory.addresses:
+        keys = device.view(address, (3, 2, CAPACITY, 4), np.float32)
+        assert keys[:, 1, :4, 2].tolist() == [[8, 9, 10, 0], [8, 9, 0, 0], [8, 9, 10, 0]]
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
+def test_new_entries_are_placed_by_one_copy_a_row(fixed: bool) -> None:
+    backend, _, device = build("delta", fixed=fixed)
+    cache = backend.new_cache(3)
+    lengths = np.zeros(2, np.int64)
+    for slots in (1, 3, BLOCK):  # sizes whose tensors would not begin where they may without a gap
+        for _ in range(3):
+            device.events.clear()
+            index = np.zeros((2, 1), np.int64)
+            backend.step(cache, 1, np.full((2, slots), slots + 3), lengths, index, False)
+            written = (
+                (BLOCK if fixed else slots) * 2 * MODEL.num_layers * MODEL.num_kv_heads * MODEL.head_dim * 4
+            )
+            assert [size for kind, size in device.events if kind == "copy"] == [written, written]
+            lengths += slots
+    for address in cache.memory.addresses:
+        keys = device.view(address, (3, 2, CAPACITY, 4), np.float32)
+        assert keys[1:, 1, :24, 3].tolist() == [[4.0] * 3 + [6.0] * 9 + [7.0] * 12] * 2
+        assert not keys[0].any()
+
+
+def test_whose_gpu_is_current_in_a_thread_does_not_matter() -> None:
+    backend, _, device = build("delta")
+    device.current.ordinal = 3
+    cache = backend.new_cache(2)
+    for _ in range(3):
+        backend.step(cache, 0, np.array([[8, 9]]), np.array([0]), np.array([[0]]), False)
+    cache.load(1, cache.save(0, 2), 2)
+    fetched = cache.fetch(cache.save(1, 2))
+    assert fetched[0][0, :, 0].tolist() == [8, 9]
+    assert device.current.ordinal == 3, "it is left as it was found"
+    del backend, cache
+    gc.collect()
+    assert (device.closed, device.current.ordinal) == (1, 3)
 
 
 def test_an_engine_without_symbols_keeps_its_filling_out_of_the_way() -> None:
@@ -288,11 +348,10 @@ def test_the_most_predictions_are_the_engines() -> None:
         backend.step(backend.new_cache(1), 0, np.full((1, 7), 5), np.array([0]), index, False)
 
 
-@pytest.mark.parametrize("nth", range(2 * MODEL.num_layers))
-def test_memory_that_cannot_be_had_is_said_and_nothing_is_lost(nth: int) -> None:
+def test_memory_that_cannot_be_had_is_said_and_nothing_is_lost() -> None:
     backend, _, device = build()
     held = set(device.live)
-    device.left = nth
+    device.left = 0
     with pytest.raises(
         SessionError,
         match=r"KV entries of 3 row\(s\) of 64 take 0 MB"
@@ -305,7 +364,7 @@ def test_memory_that_cannot_be_had_is_said_and_nothing_is_lost(nth: int) -> None
     backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
     del cache
     gc.collect()
-    device.left = nth
+    device.left = 0
     with pytest.raises(SessionError, match="not enough memory"):
         backend.new_cache(3).reserve(1)
     assert set(device.live) == held, "and so is what lay idle"
@@ -364,6 +423,15 @@ def test_rows_that_are_not_aligned_are_refused_before_tensorrt_is_asked() -> Non
     backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
 
 
+def test_a_step_that_would_allocate_is_not_captured() -> None:
+    backend, engine, device = build()
+    engine.allocates = True
+    cache = backend.new_cache(1)
+    for _ in range(4):
+        backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    assert (device.graphs, device.launches, backend.num_graphs) == (0, 0, 0)
+
+
 def test_an_error_that_stays_is_told_each_time() -> None:
     backend, _, device = build()
     cache = backend.new_cache(1)
@@ -371,6 +439,21 @@ def test_an_error_that_stays_is_told_each_time() -> None:
     for _ in range(3):
         with pytest.raises(SessionError, match="CUDA: .* failed: an illegal memory access was encountered"):
             backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+
+
+def test_an_error_that_stays_is_told_when_tensorrt_meets_it_first() -> None:
+    backend, engine, device = build()
+    cache = backend.new_cache(1)
+    feed = (np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
+    for _ in range(3):
+        backend.step(cache, 0, *feed)
+    engine.breaks = True
+    for _ in range(2):
+        with pytest.raises(SessionError, match="illegal memory access .* start it again"):
+            backend.step(cache, 0, np.array([[1]]), *feed[1:])
+    del cache, backend
+    gc.collect()
+    assert device.closed == 1, "without a word"
 
 
 def test_a_step_that_failed_leaves_the_next_one_right() -> None:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cuda_runtime_api.h>
+#include <set>
 
 #include <mars/errors.hpp>
 
@@ -10,13 +11,27 @@ namespace mars {
 
 namespace {
 
+constexpr int ordinal = 0;         // the GPU, of those that CUDA_VISIBLE_DEVICES shows
 constexpr std::size_t least = 256; // bytes: an empty tensor too needs an address of its own
+
+/// "The process must be terminated and relaunched", says CUDA of these: every later call gives them again.
+bool is_lasting(const std::string& error) {
+    static const std::set<std::string> names{
+        "Assert",         "Contained",          "ECCUncorrectable",    "ExternalDevice",  "HardwareStackError",
+        "IllegalAddress", "IllegalInstruction", "InvalidAddressSpace", "InvalidPc",       "LaunchFailure",
+        "LaunchTimeout",  "MisalignedAddress",  "NvlinkUncorrectable", "TensorMemoryLeak"};
+    const std::string prefix = "cudaError";
+    return error.compare(0, prefix.size(), prefix) == 0 && names.count(error.substr(prefix.size())) > 0;
+}
 
 void check(const char* call, cudaError_t error) {
     if (error == cudaSuccess) return;
     if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
         throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
-    const std::string what = std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
+    cudaGetLastError(); // told here: TensorRT must not find it after a launch of its own
+    const std::string name = cudaGetErrorName(error);
+    const char* end = is_lasting(name) ? "; nothing computes on the GPU in this process any more: start it again" : "";
+    const std::string what = std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + name + ")" + end;
     if (error == cudaErrorMemoryAllocation) throw MemoryError(what);
     throw DeviceError(what);
 }
@@ -39,7 +54,7 @@ std::variant<Gpu, std::string> find_gpu() {
         check("cudaGetDeviceCount", cudaGetDeviceCount(&count));
         if (count == 0) return "no NVIDIA GPU is visible";
         cudaDeviceProp properties{};
-        check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
+        check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, ordinal));
         check("cudaDriverGetVersion", cudaDriverGetVersion(&driver));
         return Gpu{properties.name, "sm" + std::to_string(properties.major) + std::to_string(properties.minor),
                    std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10)};
@@ -50,7 +65,17 @@ std::variant<Gpu, std::string> find_gpu() {
 
 void Device::Forget::operator()(void* graph) const { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
 
+Device::Current::Current() {
+    check("cudaGetDevice", cudaGetDevice(&found_));
+    if (found_ != ordinal) check("cudaSetDevice", cudaSetDevice(ordinal));
+}
+
+Device::Current::~Current() {
+    if (found_ != ordinal) cudaSetDevice(found_);
+}
+
 Device::Device() {
+    const Current current;
     cudaStream_t stream = nullptr;
     // Not ordered with the legacy stream, whose use by anybody else in this process would break a capture.
     check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -58,9 +83,13 @@ Device::Device() {
 }
 
 Device::~Device() {
-    cudaStreamSynchronize(stream_of(stream_));
-    for (const Address address : allocated_) cudaFree(pointer(address));
-    cudaStreamDestroy(stream_of(stream_));
+    try {
+        const Current current;
+        cudaStreamSynchronize(stream_of(stream_));
+        for (const Address address : allocated_) cudaFree(pointer(address));
+        cudaStreamDestroy(stream_of(stream_));
+    } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
+    }
 }
 
 Address Device::allocate(std::size_t num_bytes) {
@@ -89,10 +118,13 @@ void Device::download(void* data, Address address, std::size_t num_bytes) {
     check("cudaMemcpyAsync", cudaMemcpyAsync(data, pointer(address), num_bytes, cudaMemcpyDeviceToHost, stream_of(stream_)));
 }
 
-void Device::copy_rows(Address target, std::size_t target_pitch, Address source, std::size_t source_pitch, std::size_t width,
-                       std::size_t height) {
-    check("cudaMemcpy2DAsync", cudaMemcpy2DAsync(pointer(target), target_pitch, pointer(source), source_pitch, width, height,
-                                                 cudaMemcpyDeviceToDevice, stream_of(stream_)));
+void Device::copy_runs(const Runs& target, const Runs& source, std::size_t width, std::size_t height, std::size_t depth) {
+    cudaMemcpy3DParms copy{};
+    copy.dstPtr = {pointer(target.address), target.pitch, target.pitch, target.per_slice};
+    copy.srcPtr = {pointer(source.address), source.pitch, source.pitch, source.per_slice};
+    copy.extent = {width, height, depth};
+    copy.kind = cudaMemcpyDeviceToDevice;
+    check("cudaMemcpy3DAsync", cudaMemcpy3DAsync(&copy, stream_of(stream_)));
 }
 
 void Device::synchronize() { check("cudaStreamSynchronize", cudaStreamSynchronize(stream_of(stream_))); }

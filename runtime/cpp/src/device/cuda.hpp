@@ -22,11 +22,30 @@ std::variant<Gpu, std::string> find_gpu();
 /// An address on the device: never to be followed on the host.
 using Address = std::uintptr_t;
 
+/// Where runs of bytes lie: `pitch` bytes apart, and `per_slice` pitches from one slice to the next.
+struct Runs {
+    Address address;
+    std::size_t pitch, per_slice;
+};
+
 /// A GPU, one stream on it, and everything that is ordered on that stream.
 ///
-/// Nothing here is thread-safe; the backend holds a lock. Throws SessionError that names the failing call.
+/// Nothing here is thread-safe; the backend holds a lock, and a Current. Throws SessionError that names the failing call.
 class Device {
   public:
+    /// Makes the GPU the calling thread's current one for as long as it lives. Which one is current belongs to a thread, and others in
+    /// the process choose theirs: memory would come from that one, and a stream refuses work from there.
+    class Current {
+      public:
+        Current();
+        ~Current();
+        Current(const Current&) = delete;
+        Current& operator=(const Current&) = delete;
+
+      private:
+        int found_ = 0;
+    };
+
     struct Forget {
         void operator()(void* graph) const;
     };
@@ -52,9 +71,9 @@ class Device {
     /// Fill host memory from `address`; it is complete after `synchronize`.
     void download(void* data, Address address, std::size_t num_bytes);
 
-    /// Copy `height` runs of `width` bytes on the device; the pitches are the distances between runs, in bytes.
-    void copy_rows(Address target, std::size_t target_pitch, Address source, std::size_t source_pitch, std::size_t width,
-                   std::size_t height);
+    /// Copy `height` runs of `width` bytes in each of `depth` slices on the device, in one call. What is read and what is written must
+    /// not overlap.
+    void copy_runs(const Runs& target, const Runs& source, std::size_t width, std::size_t height, std::size_t depth);
 
     void synchronize();
 

@@ -1,6 +1,9 @@
 // Strides, and the copies of rows between them.
 #include "device/kv_pool.hpp"
 
+#include <numeric>
+#include <optional>
+
 #include <mars/errors.hpp>
 
 namespace mars {
@@ -13,38 +16,53 @@ std::size_t bytes(std::initializer_list<std::int64_t> sizes) {
     return static_cast<std::size_t>(product);
 }
 
-std::size_t KvPool::tensor_bytes() const { return bytes({layout.num_rows, layout.kv_heads, layout.capacity, layout.entry_bytes}); }
+std::size_t per_slice(std::size_t runs, std::size_t pitch) {
+    const std::size_t whole = alignment / std::gcd(alignment, pitch);
+    return (runs + whole - 1) / whole * whole;
+}
 
 KvMemory KvPool::take() {
-    if (!free_.empty()) {
-        KvMemory memory = std::move(free_.back());
-        free_.pop_back();
-        // What an earlier request left may be infinite, and 0 * infinity is NaN.
-        for (const Address address : memory.addresses) device.zero(address, tensor_bytes());
-        return memory;
-    }
     KvMemory memory;
     memory.kv_heads = bytes({layout.kv_heads});
     memory.entry_bytes = bytes({layout.entry_bytes});
     memory.head_bytes = bytes({layout.capacity, layout.entry_bytes});
     memory.row_bytes = bytes({layout.kv_heads, layout.capacity, layout.entry_bytes});
-    try {
-        for (std::size_t i = 0; i < layout.num_tensors; ++i) memory.addresses.push_back(device.allocate(tensor_bytes()));
-    } catch (const SessionError&) {
-        for (const Address address : memory.addresses) device.release(address);
-        throw;
+    memory.heads_per_tensor = per_slice(bytes({layout.num_rows, layout.kv_heads}), memory.head_bytes);
+    const auto tensors = static_cast<std::int64_t>(layout.num_tensors), heads = static_cast<std::int64_t>(memory.heads_per_tensor);
+    const std::size_t num_bytes = bytes({tensors, heads, layout.capacity, layout.entry_bytes});
+    if (!free_.empty()) {
+        memory = std::move(free_.back());
+        free_.pop_back();
+        // What an earlier request left may be infinite, and 0 * infinity is NaN.
+        device.zero(memory.addresses.front(), num_bytes);
+        return memory;
     }
+    const Address first = device.allocate(num_bytes);
+    for (std::size_t i = 0; i < layout.num_tensors; ++i)
+        memory.addresses.push_back(first + i * memory.heads_per_tensor * memory.head_bytes);
     return memory;
 }
 
+namespace {
+
+/// A run of each head of each tensor, in one call.
+void copy(Device& device, const Runs& target, const Runs& source, std::size_t run, const KvMemory& memory) {
+    device.copy_runs(target, source, run, memory.kv_heads, memory.addresses.size());
+}
+
+} // namespace
+
 TrtCache::TrtCache(std::shared_ptr<KvPool> pool) : pool_(std::move(pool)) {
-    const std::lock_guard<std::mutex> lock(pool_->lock);
+    const KvPool::Turn turn(*pool_);
     memory_ = pool_->take();
 }
 
 TrtCache::~TrtCache() {
-    const std::lock_guard<std::mutex> lock(pool_->lock);
-    pool_->give_back(std::move(memory_));
+    try {
+        const KvPool::Turn turn(*pool_);
+        pool_->give_back(std::move(memory_));
+    } catch (const SessionError&) { // the device has failed; its memory goes with it
+    }
 }
 
 void TrtCache::reserve(std::int64_t capacity) {
@@ -55,11 +73,8 @@ void TrtCache::reserve(std::int64_t capacity) {
 
 void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t length) {
     if (length == 0 || source == target) return;
-    const std::lock_guard<std::mutex> lock(pool_->lock);
-    const auto row = [&](std::int64_t index) { return static_cast<std::size_t>(index) * memory_.row_bytes; };
-    for (const Address address : memory_.addresses)
-        pool_->device.copy_rows(address + row(target), memory_.head_bytes, address + row(source), memory_.head_bytes,
-                                static_cast<std::size_t>(length) * memory_.entry_bytes, memory_.kv_heads);
+    const KvPool::Turn turn(*pool_);
+    copy(pool_->device, memory_.runs(target), memory_.runs(source), static_cast<std::size_t>(length) * memory_.entry_bytes, memory_);
 }
 
 namespace {
@@ -69,8 +84,8 @@ struct TrtSaved : Saved {
     TrtSaved(std::shared_ptr<KvPool> from, std::int64_t num_entries, std::size_t num_bytes)
         : Saved(num_entries), pool(std::move(from)), address(pool->device.allocate(num_bytes)) {}
     ~TrtSaved() override {
-        const std::lock_guard<std::mutex> lock(pool->lock);
         try {
+            const KvPool::Turn turn(*pool);
             pool->device.release(address);
         } catch (const SessionError&) { // the device has failed; its memory goes with it
         }
@@ -84,33 +99,31 @@ struct TrtSaved : Saved {
 
 std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t length) {
     const std::size_t run = static_cast<std::size_t>(length) * memory_.entry_bytes, part = memory_.kv_heads * run;
-    std::unique_lock<std::mutex> lock(pool_->lock);
+    std::optional<KvPool::Turn> turn(std::in_place, *pool_);
     auto saved = std::make_unique<TrtSaved>(pool_, length, memory_.addresses.size() * part);
     try {
-        for (std::size_t i = 0; i < memory_.addresses.size(); ++i)
-            pool_->device.copy_rows(saved->address + i * part, run, memory_.addresses[i] + static_cast<std::size_t>(row) * memory_.row_bytes,
-                                    memory_.head_bytes, run, memory_.kv_heads);
+        copy(pool_->device, {saved->address, run, memory_.kv_heads}, memory_.runs(row), run, memory_);
     } catch (...) {
-        lock.unlock(); // it is released under the lock
+        turn.reset(); // it is released in a turn of its own
         throw;
     }
-    lock.unlock();
+    turn.reset();
     return saved;
 }
 
 std::shared_ptr<const Saved> TrtCache::bring(const HostEntries& entries) {
     const std::size_t part = memory_.kv_heads * static_cast<std::size_t>(entries.length) * memory_.entry_bytes;
     const std::size_t num_bytes = memory_.addresses.size() * part;
-    std::unique_lock<std::mutex> lock(pool_->lock);
+    std::optional<KvPool::Turn> turn(std::in_place, *pool_);
     auto saved = std::make_unique<TrtSaved>(pool_, entries.length, num_bytes);
     try {
         pool_->device.upload(saved->address, entries.data, num_bytes);
         pool_->device.synchronize();
     } catch (...) {
-        lock.unlock(); // it is released under the lock
+        turn.reset(); // it is released in a turn of its own
         throw;
     }
-    lock.unlock();
+    turn.reset();
     return saved;
 }
 
@@ -118,10 +131,8 @@ void TrtCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
     const std::size_t run = static_cast<std::size_t>(length) * memory_.entry_bytes;
     const std::size_t pitch = static_cast<std::size_t>(saved.length) * memory_.entry_bytes;
     const Address address = dynamic_cast<const TrtSaved&>(saved).address;
-    const std::lock_guard<std::mutex> lock(pool_->lock);
-    for (std::size_t i = 0; i < memory_.addresses.size(); ++i)
-        pool_->device.copy_rows(memory_.addresses[i] + static_cast<std::size_t>(row) * memory_.row_bytes, memory_.head_bytes,
-                                address + i * memory_.kv_heads * pitch, pitch, run, memory_.kv_heads);
+    const KvPool::Turn turn(*pool_);
+    copy(pool_->device, memory_.runs(row), {address, pitch, memory_.kv_heads}, run, memory_);
 }
 
 } // namespace mars

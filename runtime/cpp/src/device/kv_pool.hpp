@@ -23,28 +23,48 @@ struct KvLayout {
     std::int64_t num_rows = 0, kv_heads = 0, capacity = 0, entry_bytes = 0;
 };
 
-/// The device addresses of those tensors, and their strides in bytes.
+constexpr std::size_t alignment = 256; // bytes: where TensorRT lets a tensor begin
+
+/// As many pitches as hold `runs` and end where a tensor may begin: then one copy reaches every tensor.
+std::size_t per_slice(std::size_t runs, std::size_t pitch);
+
+/// Those tensors in one block on the device: where each begins, and their strides in bytes.
 struct KvMemory {
     std::vector<Address> addresses;
     std::size_t row_bytes = 0, head_bytes = 0, entry_bytes = 0, kv_heads = 0;
+    std::size_t heads_per_tensor = 0; ///< those of all rows, and what lies between two tensors
+
+    /// A row's heads in every tensor, from an entry on.
+    Runs runs(std::int64_t row, std::int64_t entry = 0) const {
+        return {addresses.front() + static_cast<std::size_t>(row) * row_bytes + static_cast<std::size_t>(entry) * entry_bytes, head_bytes,
+                heads_per_tensor};
+    }
 };
 
 /// The GPU and the KV memory that no cache uses, shared by a backend and its caches.
 class KvPool {
   public:
-    std::mutex lock; ///< take it before anything is put on the device's stream
+    /// One thread's turn on the device: take it before anything is put on its stream.
+    class Turn {
+      public:
+        explicit Turn(KvPool& pool) : lock_(pool.mutex_) {}
+
+      private:
+        std::lock_guard<std::mutex> lock_;
+        Device::Current current_;
+    };
+
     Device device;
     KvLayout layout;
 
-    /// Zeroed memory in this layout. The caller holds the lock.
+    /// Zeroed memory in this layout. The caller has its turn.
     KvMemory take();
 
-    /// For the next one that takes. The caller holds the lock.
+    /// For the next one that takes. The caller has its turn.
     void give_back(KvMemory memory) { free_.push_back(std::move(memory)); }
 
   private:
-    std::size_t tensor_bytes() const;
-
+    std::mutex mutex_;
     std::vector<KvMemory> free_;
 };
 

@@ -2,6 +2,7 @@
 #include "device/trt.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include <mars/errors.hpp>
@@ -53,8 +54,9 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
 
 TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
     : outputs_(variant.outputs), info_(variant.engine.value()), model_(bundle.manifest.model), capacity_(variant.capacity.value()),
-      in_place_(variant.kv_layout == "static"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>()),
-      engine_(bundle, variant) {
+      in_place_(variant.kv_layout == "static"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>()) {
+    const KvPool::Turn turn(*pool_);
+    engine_.emplace(bundle, variant);
     const std::int64_t rows = info_.max_rows(), slots = info_.max_slots(), outputs = info_.max_outputs();
     // A step of an engine without symbols is filled up with rows and slots that nobody asked for: what they write goes to the last
     // `slots` entries of a row. Elsewhere the rows of a batch share the widest row's slots, so that a row near its end writes on.
@@ -71,14 +73,29 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
     sizes["output_index"] = sizes["token_ids"] = bytes({rows, outputs, 8});
     for (const std::string& name : outputs_)
         if (name != "token_ids") sizes[name] = bytes({rows, outputs, 4, name == "logits" ? model_.vocab_size : 1});
-    if (!in_place_)
-        for (const std::string& suffix : suffixes_)
-            sizes["present." + suffix] = bytes({rows, slots, model_.num_kv_heads, model_.head_dim, item});
     check_signature(variant.kv_dtype);
     // As many rows as any request can have; those that fill a step up lie behind the last.
     pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
     for (const auto& [name, size] : sizes) buffers_[name] = pool_->device.allocate(size);
-    scratch_ = pool_->device.allocate(engine_.scratch_bytes());
+    if (!in_place_) {
+        const auto entry = bytes({pool_->layout.entry_bytes}), gap = alignment / std::gcd(alignment, entry) - 1;
+        const auto tensors = static_cast<std::int64_t>(suffixes_.size()),
+                   most = rows * model_.num_kv_heads + static_cast<std::int64_t>(gap);
+        fresh_ = pool_->device.allocate(bytes({tensors, most, slots, pool_->layout.entry_bytes}));
+    }
+    scratch_ = pool_->device.allocate(engine_->scratch_bytes());
+}
+
+/// Graphs, then the contexts that they were captured from, then the engine; the memory goes with the last cache.
+TrtBackend::~TrtBackend() {
+    std::optional<KvPool::Turn> turn;
+    try {
+        turn.emplace(*pool_);
+    } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
+    }
+    decode_.clear();
+    prefill_.clear();
+    engine_.reset();
 }
 
 /// The engine's tensors are the manifest's: names, types, sizes, and outputs that write their own inputs' memory.
@@ -97,7 +114,7 @@ void TrtBackend::check_signature(const std::string& kv_dtype) const {
         wanted["present." + suffix] = {kv_dtype, in_place_ ? past : "", {-1, model_.num_kv_heads, -1, model_.head_dim}};
     }
     std::set<std::string> odd;
-    for (const EngineTensor& tensor : engine_.tensors()) {
+    for (const EngineTensor& tensor : engine_->tensors()) {
         const auto at = wanted.find(tensor.name);
         if (at == wanted.end()) {
             odd.insert(tensor.name);
@@ -133,7 +150,7 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     output.vocab_size = model_.vocab_size;
     if (!want_logits) output.logits.clear();
     {
-        const std::lock_guard<std::mutex> lock(pool_->lock);
+        const KvPool::Turn turn(*pool_);
         Device& device = pool_->device;
         const Settled settled(device);
         Step& step = step_for(memory, first, fed);
@@ -144,7 +161,7 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         upload("kv_length", fed.kv_length);
         upload("output_index", fed.output_index);
         run(step);
-        if (!in_place_) place(memory, first, fed);
+        if (!in_place_) place(memory, step.shape, input.kv_length);
         const auto fetch = [&](const std::string& name, auto& values, std::int64_t inner) {
             values.resize(bytes({fed.rows, fed.outputs, inner}));
             device.download(values.data(), buffers_.at(name), num_bytes(values));
@@ -157,7 +174,7 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
             if (name == "logits" && want_logits) fetch(name, output.logits, model_.vocab_size);
         }
         device.synchronize();
-        if (step.runs == 1) engine_.keep_kernels();
+        if (step.runs == 1) engine_->keep_kernels();
     }
     keep(output.token_ids, fed.outputs, input.rows, input.outputs, 1);
     for (auto* values : {&output.confidence, &output.margin, &output.entropy}) keep(*values, fed.outputs, input.rows, input.outputs, 1);
@@ -195,7 +212,7 @@ TrtBackend::Step& TrtBackend::step_for(const KvMemory& memory, std::int64_t firs
     const Shape shape{*range, memory.addresses.front(), first, input.rows, input.slots, input.outputs};
     const auto made = [&] {
         return Step{
-            engine_.new_context(*range, scratch_, pool_->device.stream()), shape, 0, {}, info_.ranges[*range].name == "decode", false};
+            engine_->new_context(*range, scratch_, pool_->device.stream()), shape, 0, {}, info_.ranges[*range].name == "decode", false};
     };
     if (info_.ranges[*range].name != "decode") {
         auto at = prefill_.find(*range);
@@ -241,6 +258,11 @@ void TrtBackend::bind(Step& step, const KvMemory& memory) {
         addressed("past_key_values." + suffixes_[i], here);
         if (in_place_) addressed("present." + suffixes_[i], here);
     }
+    if (!in_place_) {
+        const Runs fresh = fresh_runs(shape);
+        for (std::size_t i = 0; i < suffixes_.size(); ++i)
+            addressed("present." + suffixes_[i], fresh.address + i * fresh.pitch * fresh.per_slice);
+    }
     if (refused.empty()) return;
     step.shape.rows = -1; // nothing may take it for bound
     disagree(refused);
@@ -250,28 +272,32 @@ void TrtBackend::run(Step& step) {
     Device& device = pool_->device;
     // TensorRT finishes its preparations in the first run of a context, which therefore cannot be captured.
     if (step.is_decode && step.graph == nullptr && step.runs > 0 && !step.is_refused) {
-        step.graph = device.capture([&] { return step.context.enqueue(device.stream()); });
+        if (step.context.is_capturable(device.stream())) step.graph = device.capture([&] { return step.context.enqueue(device.stream()); });
         step.is_refused = step.graph == nullptr;
     }
-    if (step.graph != nullptr)
+    if (step.graph != nullptr) {
         device.launch(step.graph);
-    else if (!step.context.enqueue(device.stream()))
+    } else if (!step.context.enqueue(device.stream())) {
+        device.synchronize(); // a GPU that has failed says so in its own words
         throw DeviceError("TensorRT failed in a step of " + std::to_string(step.shape.rows) + " x " + std::to_string(step.shape.slots) +
-                           " slots: " + engine_.last_error());
+                          " slots: " + engine_->last_error());
+    }
     ++step.runs;
 }
 
-/// Copy a `delta` engine's new entries behind each row's cursor.
-void TrtBackend::place(const KvMemory& memory, std::int64_t first, const StepInput& input) {
-    const std::size_t run = static_cast<std::size_t>(input.slots) * memory.entry_bytes;
-    const std::size_t heads = memory.kv_heads;
-    for (std::size_t i = 0; i < suffixes_.size(); ++i) {
-        const Address fresh = buffers_.at("present." + suffixes_[i]);
-        for (std::size_t row = 0; row < static_cast<std::size_t>(input.rows); ++row) {
-            const Address target = memory.addresses[i] + (static_cast<std::size_t>(first) + row) * memory.row_bytes +
-                                   static_cast<std::size_t>(input.kv_length[row]) * memory.entry_bytes;
-            pool_->device.copy_rows(target, memory.head_bytes, fresh + row * heads * run, run, run, heads);
-        }
+/// Where a `delta` engine puts the new entries of a step: the slots of each head, row and tensor.
+Runs TrtBackend::fresh_runs(const Shape& shape) const {
+    const std::size_t run = bytes({shape.slots, pool_->layout.entry_bytes});
+    return {fresh_, run, per_slice(bytes({shape.rows, model_.num_kv_heads}), run)};
+}
+
+/// Copy a `delta` engine's new entries behind each row's cursor: one copy a row, of every tensor.
+void TrtBackend::place(const KvMemory& memory, const Shape& shape, const std::vector<std::int64_t>& kv_length) {
+    Runs fresh = fresh_runs(shape);
+    for (std::size_t row = 0; row < kv_length.size(); ++row) {
+        const Runs target = memory.runs(shape.first + static_cast<std::int64_t>(row), kv_length[row]);
+        pool_->device.copy_runs(target, fresh, fresh.pitch, memory.kv_heads, memory.addresses.size());
+        fresh.address += memory.kv_heads * fresh.pitch;
     }
 }
 

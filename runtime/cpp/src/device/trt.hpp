@@ -4,6 +4,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -21,6 +22,9 @@ class TrtBackend : public Backend {
   public:
     /// Throws SessionError that names what the engine was built for and what is here.
     TrtBackend(const Bundle& bundle, const Variant& variant);
+    ~TrtBackend() override;
+    TrtBackend(const TrtBackend&) = delete;
+    TrtBackend& operator=(const TrtBackend&) = delete;
 
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return info_.max_slots(); }
@@ -45,7 +49,7 @@ class TrtBackend : public Backend {
 
     /// An execution context bound to one Shape. `graph` replays it; empty until it was captured, or for ever if that is refused.
     struct Step {
-        Context context;
+        Context context; // outlives the graph that was captured from it
         Shape shape;
         std::int64_t runs = 0;
         Device::Graph graph;
@@ -57,7 +61,8 @@ class TrtBackend : public Backend {
     Step& step_for(const KvMemory& memory, std::int64_t first, const StepInput& input);
     void bind(Step& step, const KvMemory& memory);
     void run(Step& step);
-    void place(const KvMemory& memory, std::int64_t first, const StepInput& input);
+    Runs fresh_runs(const Shape& shape) const;
+    void place(const KvMemory& memory, const Shape& shape, const std::vector<std::int64_t>& kv_length);
 
     std::vector<std::string> outputs_, suffixes_;
     EngineInfo info_;
@@ -65,8 +70,9 @@ class TrtBackend : public Backend {
     std::int64_t capacity_, max_capacity_;
     bool in_place_, is_exact_;
     std::shared_ptr<KvPool> pool_;
-    LoadedEngine engine_;
+    std::optional<LoadedEngine> engine_;
     std::map<std::string, Address> buffers_;
+    Address fresh_ = 0; // what a `delta` engine gives, one tensor behind the other
     Address scratch_ = 0;
     std::list<Step> decode_; // newest first
     std::map<std::size_t, Step> prefill_;

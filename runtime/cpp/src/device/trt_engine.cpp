@@ -118,6 +118,17 @@ const char* alias_of(const Engine&, const char*, long) {
     return nullptr;
 }
 
+/// TensorRT-RTX can tell since 1.2.
+template <typename Execution>
+auto is_capturable_on(Execution& execution, cudaStream_t stream, int) -> decltype(execution.isStreamCapturable(stream)) {
+    return execution.isStreamCapturable(stream);
+}
+
+template <typename Execution>
+bool is_capturable_on(Execution&, cudaStream_t, long) {
+    return true;
+}
+
 } // namespace
 
 struct Context::Held {
@@ -139,6 +150,8 @@ bool Context::set_input_shape(const std::string& name, const std::vector<std::in
 bool Context::set_tensor_address(const std::string& name, Address address) {
     return held_->context->setTensorAddress(name.c_str(), reinterpret_cast<void*>(address));
 }
+
+bool Context::is_capturable(void* stream) const { return is_capturable_on(*held_->context, static_cast<cudaStream_t>(stream), 0); }
 
 bool Context::enqueue(void* stream) { return held_->context->enqueueV3(static_cast<cudaStream_t>(stream)); }
 

@@ -32,6 +32,9 @@ class Context {
     bool set_input_shape(const std::string& name, const std::vector<std::int64_t>& shape);
     bool set_tensor_address(const std::string& name, Address address);
 
+    /// Whether the step can become a graph, as far as this TensorRT can tell beforehand.
+    bool is_capturable(void* stream) const;
+
     /// Put the step on a stream.
     bool enqueue(void* stream);
 

@@ -37,6 +37,9 @@ class IExecutionContext {
     virtual void setDeviceMemoryV2(void* memory, std::int64_t num_bytes) noexcept = 0;
     virtual bool setOptimizationProfileAsync(std::int32_t index, cudaStream_t stream) noexcept = 0;
     virtual bool enqueueV3(cudaStream_t stream) noexcept = 0;
+#ifdef TRT_MAJOR_RTX
+    virtual bool isStreamCapturable(cudaStream_t stream) const noexcept = 0;
+#endif
 };
 
 #ifdef TRT_MAJOR_RTX

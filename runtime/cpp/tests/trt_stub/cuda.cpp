@@ -3,21 +3,26 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <stdexcept>
+#include <utility>
 
 #include "stub.hpp"
 
 constexpr std::size_t most_memory = std::size_t{1} << 30; // bytes of one allocation
+constexpr std::align_val_t alignment{256};
 
 using Work = std::vector<std::function<void()>>;
+using Bytes = std::vector<unsigned char>;
 
 struct StubGraph {
     Work work;
+    std::vector<std::pair<std::weak_ptr<stub::Bound>, int>> bound; // and how often it had changed
 };
 
 struct StubStream {
     Work waiting;
     bool is_capturing = false;
-    Work captured;
+    StubGraph captured;
 };
 
 namespace stub {
@@ -29,8 +34,25 @@ State& state() {
 
 void reset() { state() = State(); }
 
-void submit(cudaStream_t stream, std::function<void()> work) {
-    (stream->is_capturing ? stream->captured : stream->waiting).push_back(std::move(work));
+void submit(cudaStream_t stream, std::function<void()> work, const std::shared_ptr<Bound>& bound) {
+    if (!stream->is_capturing) {
+        stream->waiting.push_back(std::move(work));
+        return;
+    }
+    stream->captured.work.push_back(std::move(work));
+    if (bound) stream->captured.bound.emplace_back(bound, bound->changes);
+}
+
+bool is_capturing(cudaStream_t stream) { return stream->is_capturing; }
+
+int& current() {
+    thread_local int device = 0;
+    return device;
+}
+
+cudaError_t& last_error() {
+    thread_local cudaError_t error = cudaSuccess;
+    return error;
 }
 
 namespace {
@@ -41,15 +63,53 @@ const char* name_of(cudaMemcpyKind kind) {
     return kind == cudaMemcpyHostToDevice ? "upload" : kind == cudaMemcpyDeviceToHost ? "download" : "copy";
 }
 
+cudaError_t failed(cudaError_t error) { return last_error() = error; }
+
+/// What every call that the stream or the memory is for fails with, if it does.
+cudaError_t refusal(cudaStream_t stream = nullptr) {
+    if (state().is_broken) return failed(cudaErrorIllegalAddress);
+    if (current() != 0) return failed(cudaErrorInvalidResourceHandle); // the stream and the memory are of the first GPU
+    // Nothing here may be captured, and none of it is allowed in the thread that captures.
+    if (stream != nullptr ? stream->is_capturing : state().is_capturing) {
+        state().is_spoiled = true;
+        return failed(cudaErrorStreamCaptureUnsupported);
+    }
+    return cudaSuccess;
+}
+
+unsigned char* at(const cudaPitchedPtr& runs, std::size_t y, std::size_t z) {
+    return static_cast<unsigned char*>(runs.ptr) + (z * runs.ysize + y) * runs.pitch;
+}
+
 } // namespace
 
 } // namespace stub
 
-const char* cudaGetErrorString(cudaError_t error) { return error == cudaErrorMemoryAllocation ? "out of memory" : "the stub refuses"; }
+const char* cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "out of memory"
+           : error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+                                              : "the stub refuses";
+}
 
-const char* cudaGetErrorName(cudaError_t error) { return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "stubError"; }
+const char* cudaGetErrorName(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation        ? "cudaErrorMemoryAllocation"
+           : error == cudaErrorIllegalAddress        ? "cudaErrorIllegalAddress"
+           : error == cudaErrorInvalidResourceHandle ? "cudaErrorInvalidResourceHandle"
+                                                     : "stubError";
+}
 
-cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return std::exchange(stub::last_error(), cudaSuccess); }
+
+cudaError_t cudaGetDevice(int* device) {
+    if (stub::state().is_broken) return stub::failed(cudaErrorIllegalAddress);
+    *device = stub::current();
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    stub::current() = device;
+    return cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceCount(int* count) {
     *count = stub::state().num_devices;
@@ -67,6 +127,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    if (const cudaError_t error = stub::refusal()) return error;
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; // a capture on another would break with the legacy stream's work
     if (stub::state().num_devices < 1) return cudaErrorNoDevice;
     *stream = new StubStream;
@@ -81,15 +142,17 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (const cudaError_t error = stub::refusal(stream)) return error;
     const Work waiting = std::exchange(stream->waiting, {});
     for (const auto& work : waiting) work();
     return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** memory, std::size_t num_bytes) {
+    if (const cudaError_t error = stub::refusal()) return error;
     stub::State& state = stub::state();
-    if (state.has_no_memory || num_bytes > most_memory) return cudaErrorMemoryAllocation;
-    auto* bytes = static_cast<unsigned char*>(::operator new(num_bytes));
+    if (state.has_no_memory || num_bytes > most_memory) return stub::failed(cudaErrorMemoryAllocation);
+    auto* bytes = static_cast<unsigned char*>(::operator new(num_bytes, alignment));
     std::memset(bytes, 0xFF, num_bytes); // NaN and -1: nothing may be read before it is written
     state.memory[bytes] = num_bytes;
     state.allocations.push_back(num_bytes);
@@ -98,17 +161,20 @@ cudaError_t cudaMalloc(void** memory, std::size_t num_bytes) {
 }
 
 cudaError_t cudaFree(void* memory) {
-    stub::state().memory.erase(static_cast<unsigned char*>(memory));
-    ::operator delete(memory);
-    return cudaSuccess;
+    if (const cudaError_t error = stub::refusal(); error != cudaSuccess && !stub::state().is_broken) return error;
+    if (stub::state().memory.erase(static_cast<unsigned char*>(memory)) == 0) return stub::failed(cudaErrorInvalidValue);
+    ::operator delete(memory, alignment);
+    return stub::state().is_broken ? cudaErrorIllegalAddress : cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t num_bytes, cudaStream_t stream) {
+    if (const cudaError_t error = stub::refusal(stream)) return error;
     stub::submit(stream, [=] { std::memset(memory, value, num_bytes); });
     return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t num_bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (const cudaError_t error = stub::refusal(stream)) return error;
     stub::submit(stream, [=] {
         stub::note(stub::name_of(kind), num_bytes);
         if (num_bytes > 0) std::memcpy(target, source, num_bytes);
@@ -116,35 +182,53 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t num_by
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpy2DAsync(void* target, std::size_t target_pitch, const void* source, std::size_t source_pitch, std::size_t width,
-                              std::size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
-    stub::submit(stream, [=] {
-        stub::note(stub::name_of(kind), width * height);
-        for (std::size_t i = 0; i < height; ++i)
-            std::memcpy(static_cast<char*>(target) + i * target_pitch, static_cast<const char*>(source) + i * source_pitch, width);
+cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream) {
+    if (const cudaError_t error = stub::refusal(stream)) return error;
+    const auto [width, height, depth] = copy->extent;
+    for (const cudaPitchedPtr& runs : {copy->srcPtr, copy->dstPtr}) {
+        if (width > runs.pitch) return stub::failed(cudaErrorInvalidPitchValue);
+        if (height > runs.ysize) return stub::failed(cudaErrorInvalidValue); // slices would overlap
+    }
+    stub::submit(stream, [copied = *copy] {
+        const auto [w, h, d] = copied.extent;
+        stub::note(stub::name_of(copied.kind), w * h * d);
+        Bytes read;
+        for (std::size_t z = 0; z < d; ++z)
+            for (std::size_t y = 0; y < h; ++y) read.insert(read.end(), stub::at(copied.srcPtr, y, z), stub::at(copied.srcPtr, y, z) + w);
+        const auto each_target = [&](const auto& visit) {
+            for (std::size_t z = 0; z < d; ++z)
+                for (std::size_t y = 0; y < h; ++y) visit(stub::at(copied.dstPtr, y, z), (z * h + y) * w);
+        };
+        each_target([&](unsigned char* run, std::size_t) { std::memset(run, 0xEE, w); });
+        Bytes again;
+        for (std::size_t z = 0; z < d; ++z)
+            for (std::size_t y = 0; y < h; ++y) again.insert(again.end(), stub::at(copied.srcPtr, y, z), stub::at(copied.srcPtr, y, z) + w);
+        if (read != again) throw std::logic_error("a copy whose source and target overlap");
+        each_target([&](unsigned char* run, std::size_t from) { std::memcpy(run, read.data() + from, w); });
     });
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-    if (stream->is_capturing) return cudaErrorInvalidValue;
-    if (stub::state().refuses == stub::Refuses::begin) return cudaErrorStreamCaptureUnsupported;
-    stream->is_capturing = true;
+    if (const cudaError_t error = stub::refusal(stream)) return error;
+    if (stub::state().refuses == stub::Refuses::begin) return stub::failed(cudaErrorStreamCaptureUnsupported);
+    stream->is_capturing = stub::state().is_capturing = true;
+    stub::state().is_spoiled = false;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-    stream->is_capturing = false;
-    Work captured = std::exchange(stream->captured, {});
+    stream->is_capturing = stub::state().is_capturing = false;
+    StubGraph captured = std::exchange(stream->captured, {});
     *graph = nullptr;
-    if (stub::state().refuses == stub::Refuses::end) return cudaErrorStreamCaptureUnsupported;
+    if (stub::state().refuses == stub::Refuses::end || stub::state().is_spoiled) return stub::failed(cudaErrorStreamCaptureUnsupported);
     ++stub::state().captures;
     *graph = new StubGraph{std::move(captured)};
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* launchable, cudaGraph_t graph, unsigned long long) {
-    if (stub::state().refuses == stub::Refuses::instantiate) return cudaErrorMemoryAllocation;
+    if (stub::state().refuses == stub::Refuses::instantiate) return stub::failed(cudaErrorMemoryAllocation);
     *launchable = new StubGraph(*graph);
     ++stub::state().graphs;
     return cudaSuccess;
@@ -157,12 +241,19 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t launchable) {
+    for (const auto& each : launchable->bound)
+        if (each.first.expired()) ++stub::state().orphans;
     delete launchable;
     ++stub::state().forgotten;
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t launchable, cudaStream_t stream) {
+    if (const cudaError_t error = stub::refusal(stream)) return error;
+    for (const auto& [bound, changes] : launchable->bound) {
+        const auto now = bound.lock();
+        if (!now || now->changes != changes) return stub::failed(cudaErrorInvalidValue); // its context is gone, or of something else
+    }
     ++stub::state().launches;
     for (const auto& work : launchable->work) stub::submit(stream, work);
     return cudaSuccess;

@@ -10,10 +10,26 @@ enum cudaError_t {
     cudaErrorInsufficientDriver,
     cudaErrorNoDevice,
     cudaErrorStreamCaptureUnsupported,
-    cudaErrorInvalidValue
+    cudaErrorInvalidValue,
+    cudaErrorInvalidPitchValue,
+    cudaErrorInvalidResourceHandle,
+    cudaErrorIllegalAddress
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+
+struct cudaPitchedPtr {
+    void* ptr;
+    std::size_t pitch, xsize, ysize;
+};
+struct cudaExtent {
+    std::size_t width, height, depth;
+};
+struct cudaMemcpy3DParms {
+    cudaPitchedPtr srcPtr, dstPtr;
+    cudaExtent extent;
+    cudaMemcpyKind kind;
+};
 
 struct StubStream;
 struct StubGraph;
@@ -30,6 +46,8 @@ const char* cudaGetErrorString(cudaError_t error);
 const char* cudaGetErrorName(cudaError_t error);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDriverGetVersion(int* version);
 constexpr unsigned cudaStreamNonBlocking = 1;
@@ -40,8 +58,7 @@ cudaError_t cudaMalloc(void** memory, std::size_t num_bytes);
 cudaError_t cudaFree(void* memory);
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t num_bytes, cudaStream_t stream);
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t num_bytes, cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemcpy2DAsync(void* target, std::size_t target_pitch, const void* source, std::size_t source_pitch, std::size_t width,
-                              std::size_t height, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* launchable, cudaGraph_t graph, unsigned long long flags);

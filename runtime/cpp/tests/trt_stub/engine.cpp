@@ -44,6 +44,7 @@ class Execution {
     void operator()() {
         state().events.emplace_back("execute", 0);
         const stub::Shape &window = bound_.shapes.at("input_ids"), &wanted = bound_.shapes.at("output_index");
+        for (const auto& tensor : bound_.shapes) want(tensor.second[0] == window[0], "as many rows of every input");
         rows_ = window[0];
         slots_ = window[1];
         outputs_ = wanted[1];
@@ -89,6 +90,7 @@ class Execution {
         for (std::int64_t row = 0; row < rows_; ++row)
             for (std::int64_t j = 0; j < outputs_; ++j) {
                 fake::Tokens known = seen_[static_cast<std::size_t>(row)];
+                want(0 <= index[row * outputs_ + j] && index[row * outputs_ + j] < slots_, "a prediction of the window");
                 known.resize(static_cast<std::size_t>(lengths_[row] + index[row * outputs_ + j] + 1));
                 const std::size_t length = known.size();
                 while (!known.empty() && known.back() == fake::mask) known.pop_back();
@@ -110,7 +112,7 @@ class Execution {
 class Context : public nvinfer1::IExecutionContext {
   public:
     Context(const Json& engine, nvinfer1::ILogger& logger) : engine_(engine), logger_(logger), place_(state().contexts.size()) {
-        state().contexts.push_back(&bound_);
+        state().contexts.push_back(bound_.get());
     }
     ~Context() override {
         if (place_ < state().contexts.size()) state().contexts[place_] = nullptr;
@@ -118,42 +120,105 @@ class Context : public nvinfer1::IExecutionContext {
 
     bool setInputShape(const char* name, const nvinfer1::Dims& dims) noexcept override {
         const stub::Shape shape(dims.d, dims.d + dims.nbDims);
-        const Json& range = engine_["ranges"][static_cast<std::size_t>(bound_.range)];
+        if (bound_->range < 0) return false; // a profile comes first: choosing one drops the shapes
+        const Json& range = engine_["ranges"][static_cast<std::size_t>(bound_->range)];
         const auto fits = [&](const char* dimension, std::int64_t size) {
             return range[dimension]["min"] <= size && size <= range[dimension]["max"];
         };
         if (state().unknown_tensors.count(name) > 0 || !fits("batch", shape[0])) return false;
         if (std::string(name) == "input_ids" && !fits("slots", shape[1])) return false;
         if (std::string(name) == "output_index" && !fits("outputs", shape[1])) return false;
-        bound_.shapes[name] = shape;
+        if (bound_->shapes[name] != shape) {
+            bound_->shapes[name] = shape;
+            ++bound_->changes;
+            is_prepared_ = false;
+        }
         return true;
     }
 
     bool setTensorAddress(const char* name, void* address) noexcept override {
-        bound_.addresses[name] = static_cast<unsigned char*>(address);
+        if (bound_->addresses[name] != address) ++bound_->changes;
+        bound_->addresses[name] = static_cast<unsigned char*>(address);
         return state().unknown_tensors.count(name) == 0;
     }
 
-    void setDeviceMemoryV2(void* memory, std::int64_t num_bytes) noexcept override { has_scratch_ = memory != nullptr && num_bytes == 512; }
+    void setDeviceMemoryV2(void* memory, std::int64_t num_bytes) noexcept override {
+        scratch_ = num_bytes >= 512 ? static_cast<unsigned char*>(memory) : nullptr;
+    }
 
-    bool setOptimizationProfileAsync(std::int32_t index, cudaStream_t) noexcept override {
-        bound_.range = index;
+    bool setOptimizationProfileAsync(std::int32_t index, cudaStream_t stream) noexcept override {
+        bound_->range = index;
+        bound_->shapes.clear();
+        stream_ = stream;
         return static_cast<std::size_t>(index) < engine_["ranges"].size();
     }
 
+#ifdef TRT_MAJOR_RTX
+    bool isStreamCapturable(cudaStream_t) const noexcept override { return !state().allocates; }
+#endif
+
     bool enqueueV3(cudaStream_t stream) noexcept override {
-        if (state().fails || !has_scratch_) return logger_.log(nvinfer1::ILogger::Severity::kERROR, "the stub was told to fail"), false;
+        if (state().breaks) state().is_broken = true;
+        const std::string reason = refusal(stream);
+        if (!reason.empty()) {
+            logger_.log(nvinfer1::ILogger::Severity::kERROR, reason.c_str());
+            return false;
+        }
         if (state().contexts.size() > place_ && runs_++ == 0) ++state().compiled;
-        stub::submit(stream, Execution(engine_, bound_));
+        is_prepared_ = true;
+        stub::submit(
+            stream,
+            [execution = Execution(engine_, *bound_), scratch = scratch_, bound = std::weak_ptr<stub::Bound>(bound_)]() mutable {
+                want(!bound.expired(), "a context that is gone before its step");
+                want(state().memory.count(scratch) == 1, "scratch memory that was given back");
+                execution();
+            },
+            bound_);
         return true;
     }
 
   private:
+    std::string refusal(cudaStream_t stream) const {
+        if (state().is_broken) return "Cuda Runtime (an illegal memory access was encountered)";
+        if (state().fails) return "the stub was told to fail";
+        if (stub::current() != 0) return "another GPU is the current one";
+        if (stub::last_error() != cudaSuccess) return "an error of an earlier call was not asked for";
+        if (scratch_ == nullptr) return "no memory to work in";
+        if (stream != stream_) return "not the stream that the profile was chosen on";
+        if (stub::is_capturing(stream) && state().allocates) {
+            void* memory = nullptr;
+            cudaMalloc(&memory, 1); // which spoils the capture
+            return "memory is needed";
+        }
+        if (stub::is_capturing(stream) && !is_prepared_) return "the first run after a change of shapes cannot be captured";
+        const std::vector<std::string> inputs{"input_ids", "kv_length", "output_index"};
+        for (const std::string& name : inputs)
+            if (bound_->shapes.count(name) == 0) return "no shape for " + name;
+        for (const std::string& name : {inputs[0], inputs[1], inputs[2], std::string("token_ids"), std::string("confidence")})
+            if (!is_addressed(name)) return "no address for " + name + ", or one that is not aligned";
+        for (std::int64_t layer = 0; layer < engine_.at("layers"); ++layer)
+            for (const char* kind : {".key", ".value"}) {
+                const std::string suffix = std::to_string(layer) + kind, past = "past_key_values." + suffix, present = "present." + suffix;
+                if (bound_->shapes.count(past) == 0) return "no shape for " + past;
+                if (!is_addressed(past) || !is_addressed(present)) return "no address for " + suffix + ", or one that is not aligned";
+                if ((bound_->addresses.at(past) == bound_->addresses.at(present)) != engine_.at("in_place").get<bool>())
+                    return "past and present are one address where the engine writes in place, and nowhere else";
+            }
+        return "";
+    }
+
+    bool is_addressed(const std::string& name) const {
+        const auto at = bound_->addresses.find(name);
+        return at != bound_->addresses.end() && at->second != nullptr && reinterpret_cast<std::uintptr_t>(at->second) % 256 == 0;
+    }
+
     const Json& engine_;
     nvinfer1::ILogger& logger_;
     std::size_t place_;
-    stub::Bound bound_;
-    bool has_scratch_ = false;
+    std::shared_ptr<stub::Bound> bound_ = std::make_shared<stub::Bound>();
+    unsigned char* scratch_ = nullptr;
+    cudaStream_t stream_ = nullptr;
+    bool is_prepared_ = false;
     int runs_ = 0;
 };
 

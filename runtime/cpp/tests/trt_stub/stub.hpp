@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -24,6 +25,7 @@ struct Bound {
     std::int64_t range = -1;
     std::map<std::string, Shape> shapes;
     std::map<std::string, unsigned char*> addresses;
+    int changes = 0; // times that it was bound to something else
 };
 
 /// What a driver may refuse of a capture.
@@ -37,6 +39,9 @@ struct State {
     fake::Predict predict = fake::hashed;
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
+    bool breaks = false;    // the next step breaks the GPU
+    bool is_broken = false; // every call fails
+    bool allocates = false; // in a step, which can then not be captured
     std::set<std::string> unknown_tensors;
     std::map<std::string, nlohmann::json> tensors; // by name: another `name`, `dtype`, `shape` or `alias`
     // what was done
@@ -44,13 +49,25 @@ struct State {
     std::map<unsigned char*, std::size_t> memory;            // allocated now
     std::vector<std::size_t> allocations;                    // sizes of all there ever were
     std::vector<Bound*> contexts;                            // in the order they were made; null when gone
+    bool is_capturing = false, is_spoiled = false;           // a capture, by a call that it does not allow
+    int orphans = 0;                                         // graphs that went after their contexts
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 };
 
 State& state();
 void reset();
 
-/// Put work on a stream, or into the graph that is being captured. It is done when the stream is synchronized.
-void submit(cudaStream_t stream, std::function<void()> work);
+/// Which GPU is the calling thread's current one.
+int& current();
+
+/// The error of an earlier call in this thread that nobody has asked for.
+cudaError_t& last_error();
+
+/// Put work on a stream, or into the graph that is being captured. It is done when the stream is synchronized. `bound`: of the context
+/// whose step it is; a graph cannot be launched when that is gone or bound to something else.
+void submit(cudaStream_t stream, std::function<void()> work, const std::shared_ptr<Bound>& bound = nullptr);
+
+/// Whether the stream is being captured.
+bool is_capturing(cudaStream_t stream);
 
 } // namespace stub
