@@ -18,7 +18,7 @@ def test_planned_and_asked(bundles: Named, tmp_path: Path, monkeypatch: pytest.M
     row = {"answer": "", "score": "contains", "max_new_tokens": 6}
     lines = [{"messages": [{"role": "user", "content": word}], **row} for word in ("hello", "one", "er")]
     (tmp_path / "words.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = "--task words.jsonl --replicas 2 --threads 1 --batch 2 --multiples 0.05 --seconds 0.1 --least 12"
+    words = "--task words.jsonl --replicas 2 --threads 1 --batch 2 --multiples 0.05 --seconds 0.001 --least 12"
     plan_check.main([str(bundles("qwen2")), *words.split(), "--json", "out.json"])
     value = json.loads((tmp_path / "out.json").read_text())
     assert value["replicas"] == 2
