@@ -106,12 +106,12 @@ def plan(
     if as_json:
         print_json(report.to_dict())
     else:
-        _show(report)
+        _show(report, bundle)
     if report.chosen is None:
         raise typer.Exit(1)
 
 
-def _show(report: PlanReport) -> None:
+def _show(report: PlanReport, bundle: Path) -> None:
     from .plan.plan import COLUMNS
 
     out.print(report.headline, style="bold", markup=False)
@@ -126,4 +126,4 @@ def _show(report: PlanReport) -> None:
         out.print(f"- {line}", markup=False)
     found = report.chosen
     if found is not None:
-        out.print(f"\ntry: mars-export serve BUNDLE --max-rows {found.batch}", markup=False)
+        out.print(f"\ntry: mars-export serve {bundle} --max-rows {found.batch}", markup=False)

@@ -67,10 +67,9 @@ class PlanReport:
         found, p95 = self.chosen, f"p95 of {self.options.p95:g} s"
         if found is None:
             given = self.options.replicas
-            words = f"{given} replicas do not keep" if given else "nothing here keeps"
-            return f"{words} a {p95}"
-        number = f"{found.replicas} replica{'s' if found.replicas != 1 else ''}"
-        return f"{number} of {found.batch} rows, {found.mode}: p95 {found.p95:.3g} s keeps a {p95}"
+            return f"{_replicas(given)} cannot keep a {p95}" if given else f"nothing here keeps a {p95}"
+        kind = f"{_replicas(found.replicas)} of {found.batch} rows, {found.mode}"
+        return f"{kind}: p95 {found.p95:.3g} s keeps a {p95}"
 
     @property
     def reason(self) -> str:
@@ -149,6 +148,10 @@ COLUMNS = (
     "mode", "batch", "replicas", "p50 s", "p95 s", "p99 s", "first p95 s", "busy", "requests/s each",
     "alone p95 s", "",
 )  # fmt: skip
+
+
+def _replicas(count: int | None) -> str:
+    return f"{count} replica{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,6 +287,7 @@ def test_from_the_shell(shell: tuple[object, ...], tmp_path: Path) -> None:
     shown = run(*arguments)
     assert "1 replica of" in shown.stdout
     assert "what is assumed" in shown.stdout
+    assert "--max-rows" in shown.stdout
 
 
 def test_what_cannot_be_kept_ends_with_1(shell: tuple[object, ...], tmp_path: Path) -> None:
@@ -297,7 +298,7 @@ def test_what_cannot_be_kept_ends_with_1(shell: tuple[object, ...], tmp_path: Pa
     assert "even alone p95 is" in text
     given = run(*shell, "--rate", 1e7, "--p95", 1000, "--requests", 200, "--replicas", 1)
     assert given.returncode == 1
-    assert "1 replicas do not keep" in given.stdout
+    assert "1 replica cannot keep" in given.stdout
     few = run(*shell, "--rate", 1e9, "--p95", 1000, "--requests", 200, "--json")
     assert few.returncode == 1
     assert "only to answer them all takes" in few.stdout
