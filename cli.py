@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .calibration import commands as calibration
+from .calibration import plan_command as planning
 from .exporter import commands as exporter
 from .runtime import bundle_commands as bundles
 from .runtime import commands as runtime
@@ -53,6 +54,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
     "gpucheck": (RUN,),
+    "plan": (RUN,),
 }
 
 
@@ -96,7 +98,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for part in (exporter, runtime, serving, calibration, bundles, prefixes, hub):
+for part in (exporter, runtime, serving, calibration, planning, bundles, prefixes, hub):
     app.add_typer(part.app)
 
 

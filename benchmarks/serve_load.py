@@ -54,7 +54,7 @@ def words() -> list[str]:
 
 
 def save(args: argparse.Namespace, value: dict[str, Any]) -> None:
-    about = {"command": " ".join(["python", "benchmarks/serve_load.py", *words()])}
+    about = {"command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words()])}
     about["machine"] = machine.describe(args.threads)
     path = args.json or RESULTS / f"serve_{args.command}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,18 +74,24 @@ class Cost:
         return cheap + (dear - cheap) * ((positions - low) / (high - low))
 
 
-def measure(backend: Backend, block: int, mask_id: int, clock: Callable[[], float] = perf_counter) -> Cost:
-    """Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a
-    few rounds.
+def measure(
+    backend: Backend,
+    block: int,
+    mask_id: int,
+    clock: Callable[[], float] = perf_counter,
+    largest: int | None = None,
+) -> Cost:
+    """Time steps of one row on a scratch cache, from one slot to four blocks, or with `largest` from a block
+    to so many slots: for each size the least of a few rounds.
 
     Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up.
     """
-    most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
+    most = largest or 4 * block
+    most = min(most, backend.max_slots or most, backend.max_capacity)
     # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but
     # the first.
-    sizes = sorted(
-        {n for n in (*(2**i for i in range(block.bit_length())), block, 2 * block - 1, most) if n <= most}
-    )
+    few = range(block.bit_length()) if largest is None else range(block.bit_length(), most.bit_length())
+    sizes = sorted({n for n in (*(2**i for i in few), block, 2 * block - 1, most) if n <= most})
     behind = min(BEHIND, backend.max_capacity - most)
     cache = backend.new_cache(1)
     cache.reserve(behind + most)

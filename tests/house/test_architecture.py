@@ -79,6 +79,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/tau": ("calibration/rounds", "calibration/drawing"),
     "calibration/bench": ("calibration/rounds", "calibration/drawing"),
     "calibration/gpucheck": ("calibration/rounds",),
+    "calibration/plan": ("calibration/tau",),
     "calibration/harness": ("runtime/__init__",),
     "calibration/lm_eval": ("calibration/harness",),
     "calibration/commands": (
@@ -87,6 +88,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "calibration/gpucheck",
         "runtime/console",
     ),
+    "calibration/plan_command": ("calibration/plan", "calibration/commands"),
     "cli": (
         "runtime/commands",
         "runtime/bundle_commands",
@@ -94,7 +96,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "runtime/prefix_commands",
         "runtime/hub_commands",
         "exporter/commands",
-        "calibration/commands",
+        "calibration/plan_command",
         "__init__",
     ),
     "__init__": ("runtime/__init__",),
@@ -106,6 +108,7 @@ COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runti
     "runtime/hub_commands",
     "exporter/commands",
     "calibration/commands",
+    "calibration/plan_command",
 }
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
 # Libraries, and the only modules or rooms that name them.

@@ -16,6 +16,7 @@ import pytest
 from support.fixtures import Named
 
 from mars_export.runtime import BundleError, Session, SessionError
+from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest, write_manifest
 
 
@@ -71,13 +72,13 @@ def test_missing_short_and_changed_files_are_listed_at_once(directory: Path) -> 
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are hashed from now on."""
     names: list[str] = []
-    real = hashlib.file_digest
+    real = files.sha256_of
 
-    def digest(file: Any, kind: str) -> Any:
+    def digest(file: Any) -> str:
         names.append(Path(f"/proc/self/fd/{file.fileno()}").resolve().name)
-        return real(file, kind)
+        return real(file)
 
-    monkeypatch.setattr(hashlib, "file_digest", digest)
+    monkeypatch.setattr(files, "sha256_of", digest)
     return names
 
 

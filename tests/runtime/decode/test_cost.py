@@ -88,6 +88,12 @@ def test_the_least_of_some_rounds_after_a_warm_up() -> None:
     assert max(step.output_index.shape[1] for step in backend.steps) == 8
 
 
+def test_larger_steps_are_measured_when_they_are_asked_for() -> None:
+    backend = Zeros(unsure, max_slots=100)
+    assert [p for p, _ in measure(backend, 6, MASK, largest=150).points] == [6, 8, 11, 16, 32, 64, 100]
+    assert [p for p, _ in measure(backend, 6, MASK).points] == [1, 2, 4, 6, 11, 24]
+
+
 def test_a_slow_model_is_measured_once_and_a_clock_that_stands_still_is_survived() -> None:
     backend = Zeros(unsure)
     measure(backend, 4, MASK, Clock(backend, lambda slots, nth: ENOUGH * 2))

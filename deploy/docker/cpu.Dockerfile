@@ -1,0 +1,27 @@
+# The server on a CPU. From the root of a clone:
+#   docker build -f deploy/docker/cpu.Dockerfile -t mars-export:cpu .
+#   docker run --rm -p 8000:8000 --read-only --tmpfs /cache:mode=1777 \
+#     -v "$PWD/mars.bundle:/bundles/mars.bundle:ro" mars-export:cpu
+# Linted, and never built where it was written (docs/scale.md).
+FROM python:3.12-slim-bookworm AS build
+ARG EXTRAS=cpu,serve,grammar
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE MANIFEST.in __init__.py __main__.py cli.py py.typed ./
+COPY runtime runtime
+COPY exporter exporter
+COPY calibration calibration
+RUN python -m venv /opt/mars && /opt/mars/bin/pip install --no-cache-dir ".[${EXTRAS}]"
+
+FROM python:3.12-slim-bookworm
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin mars \
+    && install -d -o mars -g mars /cache /bundles
+COPY --from=build /opt/mars /opt/mars
+# /cache keeps what a step costs here, so that a start does not measure it again.
+ENV PATH=/opt/mars/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 XDG_CACHE_HOME=/cache
+USER 10001:10001
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+ENTRYPOINT ["mars-export", "serve"]
+CMD ["/bundles/mars.bundle", "--host", "0.0.0.0", "--port", "8000", "--json-logs"]
