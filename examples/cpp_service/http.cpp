@@ -48,7 +48,10 @@ const char* reason(int status) {
 
 /// An error in OpenAI's form. `message` is one of ours, without quotes.
 std::string error_body(int status, const std::string& message) {
-    const char* type = status == 503 ? "service_unavailable_error" : status == 404 ? "not_found_error" : status < 500 ? "invalid_request_error" : "server_error";
+    const char* type = status == 503   ? "service_unavailable_error"
+                       : status == 404 ? "not_found_error"
+                       : status < 500  ? "invalid_request_error"
+                                       : "server_error";
     return "{\"error\": {\"message\": \"" + message + "\", \"type\": \"" + type + "\", \"param\": null, \"code\": null}}\n";
 }
 

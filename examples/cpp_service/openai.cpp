@@ -16,17 +16,9 @@ namespace {
 constexpr int max_depth = 32; // lists and objects in each other
 
 // Known to OpenAI's clients and others, and nothing that an answer depends on.
-const std::set<std::string> harmless{"user",
-                                     "metadata",
-                                     "store",
-                                     "service_tier",
-                                     "safety_identifier",
-                                     "prompt_cache_key",
-                                     "prompt_cache_retention",
-                                     "request_id",
-                                     "timings_per_token",
-                                     "priority",
-                                     "parallel_tool_calls"};
+const std::set<std::string> harmless{
+    "user",       "metadata",          "store",    "service_tier",       "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "request_id", "timings_per_token", "priority", "parallel_tool_calls"};
 
 // They would change the answer and are not done here: the value with which nothing changes.
 const std::map<std::string, Json> neutral{{"n", 1},
@@ -95,8 +87,8 @@ class Fields {
 
     std::optional<std::int64_t> integer(const char* name) {
         const auto value = any(name);
-        const bool fits = value && value->is_number_integer() &&
-                          (!value->is_number_unsigned() || value->get<std::uint64_t>() <= std::uint64_t{1} << 62U);
+        const bool fits =
+            value && value->is_number_integer() && (!value->is_number_unsigned() || value->get<std::uint64_t>() <= std::uint64_t{1} << 62U);
         if (value && !fits) wrong(name, "an integer", *value);
         return value ? std::optional(value->get<std::int64_t>()) : std::nullopt;
     }
@@ -130,10 +122,10 @@ std::string content_of(const std::string& where, const Json& content) {
 }
 
 std::vector<mars::Message> messages_of(const std::optional<Json>& value, const Limits& limits) {
-    if (!value || !value->is_array() || value->empty())
-        throw Refused(400, "messages must be a list of at least one message", "messages");
+    if (!value || !value->is_array() || value->empty()) throw Refused(400, "messages must be a list of at least one message", "messages");
     if (value->size() > limits.messages)
-        throw Refused(400, std::to_string(value->size()) + " messages, at most " + std::to_string(limits.messages) + " are taken", "messages");
+        throw Refused(400, std::to_string(value->size()) + " messages, at most " + std::to_string(limits.messages) + " are taken",
+                      "messages");
     std::vector<mars::Message> messages;
     for (const Json& each : *value) {
         const std::string where = "messages[" + std::to_string(messages.size()) + "]";
@@ -202,7 +194,10 @@ Json window_shown(std::int64_t window) {
 std::string text_of(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 Json error(int status, const std::string& message, const std::string& param, const std::string& code) {
-    const char* type = status == 404 ? "not_found_error" : status == 503 ? "service_unavailable_error" : status < 500 ? "invalid_request_error" : "server_error";
+    const char* type = status == 404   ? "not_found_error"
+                       : status == 503 ? "service_unavailable_error"
+                       : status < 500  ? "invalid_request_error"
+                                       : "server_error";
     const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
     return {{"error", {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}}}};
 }
@@ -349,12 +344,12 @@ void Reply::record(Json& target, const mars::Completion& done, std::optional<dou
 namespace {
 
 Json counts(const mars::Stats& stats) {
-    return {{"prompt_tokens", stats.prompt_tokens},
-            {"completion_tokens", stats.tokens},
-            {"total_tokens", stats.prompt_tokens + stats.tokens},
-            {"prompt_tokens_details", {{"cached_tokens", stats.cached_tokens}}},
-            {"completion_tokens_details",
-             {{"accepted_prediction_tokens", stats.verified}, {"rejected_prediction_tokens", stats.rejected()}}}};
+    return {
+        {"prompt_tokens", stats.prompt_tokens},
+        {"completion_tokens", stats.tokens},
+        {"total_tokens", stats.prompt_tokens + stats.tokens},
+        {"prompt_tokens_details", {{"cached_tokens", stats.cached_tokens}}},
+        {"completion_tokens_details", {{"accepted_prediction_tokens", stats.verified}, {"rejected_prediction_tokens", stats.rejected()}}}};
 }
 
 } // namespace

@@ -55,10 +55,11 @@ void Stream::Answers::watch(std::chrono::steady_clock::time_point began) {
         Row* row = answer.row.get();
         if (!row->config().deadline) continue;
         const std::chrono::duration<double> left(std::min(*row->config().deadline, 1e9));
-        alarms_.push_back(std::make_unique<Alarm>(began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(left), [this, row] {
-            row->expire();
-            interrupt();
-        }));
+        alarms_.push_back(
+            std::make_unique<Alarm>(began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(left), [this, row] {
+                row->expire();
+                interrupt();
+            }));
     }
 }
 

@@ -1,8 +1,7 @@
 // Turns, the ids that stand for them, and where the context ends.
-#include <mars/conversation.hpp>
-
 #include <algorithm>
 
+#include <mars/conversation.hpp>
 #include <mars/errors.hpp>
 
 #include "answers.hpp"
@@ -115,12 +114,11 @@ struct Conversation::State {
     }
 
     std::string full(std::int64_t length, bool has_turns) const {
-        const std::string holds =
-            spaced("tokens", static_cast<std::size_t>(length)) + (has_turns ? " with this question" : "") + ", this bundle's context holds " +
-            std::to_string(capacity());
+        const std::string holds = spaced("tokens", static_cast<std::size_t>(length)) + (has_turns ? " with this question" : "") +
+                                  ", this bundle's context holds " + std::to_string(capacity());
         if (!has_turns) return "the question and the system message have " + holds + "; shorten them";
-        return "the conversation has " + holds + "; take turns back (undo), begin anew (reset), or open it with drop_oldest, which lets the" +
-               " oldest turns go";
+        return "the conversation has " + holds +
+               "; take turns back (undo), begin anew (reset), or open it with drop_oldest, which lets the" + " oldest turns go";
     }
 };
 

@@ -19,7 +19,7 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
-constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;             // where nobody says how much memory is free, as on a GPU
+constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;              // where nobody says how much memory is free, as on a GPU
 constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
 
 /// The device as Python and a bundle name it: `cpu`, `cuda`.

@@ -215,11 +215,13 @@ TEST_CASE("an answer is ended in the middle of a step, if nobody else is in it")
     mars::Stream overdue = opened.stream(fake::Tokens{4, 5, 6}, late);
     CHECK(!overdue.next());
     CHECK(overdue.completion().finish_reason == mars::FinishReason::deadline);
-    CHECK_THROWS_AS(opened.generate(fake::Tokens{4}, [] {
-        mars::GenerationConfig wrong;
-        wrong.deadline = 0.0;
-        return wrong;
-    }()), mars::SessionError);
+    CHECK_THROWS_AS(opened.generate(fake::Tokens{4},
+                                    [] {
+                                        mars::GenerationConfig wrong;
+                                        wrong.deadline = 0.0;
+                                        return wrong;
+                                    }()),
+                    mars::SessionError);
 
     // Of two rows one is told to end: the step goes on for the other.
     std::thread waker([&] {

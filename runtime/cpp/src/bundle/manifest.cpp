@@ -196,7 +196,8 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
             problems.push_back(mine + " has " + std::to_string(prefix.length) + " tokens, which no prompt's pieces give");
         for (const FileEntry& entry : manifest.files)
             if (entry.path == prefix.file && entry.size != prefix_size(model, prefix.kv_dtype, prefix.length))
-                problems.push_back(mine + ": " + std::to_string(entry.size) + " bytes are not " + std::to_string(prefix.length) + " tokens");
+                problems.push_back(mine + ": " + std::to_string(entry.size) + " bytes are not " + std::to_string(prefix.length) +
+                                   " tokens");
     }
     if (model.num_heads % model.num_kv_heads != 0)
         problems.push_back(where + ".model: " + std::to_string(model.num_heads) + " heads cannot share " +

@@ -38,8 +38,7 @@ bool is_for(const StoredPrefix& prefix, const Variant& variant, const std::strin
 
 std::vector<std::string> staleness(const Manifest& manifest, const Variant& variant, const StoredPrefix& prefix) {
     std::vector<std::string> reasons;
-    if (prefix.variant_sha256 != sha256_of(manifest, variant.file))
-        reasons.push_back(variant.file + " is not the one that computed it");
+    if (prefix.variant_sha256 != sha256_of(manifest, variant.file)) reasons.push_back(variant.file + " is not the one that computed it");
     if (prefix.weights_sha256 != sha256_of(manifest, variant.weights)) reasons.emplace_back("the weights are not those that computed it");
     const auto compare = [&](const char* what, const std::string& had, const std::string& has) {
         if (had != has) reasons.push_back(std::string("its ") + what + " is " + had + ", " + has + " is running");
@@ -57,7 +56,7 @@ std::optional<PrefixFile> read_prefix(const std::filesystem::path& directory, co
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0 && errno == ENOENT) return std::nullopt;
     if (file < 0) fail(std::string("cannot be opened (") + std::strerror(errno) + ")");
-    struct stat state {};
+    struct stat state{};
     const bool is_plain = fstat(file, &state) == 0 && S_ISREG(state.st_mode);
     const std::optional<std::int64_t> size = prefix_size(model, prefix.kv_dtype, prefix.length);
     void* whole = MAP_FAILED;

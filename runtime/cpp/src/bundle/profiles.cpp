@@ -68,8 +68,8 @@ const Profile& find_profile(const Bundle& bundle, const Variant& variant, const 
     if (found == nullptr) {
         std::string names;
         for (const std::string& each : known) names += (names.empty() ? "" : ", ") + each;
-        throw SessionError(bundle.path.string() + ": no profile `" + name.substr(0, 60) + "` (there are: " +
-                           (names.empty() ? "none" : names) + "); `mars-export calibrate` makes one");
+        throw SessionError(bundle.path.string() + ": no profile `" + name.substr(0, 60) +
+                           "` (there are: " + (names.empty() ? "none" : names) + "); `mars-export calibrate` makes one");
     }
     std::string reasons;
     for (const std::string& reason : staleness(bundle.manifest, variant, *found)) reasons += (reasons.empty() ? "" : "; ") + reason;

@@ -225,8 +225,8 @@ void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size) { init
 mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error) {
     return guarded(error, [&] {
         const mars::PrefixStats now = needed(session, "session").session.prefix_stats();
-        const mars_prefix_stats values{sizeof(values), now.queries, now.hits,    now.query_tokens, now.hit_tokens,
-                                       now.saved,      now.evicted, now.failed, now.entries,      now.num_bytes, now.stored};
+        const mars_prefix_stats values{sizeof(values), now.queries, now.hits,    now.query_tokens, now.hit_tokens, now.saved,
+                                       now.evicted,    now.failed,  now.entries, now.num_bytes,    now.stored};
         fill(stats, values, "stats");
     });
 }
@@ -406,16 +406,15 @@ mars_status mars_conversation_open(const mars_session* session, const char* syst
 
 mars_status mars_conversation_send(mars_conversation* conversation, const char* text, const mars_config* config, mars_stream** stream,
                                    mars_error** error) {
-    return asked(conversation, text, config, stream, error, [](auto& talk, const auto& question, const auto& settings) -> mars::Stream& {
-        return talk.send(question, settings);
-    });
+    return asked(conversation, text, config, stream, error,
+                 [](auto& talk, const auto& question, const auto& settings) -> mars::Stream& { return talk.send(question, settings); });
 }
 
 mars_status mars_conversation_edit(mars_conversation* conversation, const char* text, const mars_config* config, int64_t turn,
                                    mars_stream** stream, mars_error** error) {
-    return asked(conversation, text, config, stream, error, [turn](auto& talk, const auto& question, const auto& settings) -> mars::Stream& {
-        return talk.edit(question, settings, turn);
-    });
+    return asked(
+        conversation, text, config, stream, error,
+        [turn](auto& talk, const auto& question, const auto& settings) -> mars::Stream& { return talk.edit(question, settings, turn); });
 }
 
 mars_status mars_conversation_undo(mars_conversation* conversation, int64_t turns, mars_error** error) {

@@ -116,8 +116,8 @@ std::vector<std::tuple<Group, Ids, bool>> Prefixes::held() const {
     return all;
 }
 
-void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes,
-                    const std::function<std::shared_ptr<const Saved>()>& copy, bool fixed) {
+void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, const std::function<std::shared_ptr<const Saved>()>& copy,
+                    bool fixed) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (ids.empty() || num_bytes > budget || is_there(group, ids, fixed)) return;
@@ -221,8 +221,7 @@ void Stem::keep(Cache& cache, std::int64_t place, const Ids& tokens) {
     if (!group_) return;
     const auto give = [&](std::int64_t length, bool fixed) {
         if (length < 1 || length > firm_) return;
-        store_.save(
-            *group_, first(tokens, length), length * cache.entry_bytes(), [&] { return cache.save(place, length); }, fixed);
+        store_.save(*group_, first(tokens, length), length * cache.entry_bytes(), [&] { return cache.save(place, length); }, fixed);
     };
     for (const std::int64_t mark : marks_) give(mark, true);
     give(firm_, false);

@@ -100,8 +100,8 @@ class Prefixes {
     std::mutex bringing_; // guards where stored entries are
     std::map<Group, Entries> groups_;
     std::map<std::int64_t, std::map<Ids, Stored>> stored_; // by the size of pieces: for every salt, and for ever
-    std::list<Place> order_;     // the last is the latest used
-    std::int64_t num_bytes_ = 0; // of the entries and of those that are being copied
+    std::list<Place> order_;                               // the last is the latest used
+    std::int64_t num_bytes_ = 0;                           // of the entries and of those that are being copied
     PrefixStats counts_;
 };
 

@@ -94,7 +94,7 @@ class OrtCache : public Cache {
             grow(grown);
         } catch (const std::exception&) { // bad_alloc, or a length no vector can have
             throw MemoryError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) +
-                               " entries; use fewer rows or shorter prompts");
+                              " entries; use fewer rows or shorter prompts");
         }
     }
 
@@ -334,7 +334,7 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     } catch (const Ort::Exception& error) {
         if (memory.is_interrupted) throw Interrupted("the answer was ended inside a step");
         throw DeviceError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
-                           " slots: " + first_line(error));
+                          " slots: " + first_line(error));
     }
 }
 
