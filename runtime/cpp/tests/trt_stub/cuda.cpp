@@ -32,7 +32,23 @@ State& state() {
     return all;
 }
 
-void reset() { state() = State(); }
+namespace {
+
+/// Streams that nobody has destroyed.
+std::set<cudaStream_t>& streams() {
+    static std::set<cudaStream_t> all;
+    return all;
+}
+
+} // namespace
+
+void reset() {
+    // What a GPU that failed has left behind goes with its process.
+    for (const auto& [bytes, size] : state().memory) ::operator delete(bytes, alignment);
+    for (cudaStream_t stream : streams()) delete stream;
+    streams().clear();
+    state() = State();
+}
 
 void submit(cudaStream_t stream, std::function<void()> work, const std::shared_ptr<Bound>& bound) {
     if (!stream->is_capturing) {
@@ -131,11 +147,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; // a capture on another would break with the legacy stream's work
     if (stub::state().num_devices < 1) return cudaErrorNoDevice;
     *stream = new StubStream;
+    stub::streams().insert(*stream);
     ++stub::state().streams;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    stub::streams().erase(stream);
     delete stream;
     --stub::state().streams;
     return cudaSuccess;
