@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,15 @@ COMMAND = (sys.executable, "-m", "optimum.commands.optimum_cli", "export")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """optimum-cli with our file where the wheel puts it."""
-    register = tmp_path / "site" / "optimum" / "commands" / "register"
-    register.mkdir(parents=True)
-    shutil.copy(ROOT / "exporter" / "optimum" / "register_mars.py", register)
-    paths = [str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """optimum-cli with our file where the wheel puts it, if no installed mars-export has put it there."""
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")])]
+    found = find_spec("optimum.commands.register")
+    places = (found.submodule_search_locations if found is not None else None) or ()
+    if not any((Path(place) / "register_mars.py").exists() for place in places):
+        register = tmp_path / "site" / "optimum" / "commands" / "register"
+        register.mkdir(parents=True)
+        shutil.copy(ROOT / "exporter" / "optimum" / "register_mars.py", register)
+        paths.insert(0, str(tmp_path / "site"))
 
     def started(*arguments: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
