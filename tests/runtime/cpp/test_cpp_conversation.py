@@ -276,7 +276,7 @@ def test_a_deadline_ends_an_answer_with_what_it_has(library: Library, bundles: N
     with CSession(library, bundles("llama"), threads=1) as twin:
         whole = twin.generate([5, 9], tau=1.0, max_new_tokens=500, eos_ids=())
         begun = monotonic()
-        cut = twin.generate([5, 9], tau=1.0, max_new_tokens=500, eos_ids=(), deadline=0.02)
+        cut = twin.generate([5, 9], tau=1.0, max_new_tokens=500, eos_ids=(), deadline=0.002)
         assert monotonic() - begun < 5
         assert cut.finish_reason == "deadline" and len(cut.token_ids) < len(whole.token_ids)
         assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
