@@ -1,4 +1,4 @@
-"""The arithmetic task: word problems of two or three steps, answered with the steps written out and `#### n`
+"""The arithmetic task: word problems of one to four steps, answered with the steps written out and `#### n`
 at the end.
 
 Knows stories and how a step is written; sentences.toml has the wordings, some of each kind reserved for
@@ -139,7 +139,13 @@ def _begin(story: Story) -> None:
 
 def _event(story: Story) -> None:
     rng = story.rng
-    if story.total > LIMIT - 9 or (story.total > 3 and rng.random() < 0.5):
+    if story.total % 2 == 0 and rng.random() < 0.15:
+        story.tell("half")
+        story.step("Split by", "/", 2, story.total // 2)
+    elif story.total <= LIMIT // 2 and rng.random() < 0.1:
+        story.tell("double")
+        story.step("Times", "*", 2, story.total * 2)
+    elif story.total > LIMIT - 9 or (story.total > 3 and rng.random() < 0.5):
         n = rng.randint(2, min(9, story.total - 1))
         story.tell("take", n=n)
         story.take(n)
@@ -193,7 +199,34 @@ def _pair(story: Story) -> None:
     story.add(n)
 
 
-SCENES: tuple[Callable[[Story], None], ...] = (_collection, _collection, _collection, _shopping, _pair)
+def _relation(story: Story) -> None:
+    """One person's number, told by another's; perhaps something happens to it."""
+    n, by = story.rng.randint(4, 20), story.rng.randint(2, 9)
+    story.tell("base", n=n)
+    story.start(n)
+    kind = story.rng.choice(("above", "below", "twice"))
+    if kind == "twice":
+        story.tell("twice")
+        story.step("Times", "*", 2, story.total * 2)
+    elif kind == "above" or by >= n:
+        story.tell("above", n=by)
+        story.add(by)
+    else:
+        story.tell("below", n=by)
+        story.take(by)
+    if story.total > 1 and story.rng.random() < 0.4:
+        _event(story)
+    story.tell("ask_one")
+
+
+SCENES: tuple[Callable[[Story], None], ...] = (
+    _collection,
+    _collection,
+    _collection,
+    _shopping,
+    _pair,
+    _relation,
+)
 
 
 def problem(rng: random.Random, held_out: bool) -> Problem:

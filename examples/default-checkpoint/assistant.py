@@ -406,7 +406,58 @@ SKILLS = tuple(
     _skill(table) for table in tomllib.loads((Path(__file__).parent / "intents.toml").read_text())["skill"]
 )
 
-OPENINGS = (
+# An order ("turn on the light") may be asked for in more ways than a remark ("it is dark").
+ORDERS = frozenset(
+    (
+        "set turn put get make start add give tell play send show open create write switch change "
+        "find run remind pause check schedule adjust keep ring wake take bring go skip text lock "
+        "pull translate dim lower raise shut count plan help unlock time begin resume continue "
+        "search launch close call look vacuum warm navigate guide save jot jump move drop book flip "
+        "cut heat cool stream arrange clean illuminate brighten use inform dial connect reach "
+        "record nudge stick include bolt enter secure engage unbolt release lift convert locate "
+        "load let have "
+    ).split()
+)
+FRAMES = {
+    "free": (
+        "I'd like you to {}",
+        "I want you to {}",
+        "I need you to {}",
+        "it would be great if you could {}",
+        "it would be nice if you would {}",
+        "do me a favor and {}",
+        "be so kind and {}",
+        "can we {}",
+        "let's {}",
+        "go ahead and {}",
+        "{}, will you",
+        "{}, would you",
+        "{} if you can",
+        "is it possible to {}",
+        "any chance you could {}",
+        "I think we should {}",
+        "I was going to ask you to {}",
+        "can I ask you to {}",
+        "would it be possible to {}",
+        "you could {}",
+        "don't forget to {}",
+        "quick, {}",
+        "when you have a moment, {}",
+        "{} as soon as you can",
+        "what I need is this: {}",
+        "may I ask you to {}",
+        "just {}",
+        "first of all, {}",
+    ),
+    "reserved": (
+        "I was wondering if you could {}",
+        "would you be able to {}",
+        "if you don't mind, {}",
+        "it's time to {}",
+    ),
+}
+FRAMED = 0.3  # of the requests that begin with an order
+OPENINGS = (  # of an order
     "",
     "",
     "",
@@ -420,6 +471,20 @@ OPENINGS = (
     "now ",
     "could you please ",
 )
+GREETINGS = (
+    "",
+    "",
+    "",
+    "",
+    "",
+    "hey, ",
+    "ok, ",
+    "hi, ",
+    "so, ",
+    "well, ",
+    "listen, ",
+    "please, ",
+)  # of a remark
 ENDINGS = ("", "", "", "", " please", ", thanks", ".", " now", " for me", ", thank you")
 JOINS = (" and ", " and then ", ", then ", ", and ", "; also ", " and also ")
 COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 2, 3)  # calls per held-out request
@@ -466,7 +531,13 @@ def request(rng: random.Random, held_out: bool) -> Request:
     text = clauses[0][0]
     for index, (clause, _) in enumerate(clauses[1:], start=2):
         text += (rng.choice(JOINS) if index == len(clauses) else ", ") + clause
-    text = rng.choice(OPENINGS) + text + rng.choice(ENDINGS)
+    if text.split()[0] not in ORDERS:
+        text = rng.choice(GREETINGS) + text
+    elif rng.random() < FRAMED:
+        text = rng.choice(FRAMES["reserved" if held_out else "free"]).format(text)
+    else:
+        text = rng.choice(OPENINGS) + text
+    text += rng.choice([ending for ending in ENDINGS if ending.strip(" ,") not in text.split(" ")[-1:]])
     if rng.random() < 0.5:
         text = text[0].upper() + text[1:]
     return Request(text, json.dumps([call for _, call in clauses]))
