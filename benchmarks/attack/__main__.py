@@ -15,10 +15,11 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 BUNDLE = HERE.parents[1] / "tests" / "runtime" / "bundle" / "written-by-1.1"
@@ -28,33 +29,45 @@ SLOW, DEAD, MEMORY = 5.0, 60.0, 1 << 30  # seconds of processor time, seconds of
 
 def trials(bundle: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
     """The outcome of each seed; a process that dies or hangs is one, and the next goes on behind it."""
-    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     while first < last:
-        command = [sys.executable, "-m", "attack.trial", str(bundle), str(first), str(last)]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
         begun = first
-        try:
-            for line in _lines(process):
-                if "begin" in line:
-                    begun = line["begin"]
-                else:
-                    yield line
-                    first = line["seed"] + 1
-        except TimeoutError:
-            yield {"seed": begun, "outcome": "hang"}
-            first = begun + 1
-        else:
-            if process.wait():
-                yield {"seed": begun, "outcome": f"process ended with {process.returncode}"}
+        with tempfile.TemporaryFile() as words:
+            process = _started([str(bundle), str(first), str(last)], words)
+            try:
+                for line in _lines(process):
+                    if "begin" in line:
+                        begun = line["begin"]
+                    else:
+                        yield line
+                        first = line["seed"] + 1
+            except TimeoutError:
+                yield {"seed": begun, "outcome": "hang"}
                 first = begun + 1
-        finally:
-            process.kill()
-            process.wait()
+            else:
+                if process.wait():
+                    how = f"process ended with {process.returncode}: {_last_line(words)}"
+                    yield {"seed": begun, "outcome": how}
+                    first = begun + 1
+            finally:
+                process.kill()
+                process.wait()
+
+
+def _started(arguments: list[str], words: IO[bytes]) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "attack.trial", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=words,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _last_line(words: IO[bytes]) -> str:
+    """What a process said last: the exception's line of a traceback."""
+    words.seek(max(0, words.seek(0, os.SEEK_END) - 10_000))
+    said = words.read().decode(errors="replace").strip()
+    return said.rpartition("\n")[2][:500] or "not a word"
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:

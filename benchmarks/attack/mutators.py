@@ -5,6 +5,7 @@ Knows files and formats; opens no bundle itself.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -250,7 +251,7 @@ def _change(value: Any, draw: random.Random) -> None:
         case 2 if isinstance(holder[key], list):
             holder[key] += holder[key] * draw.randint(1, 300)
         case _:
-            holder[key] = draw.choice(NASTY)
+            holder[key] = copy.deepcopy(draw.choice(NASTY))  # what is changed later must not be NASTY itself
 
 
 def _change_graph(model: onnx.ModelProto, draw: random.Random) -> None:

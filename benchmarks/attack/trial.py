@@ -6,6 +6,7 @@ A parent watches it die.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from attack.mutators import mutate
 from mars_export.runtime import GenerationConfig, MarsError, Session
-from mars_export.runtime.machine import forget_peak, peak
+from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
 
 ADDRESS_SPACE = 8 << 30  # so that what would take all memory ends in an error
 
@@ -55,6 +56,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     with tempfile.TemporaryDirectory(prefix="attack-") as scratch:
+        os.environ[CACHE_VARIABLE] = str(Path(scratch, "cache"))  # not the user's
         for seed in range(first, last):
             print(json.dumps({"begin": seed}), flush=True)
             print(json.dumps(trial(good, Path(scratch), seed)), flush=True)

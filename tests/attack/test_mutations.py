@@ -4,14 +4,18 @@ wrong.
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from attack.mutators import MUTATORS
+from attack.mutators import MUTATORS, NASTY, mutate
 from support.paths import ROOT
+
+BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
 
 
 def attack(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,4 +54,21 @@ def test_what_counts_as_wrong(line: dict[str, object], wrong: bool, tmp_path: Pa
 def test_a_process_that_dies_is_seen(tmp_path: Path) -> None:
     done = attack("--trials", "2", "--bundle", str(tmp_path / "nothing"))
     assert done.returncode == 1
-    assert done.stdout.count("process ended with 1") == 3
+    assert done.stdout.count("process ended with 1: FileNotFoundError") == 2, "and it names the exception"
+    assert "2 process ended with 1; 2 wrong" in done.stdout
+
+
+def test_a_seed_is_the_same_bundle_whatever_was_made_before_it(tmp_path: Path) -> None:
+    """Seeds 1045 and 1084 once put a value into itself: the values to choose from were changed in place."""
+
+    def made(seed: int) -> bytes:
+        bundle = Path(shutil.copytree(BUNDLE, tmp_path / "b"))
+        mutate(bundle, seed)
+        manifest = (bundle / "manifest.json").read_bytes()
+        shutil.rmtree(bundle)
+        return manifest
+
+    nasty = copy.deepcopy(NASTY)
+    assert made(1045) == made(1045)
+    assert made(1084) == made(1084)
+    assert nasty == NASTY
