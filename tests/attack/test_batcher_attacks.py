@@ -671,7 +671,7 @@ def test_the_load_sees_what_is_wrong(session: Session, monkeypatch: pytest.Monke
 
 def test_the_load_goes_on_where_it_stopped(tmp_path: Any) -> None:
     state, figures = tmp_path / "state", tmp_path / "figures"
-    program = [sys.executable, str(ROOT / "benchmarks" / "attack" / "load.py"), "--requests", "20"]
+    program = [sys.executable, "-m", "attack.soak", "--requests", "20", "--bundle", str(BUNDLE)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for rounds in ("1", "2"):
         arguments = ["--rounds", rounds, "--state", str(state), "--figures", str(figures)]
