@@ -1,7 +1,8 @@
-"""Hostile bundles against the runtime: only our errors, no crash, no hang, no memory beyond what the files
-need.
+"""Hostile bundles against the runtime, hostile checkpoints against the exporter: only our errors, no crash,
+no hang, no memory beyond what the files need, not a word on the standard output.
 
 python benchmarks/attack --trials 200000 --state attack.jsonl     # an hour or so; goes on where it stopped
+python benchmarks/attack --kind checkpoints --trials 20000 --state checkpoints.jsonl
 
 Each trial is a seed: `--first SEED --trials 1` does it again. The state has one JSON line for each; what is
 wrong is printed.
@@ -21,18 +22,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+KINDS = ("bundles", "checkpoints")
 HERE = Path(__file__).resolve().parent
 BUNDLE = HERE.parents[1] / "tests" / "runtime" / "bundle" / "written-by-1.1"
-OURS = ("BundleError", "SessionError", "ran")
+OURS = ("BundleError", "SessionError", "CheckpointError", "ExportError", "ran")
 SLOW, DEAD, MEMORY = 5.0, 60.0, 1 << 30  # seconds of processor time, seconds of silence, bytes
 
 
-def trials(bundle: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
+def trials(kind: str, good: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
     """The outcome of each seed; a process that dies or hangs is one, and the next goes on behind it."""
     while first < last:
         begun = first
         with tempfile.TemporaryFile() as words:
-            process = _started([str(bundle), str(first), str(last)], words)
+            process = _started([kind, str(good), str(first), str(last)], words)
             try:
                 for line in _lines(process):
                     if "begin" in line:
@@ -92,6 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--kind", choices=KINDS, default="bundles")
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="a good one, small")
     parser.add_argument("--trials", type=int, default=200_000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
@@ -104,14 +107,14 @@ def main() -> int:
     counts = Counter(line["outcome"].partition(":")[0] for line in done)
     wrong = sum(map(is_wrong, done))
     with open(args.state or os.devnull, "a", encoding="utf-8", buffering=1) as state:
-        for line in trials(args.bundle, first, args.first + args.trials):
+        for line in trials(args.kind, args.bundle, first, args.first + args.trials):
             state.write(json.dumps(line) + "\n")
             counts[line["outcome"].partition(":")[0]] += 1
             if is_wrong(line):
                 wrong += 1
                 print(json.dumps(line), flush=True)
     summary = ", ".join(f"{n} {what}" for what, n in counts.most_common())
-    print(f"{counts.total()} bundles: {summary}; {wrong} wrong")
+    print(f"{counts.total()} {args.kind}: {summary}; {wrong} wrong")
     return int(wrong > 0)
 
 

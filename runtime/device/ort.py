@@ -40,6 +40,9 @@ LEVELED = ("int4", "int8")
 FIRM = ("float32", "w8a8")
 # Angles are computed many at a time, and what is left over in another way: nothing may be left over.
 FIRM_ANGLES = 16
+GPU_ADVICE = (
+    "check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+)
 NO_KERNELS = (
     "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
     " --precision fp16 or fp32"
@@ -84,16 +87,17 @@ class OrtBackend:
             options.intra_op_num_threads = threads
         try:
             providers = [(PROVIDERS[device], SETTINGS[device])]
-            self._session = ort.InferenceSession(graph, options, providers=providers)
+            # Its fallback prints to the standard output, and tries the same again, on the CPU.
+            self._session = ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(
                 f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}"
+                + ("" if device == "cpu" else f"; {GPU_ADVICE}")
             ) from error
         if PROVIDERS[device] not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
-                f" check the GPU with"
-                " nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+                f" {GPU_ADVICE}"
             )
         self._check_signature(graph, ORT_TYPES[kv_dtype])
         own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device])
@@ -316,7 +320,7 @@ def open_graph(
     options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
     try:
-        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]])
+        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]], enable_fallback=0)
     except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
         raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]

@@ -41,6 +41,7 @@ def test_hostile_bundles_end_in_our_errors(tmp_path: Path) -> None:
         ({"outcome": "BundleError", "seconds": 6.0, "bytes": 5}, True),
         ({"outcome": "SessionError", "seconds": 0.1, "bytes": 2 << 30}, True),
         ({"outcome": "IndexError: 'x'", "seconds": 0.1, "bytes": 5}, True),
+        ({"outcome": "printed: 'EP Error'"}, True),
         ({"outcome": "hang"}, True),
     ],
 )
