@@ -19,6 +19,7 @@ from ...runtime.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+JSON_LIMIT = 32 << 20  # bytes: an index of 200,000 tensors
 HEADER_LIMIT = 32_000_000  # bytes: some 200,000 tensors; the format allows three times as much
 HIGHEST_RANK, LARGEST_SIZE = 8, 2**53
 LONGEST_LIST = 12  # problems of one kind in a message
@@ -134,9 +135,18 @@ def _open_sharded(directory: Path) -> Tensors:
     return ShardedTensors({tensor: shards[shard] for tensor, shard in weight_map.items()})
 
 
+def read_text(path: Path, limit: int) -> str:
+    """A text file of at most `limit` bytes. Raises OSError or ValueError, also for what is no file."""
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"more than {limit} bytes")
+    return content.decode("utf-8")
+
+
 def read_json(path: Path) -> dict[str, object]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, JSON_LIMIT)
         value = json.loads(text)
         if HALF_CHARACTER.search(text):  # a lone surrogate is no text: nothing could be done with it later
             json.dumps(value, ensure_ascii=False).encode("utf-8")

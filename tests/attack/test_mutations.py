@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from attack import checkpoints, goods
 from attack.mutators import MUTATORS, NASTY, mutate
 from support.paths import ROOT
 
@@ -32,6 +33,16 @@ def test_hostile_bundles_end_in_our_errors(tmp_path: Path) -> None:
     assert [line["seed"] for line in lines] == list(range(100)), "it goes on where it stopped"
     assert {line["kind"] for line in lines} == set(MUTATORS)
     assert {line["outcome"] for line in lines} == {"BundleError", "SessionError", "ran"}
+
+
+def test_hostile_checkpoints_end_in_our_errors(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    done = attack("--kind", "checkpoints", "--trials", "120", "--state", str(state))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in state.read_text().splitlines()]
+    assert {line["kind"].split()[0] for line in lines} == set(goods.FORMS)
+    assert {line["kind"].split()[1] for line in lines} == {m.__name__ for m in checkpoints.MUTATORS}
+    assert {line["outcome"] for line in lines} == {"CheckpointError", "ExportError", "ran"}
 
 
 @pytest.mark.parametrize(
