@@ -5,7 +5,7 @@ python benchmarks/attack --trials 200000 --state attack.jsonl     # an hour or s
 python benchmarks/attack --kind checkpoints --trials 20000 --state checkpoints.jsonl
 
 Each trial is a seed: `--first SEED --trials 1` does it again. The state has one JSON line for each; what is
-wrong is printed.
+wrong is printed, and done again at the next start with the same state.
 """
 
 from __future__ import annotations
@@ -98,21 +98,23 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="a good one, small")
     parser.add_argument("--trials", type=int, default=200_000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
-    parser.add_argument("--state", type=Path, help="JSON lines; trials that are in it are not done again")
+    parser.add_argument("--state", type=Path, help="JSON lines; only what was wrong is done again")
     args = parser.parse_args()
-    done = []
+    done: dict[int, dict[str, Any]] = {}
     if args.state is not None and args.state.exists():
-        done = [json.loads(line) for line in args.state.read_text().splitlines()]
-    first = max([args.first, *(line["seed"] + 1 for line in done)])
-    counts = Counter(line["outcome"].partition(":")[0] for line in done)
-    wrong = sum(map(is_wrong, done))
+        lines = args.state.read_text(encoding="utf-8").splitlines()
+        done = {line["seed"]: line for line in map(json.loads, lines)}
+    again = [(seed, seed + 1) for seed, line in done.items() if is_wrong(line)]
+    first = max([args.first, *(seed + 1 for seed in done)])
     with open(args.state or os.devnull, "a", encoding="utf-8", buffering=1) as state:
-        for line in trials(args.kind, args.bundle, first, args.first + args.trials):
-            state.write(json.dumps(line) + "\n")
-            counts[line["outcome"].partition(":")[0]] += 1
-            if is_wrong(line):
-                wrong += 1
-                print(json.dumps(line), flush=True)
+        for start, end in [*again, (first, args.first + args.trials)]:
+            for line in trials(args.kind, args.bundle, start, end):
+                state.write(json.dumps(line) + "\n")
+                done[line["seed"]] = line
+                if is_wrong(line):
+                    print(json.dumps(line), flush=True)
+    counts = Counter(line["outcome"].partition(":")[0] for line in done.values())
+    wrong = sum(map(is_wrong, done.values()))
     summary = ", ".join(f"{n} {what}" for what, n in counts.most_common())
     print(f"{counts.total()} {args.kind}: {summary}; {wrong} wrong")
     return int(wrong > 0)

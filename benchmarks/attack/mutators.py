@@ -244,6 +244,8 @@ def change(value: Any, draw: random.Random) -> None:
         )
         places += [(inner, key) for key in keys]
         rest += [inner[key] for key in keys if isinstance(inner[key], dict | list)]
+    if not places:
+        return
     holder, key = draw.choice(places)
     match draw.randint(0, 5):
         case 0:

@@ -31,7 +31,7 @@ from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.manifest import open_bundle
 from mars_export.runtime.machine import resident
 
-SUMS = ("whole", "begun", "refused", "overloaded", "tokens", "seconds", "changes")
+SUMS = ("whole", "ties", "begun", "refused", "overloaded", "tokens", "seconds", "changes")
 MIB = 1 << 20
 
 
@@ -87,7 +87,7 @@ def sum_up(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     sums: Counter[str] = Counter()
     for line in lines:
-        sums.update({name: line[name] for name in SUMS})
+        sums.update({name: line.get(name, 0) for name in SUMS})
         sums["wrong"] += len(line["wrong"])
     last = [line for line in lines if line["process"] == lines[-1]["process"]]
     minutes, at = [last[0]["bytes"] / MIB], 0.0

@@ -51,6 +51,9 @@ def base_directory() -> Path:
 
 def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
     """Convert a GGUF file to a Hugging Face directory in the cache, once for each content."""
+    from .gguf import check
+
+    check(gguf)  # before all of it is hashed
     target = _conversion_path(_sha256(gguf), "" if with_tokenizer else "-weights")
     return target if target.is_dir() else _convert(gguf, target, with_tokenizer)
 

@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attack import __main__ as main
 from attack import checkpoints, goods
 from attack.mutators import MUTATORS, NASTY, mutate
 from support.paths import ROOT
@@ -56,11 +58,18 @@ def test_hostile_checkpoints_end_in_our_errors(tmp_path: Path) -> None:
         ({"outcome": "hang"}, True),
     ],
 )
-def test_what_counts_as_wrong(line: dict[str, object], wrong: bool, tmp_path: Path) -> None:
-    (tmp_path / "state").write_text(json.dumps(line | {"seed": 0}) + "\n")
-    done = attack("--trials", "1", "--state", str(tmp_path / "state"))
-    assert done.returncode == int(wrong)
-    assert f"{int(wrong)} wrong" in done.stdout
+def test_what_counts_as_wrong(line: dict[str, Any], wrong: bool) -> None:
+    assert main.is_wrong(line) == wrong
+
+
+def test_what_was_wrong_is_done_again(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.write_text('{"seed": 0, "outcome": "hang"}\n{"seed": 1, "outcome": "ran"}\n')
+    done = attack("--trials", "2", "--state", str(state))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 bundles" in done.stdout
+    assert "0 wrong" in done.stdout
+    assert [json.loads(line)["seed"] for line in state.read_text().splitlines()] == [0, 1, 0]
 
 
 def test_a_process_that_dies_is_seen(tmp_path: Path) -> None:
