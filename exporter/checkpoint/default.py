@@ -9,6 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from ...runtime.bundle.scratch import ScratchDirectory
 from ...runtime.errors import CheckpointError
 from ...runtime.hashes import sha256_of
 from ...runtime.machine import CACHE_VARIABLE, cache_dir
@@ -95,13 +96,16 @@ def _convert(gguf: Path, target: Path, with_tokenizer: bool = True) -> Path:
     from .gguf import convert
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as scratch:
-        convert(gguf, Path(scratch) / "model", with_tokenizer)
+    scratch = ScratchDirectory(target)
+    try:
+        convert(gguf, scratch.path / "model", with_tokenizer)
         try:
-            os.rename(Path(scratch) / "model", target)
+            os.rename(scratch.path / "model", target)
         except OSError:  # another process was faster: its result is the same
             if not target.is_dir():
                 raise
+    finally:
+        scratch.remove()
     return target
 
 

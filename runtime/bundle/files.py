@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -27,6 +26,7 @@ from ..errors import BundleError, listed
 from ..hashes import sha256_of
 from ..machine import cache_dir
 from .external import external_names
+from .scratch import scratch_file
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 # Of scratch files of what is rewritten in a bundle, and of a prefix's file: nothing that a user would name.
@@ -93,19 +93,13 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
 def write_whole(path: Path, content: bytes) -> None:
     """Put `content` in place of a file, whole or not at all, and on the disk before anything that follows.
 
-    The scratch file beside it has a name that nobody can foresee, and is never one that is there: no planted
-    link is followed.
+    What a writer of it that was killed left goes.
     """
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NO_LINK
-    with os.fdopen(os.open(scratch, flags, 0o666), "wb") as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+    with scratch_file(path) as (scratch, file):
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        scratch.replace(path)
 
 
 def clear_leftovers(directory: Path, listed: Collection[str]) -> None:
