@@ -26,13 +26,15 @@ from ..errors import BundleError, listed
 from ..hashes import sha256_of
 from ..machine import cache_dir
 from .external import external_names
-from .scratch import scratch_file
+from .scratch import FILE as SCRATCH_FILE
+from .scratch import abandoned_in, scratch_file
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 # Of scratch files of what is rewritten in a bundle, and of a prefix's file: nothing that a user would name.
 LEFT_OVER = re.compile(
     r"\.(manifest\.(json|sha256)|prefix-[0-9a-f]{16}\.kv)\.[0-9a-f]{16}|prefix-[0-9a-f]{16}\.kv"
 )
+SCRATCH_STAMP = r"\.[0-9a-f]{32}\.json" + SCRATCH_FILE
 STAMPS, STAMP_LIMIT, MOST_STAMPS = "verified", 1_000_000, 256
 PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(
     os, "O_CLOEXEC", 0
@@ -246,6 +248,8 @@ def _write_stamps(file: Path, stamps: dict[str, list[object]]) -> None:
         write_whole(file, json.dumps(stamps).encode("ascii"))
         others = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         for path in others[:-MOST_STAMPS]:
+            path.unlink(missing_ok=True)
+        for path in abandoned_in(file.parent, SCRATCH_STAMP):  # of a bundle that may never be opened again
             path.unlink(missing_ok=True)
     except OSError:
         pass  # without a place for it every start hashes all files

@@ -84,8 +84,13 @@ def abandoned(target: Path, end: str) -> Iterator[Path]:
 
     Each is locked while it is looked at.
     """
-    ours = re.compile(re.escape(f".{target.name}") + end)
-    for path in sorted(path for path in target.parent.iterdir() if ours.fullmatch(path.name)):
+    yield from abandoned_in(target.parent, re.escape(f".{target.name}") + end)
+
+
+def abandoned_in(directory: Path, name: str) -> Iterator[Path]:
+    """The same of all of a directory whose names match the expression."""
+    ours = re.compile(name)
+    for path in sorted(path for path in directory.iterdir() if ours.fullmatch(path.name)):
         try:
             handle = lock(path)
         except BlockingIOError:

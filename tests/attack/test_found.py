@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import nullcontext
@@ -17,7 +18,8 @@ from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime import BundleError, CheckpointError, Session, SessionError
 from mars_export.runtime.bundle.external import external_names
 from mars_export.runtime.bundle.manifest import open_bundle
-from mars_export.runtime.machine import forget_peak, peak
+from mars_export.runtime.bundle.scratch import lock
+from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
 
 BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
 
@@ -104,3 +106,22 @@ def test_a_huge_file_that_is_no_gguf_is_not_hashed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a readable GGUF file"):
         open_checkpoint(str(tmp_path / "model.gguf"))
     assert time.process_time() - start < 2
+
+
+def test_a_stamp_that_was_never_finished_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed `unpack` left a scratch stamp of a directory that never got its name (unpack, seed 7)."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    left = tmp_path / "cache" / "verified" / f".{'0' * 32}.json.{'1' * 16}"
+    other = left.with_name("notes")
+    left.parent.mkdir(parents=True)
+    for file in (left, other):
+        file.write_text("x")
+    held = left.with_name(f".{'2' * 32}.json.{'3' * 16}")
+    held.write_text("x")
+    writing = lock(held)
+    open_bundle(BUNDLE)
+    assert not left.exists()
+    assert other.exists()
+    assert held.exists(), "somebody writes it"
+    assert writing is not None
+    os.close(writing)
