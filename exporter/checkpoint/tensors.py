@@ -22,6 +22,7 @@ SINGLE_FILE = "model.safetensors"
 JSON_LIMIT = 32 << 20  # bytes: an index of 200,000 tensors
 HEADER_LIMIT = 32_000_000  # bytes: some 200,000 tensors; the format allows three times as much
 HIGHEST_RANK, LARGEST_SIZE = 8, 2**53
+LONGEST_NAME = 255  # bytes of a file's
 LONGEST_LIST = 12  # problems of one kind in a message
 LONGEST_VALUE = 80  # characters of a foreign value in a message
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
@@ -113,7 +114,9 @@ def _open_sharded(directory: Path) -> Tensors:
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise CheckpointError(f"{directory / INDEX_FILE}: no `weight_map`; download the file again")
     names = sorted(set(weight_map.values()))
-    unsafe = [name for name in names if Path(name).name != name]
+    unsafe = [
+        shown(n) for n in names if Path(n).name != n or len(n.encode("utf-8", "replace")) > LONGEST_NAME
+    ]
     if unsafe:
         raise CheckpointError(
             f"{directory / INDEX_FILE}: shard names must be plain file names, not {listed(unsafe)}"
@@ -121,7 +124,7 @@ def _open_sharded(directory: Path) -> Tensors:
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{directory}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)};"
+            f"{directory}: {len(missing)} of {len(names)} shards are missing: {listed(missing)};"
             " download them again"
         )
     shards = {name: SafetensorsFile(directory / name) for name in names}

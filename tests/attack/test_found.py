@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import time
@@ -125,3 +127,39 @@ def test_a_stamp_that_was_never_finished_goes(tmp_path: Path, monkeypatch: pytes
     assert held.exists(), "somebody writes it"
     assert writing is not None
     os.close(writing)
+
+
+@pytest.mark.parametrize("base", ["x" * 5000, "~nobody-of-this-name", "\0"])
+def test_a_base_that_is_no_path(base: str, tmp_path: Path) -> None:
+    """The operating system's own errors came through (checkpoint seed 4214)."""
+    goods.change(tmp_path / "adapter_config.json", peft_type="LORA", r=1, base_model_name_or_path=base)
+    with pytest.raises(CheckpointError) as told:
+        open_checkpoint(str(tmp_path))
+    assert len(str(told.value)) < 500
+
+
+def test_shards_with_names_that_no_file_has(tmp_path: Path) -> None:
+    """As above (checkpoint seed 9989); and all names of a thousand missing shards were printed."""
+    goods.sharded(tmp_path / "sharded")
+    index = tmp_path / "sharded" / "model.safetensors.index.json"
+    goods.change(index, weight_map={"a": "x" * 10_000})
+    with pytest.raises(CheckpointError, match="shard names must be plain file names") as told:
+        open_checkpoint(str(tmp_path / "sharded"))
+    assert len(str(told.value)) < 500
+    goods.change(index, weight_map={str(i): f"{i:0250}" for i in range(1000)})
+    with pytest.raises(CheckpointError, match="1000 of 1000 shards are missing") as told:
+        open_checkpoint(str(tmp_path / "sharded"))
+    assert len(str(told.value)) < 5000
+
+
+def test_a_manifest_s_long_names_are_cut_in_messages(path: Path) -> None:
+    """Twenty problems with a name of 10,000 characters each were a message of 200,000 (seed 18831)."""
+    text = (path / "manifest.json").read_text().replace('"variant": "model"', f'"variant": "{"x" * 90_000}"')
+    manifest = json.loads(text)
+    manifest["profiles"] *= 30
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    digest = hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()
+    (path / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
+    with pytest.raises(BundleError, match="is for variant `xxx.*which is not there") as told:
+        open_bundle(path)
+    assert len(str(told.value)) < 25_000

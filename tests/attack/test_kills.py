@@ -51,7 +51,7 @@ class Careless(Writer):
         (self.home / "file").write_text("ne")
         kills.time.sleep(20)
 
-    def finish(self, seed: int) -> None:
+    def finish(self, _seed: int) -> None:
         (self.home / "file").write_text("new")
 
     def wrong(self) -> Iterator[str]:
