@@ -235,7 +235,7 @@ class Session:
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
         ids = self.encode(prompt, most, config.tools)  # type: ignore[arg-type]  # it is text by now
-        guide = self._guide(config) if config.is_structured else None
+        guide = self.guide(config) if config.is_structured else None
         stem = self._prefixes.stem(config.cache_salt, self._marks(ids, _system(prompt) or system))
         return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer, stem, guide), text
 
@@ -282,8 +282,8 @@ class Session:
         text = self.bundle.manifest.text
         return ToolStream(dialect_of(text.chat_template if text is not None else None))
 
-    def _guide(self, config: GenerationConfig) -> Guide:
-        """What `config` asks of the form of an answer.
+    def guide(self, config: GenerationConfig) -> Guide:
+        """What `config`, which is a structured one, asks of the form of an answer.
 
         Raises SessionError where this bundle cannot give it.
         """
