@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime import GenerationConfig, MarsError
-from ...runtime.errors import CalibrationError
+from ...runtime.decode.config import GenerationConfig
+from ...runtime.errors import CalibrationError, MarsError
 
 FIELDS = ("schema", "regex", "choice", "tools")
 

@@ -50,7 +50,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/chat": ("runtime/decode", "runtime/bundle"),
     "runtime/serve": ("runtime/batcher", "runtime/chat"),
     "runtime/console": ("runtime/errors", "runtime/machine"),
-    "runtime/commands": ("runtime/console", "runtime/__init__", "runtime/chat"),
+    "runtime/display": ("runtime/console", "runtime/__init__"),
+    "runtime/commands": ("runtime/display", "runtime/chat"),
+    "runtime/chat_command": ("runtime/commands",),
     "runtime/bundle_commands": ("runtime/console", "runtime/doctor"),
     "runtime/serve_command": ("runtime/console", "runtime/__init__", "runtime/serve"),
     "runtime/prefix_commands": ("runtime/console", "runtime/prefix_maker"),
@@ -71,7 +73,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "exporter/demo": ("exporter/export", "runtime/__init__"),
     "exporter/commands": ("exporter/demo", "exporter/tensorrt", "runtime/console"),
     "calibration/__init__": (),
-    "calibration/tasks": ("runtime/errors", "runtime/machine"),
+    "calibration/tasks": ("runtime/decode", "runtime/machine"),
     "calibration/journal": ("runtime/bundle",),
     "calibration/drawing": ("runtime/errors",),
     "calibration/rows": ("calibration/tasks", "calibration/journal", "runtime/__init__"),
@@ -91,6 +93,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/plan_command": ("calibration/plan", "calibration/commands"),
     "cli": (
         "runtime/commands",
+        "runtime/chat_command",
         "runtime/bundle_commands",
         "runtime/serve_command",
         "runtime/prefix_commands",
@@ -103,6 +106,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runtime/bundle_commands"} | {
+    "runtime/chat_command",
+    "runtime/display",
     "runtime/serve_command",
     "runtime/prefix_commands",
     "runtime/hub_commands",
