@@ -109,7 +109,10 @@ class Grammars:
         if config.choice is not None:
             return str(library.grammar_from_regex("|".join(map(_escaped, dict.fromkeys(config.choice)))))
         if config.schema is not None:
-            return str(library.grammar_from_json_schema(config.schema, overrides=options))
+            if config.schema == "false":
+                raise SessionError("the schema false allows no answer; give another")
+            schema = "{}" if config.schema == "true" else config.schema
+            return str(library.grammar_from_json_schema(schema, overrides=options))
         assert isinstance(config.tools, str), "a config says what is asked for, and holds JSON text"
         tools = json.loads(config.tools)
         if self._dialect == "list":
@@ -314,7 +317,8 @@ def _escaped(text: str) -> str:
 
 def _words(message: str) -> str:
     """The part of a message that is about the grammar, in a length that can be read."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:300]
+    words = " ".join(message.replace("<non-verbose/>", "").split())[:300]
+    return "nothing satisfies it" if words == "NoExtensionBias" else words
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from attack.grammars import trial as grammar_trial
+from attack.grammars import wrong
 from attack.schemas import drawn_schema, trial
 from support import tiny
 from support.agreement import MAIN
@@ -401,3 +403,32 @@ def test_tagged_calls_stand_between_text(answer: str, is_right: bool, session: S
         matcher.consume(token)
     assert refused is not is_right
     assert refused or matcher.may_end
+
+
+# --- the attack on grammars ---
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a constant of 900 kB",
+        "2**30 objects by reference",
+        "40**40 cases",
+        "an enum of 10,000",
+        "anything at all",
+    ],
+)
+def test_the_attack_is_bounded_in_time_and_memory(name: str) -> None:
+    """All of them: benchmarks/attack/grammars.py."""
+    assert wrong(line := grammar_trial(name)) == [], line
+
+
+def test_the_attack_sees_what_is_wrong() -> None:
+    assert wrong({"outcome": "compiled", "seconds": 1.0, "bytes": 1}) == []
+    for bad in ({"outcome": "hang"}, {"outcome": "MemoryError"}, {"outcome": "compiled", "bytes": 1 << 30}):
+        assert len(wrong(bad)) == 1
+    assert wrong({"outcome": "SessionError", "seconds": 9.0, "step": 9.0, "length": 9000}) == [
+        "seconds 9.0",
+        "step 9.0",
+        "length 9000",
+    ]
