@@ -405,6 +405,29 @@ def test_tagged_calls_stand_between_text(answer: str, is_right: bool, session: S
     assert refused or matcher.may_end
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_one_token_is_allowed_where_the_mask_says_so(seed: int, session: Session) -> None:
+    assert session.text is not None
+    draw = random.Random(seed)
+    config = GenerationConfig(schema=drawn_schema(draw)) if seed else GenerationConfig(tools=[WEATHER, STOP])
+    matcher = grammars(session.text, "tags" if seed % 2 else "list").matcher(config)
+    for _ in range(20):
+        if forced := matcher.forced():
+            matcher.consume(forced[0])
+            continue
+        if matcher.is_over:
+            break
+        asked = matcher.copy()
+        asked.forced()
+        one_by_one = [asked.allows(token) for token in range(tiny.VOCAB_SIZE)]
+        mask = matcher.mask()
+        assert one_by_one == mask.tolist() == [matcher.allows(token) for token in range(tiny.VOCAB_SIZE)]
+        if not mask.any():
+            break
+        matcher.consume(draw.choice(np.flatnonzero(mask).tolist()))
+    assert not any(matcher.allows(token) for token in (-1, tiny.VOCAB_SIZE, tiny.IM_END))
+
+
 # --- the attack on grammars ---
 
 
