@@ -69,7 +69,7 @@ class RecordingRow(Row):
         self.forced += begun.forced if begun is not None else ()
         return begun
 
-    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted:
+    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         place = self.stats.tokens
         self.cursor += feed.known
         self.stats.forwards += 1
