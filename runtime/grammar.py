@@ -244,7 +244,7 @@ class LlgMatcher:
             return False
         if self._mask is not None:
             return bool(self._mask[token])
-        is_allowed = self._matcher.validate_tokens([token]) == 1
+        is_allowed: bool = self._matcher.validate_tokens([token]) == 1
         self._check()
         return is_allowed
 
