@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import BundleArgument, Device, Json, out, print_json, print_table, visible
+from .console import BundleArgument, Device, Json, Safe, out, print_json, print_table, visible
 
 app = typer.Typer()
 profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
@@ -21,8 +21,9 @@ app.add_typer(profiles_app, name="profiles")
 def inspect(
     bundle: BundleArgument,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every file, even those found good before.")
+        bool, typer.Option("--verify", help="With --trust: hash every file, even those found good before.")
     ] = False,
+    safe: Safe = True,
     as_json: Json = False,
 ) -> None:
     """Show what a bundle holds."""
@@ -31,7 +32,7 @@ def inspect(
 
     from .bundle.manifest import open_bundle
 
-    manifest = open_bundle(bundle, full=verify).manifest
+    manifest = open_bundle(bundle, full=verify, safe=safe).manifest
     if as_json:
         sys.stdout.write(manifest.to_json())
         return
@@ -125,6 +126,7 @@ def doctor(
         typer.Argument(metavar="[BUNDLE]", help="Also say whether this bundle opens here, and if not, why."),
     ] = None,
     device: Device = "cpu",
+    safe: Safe = True,
     as_json: Json = False,
 ) -> None:
     """Say what is installed, which devices work, and whether a bundle would open here.
@@ -133,7 +135,7 @@ def doctor(
     """
     from .doctor import examine
 
-    report = examine(bundle, device)
+    report = examine(bundle, device, safe=safe)
     if as_json:
         print_json(report.to_dict())
     else:

@@ -15,6 +15,7 @@ from .console import (
     Json,
     Level,
     Metric,
+    Safe,
     VariantName,
     at_most_cores,
     err,
@@ -196,6 +197,7 @@ def generate(
         int, typer.Option("--n", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ...")
     ] = 1,
     cache_bytes: CacheBytes = None,
+    safe: Safe = False,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -216,7 +218,7 @@ def generate(
     text = _prompt_text(prompt, file)
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-        cache_bytes=cache_bytes,
+        cache_bytes=cache_bytes, safe=safe,
     )  # fmt: skip
     config = _profiled(session, profile, config)
     config = repeatable(
@@ -269,6 +271,7 @@ def chat(
     accuracy_level: Level = None,
     draft: DraftBundle = None,
     cache_bytes: CacheBytes = None,
+    safe: Safe = False,
     drop_oldest: Annotated[
         bool, typer.Option("--drop-oldest", help="Where the context ends, let the oldest turns go.")
     ] = False,
@@ -291,7 +294,7 @@ def chat(
     )  # fmt: skip
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-        cache_bytes=cache_bytes,
+        cache_bytes=cache_bytes, safe=safe,
     )  # fmt: skip
     has_window = window is not None or profile is not None
     config = repeatable(_profiled(session, profile, config), has_window=has_window, has_seed=seed is not None)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Device, Level, VariantName, at_most_cores, err, listed
+from .console import Device, Level, Safe, VariantName, at_most_cores, err, listed
 from .errors import MarsError
 
 app = typer.Typer()
@@ -81,6 +81,7 @@ def serve(
         Path | None,
         typer.Option(help="Bundle of a smaller model to propose tokens (one bundle, exact mode)."),
     ] = None,
+    safe: Safe = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     json_logs: Annotated[
         bool, typer.Option("--json-logs", help="One JSON object a line, on standard error.")
@@ -114,7 +115,7 @@ def serve(
         sessions = {
             name: Session.open(
                 path, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-                cache_bytes=cache_bytes,
+                cache_bytes=cache_bytes, safe=safe,
             )
             for name, path in names.items()
         }  # fmt: skip

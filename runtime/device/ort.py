@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..bundle.held import Watched
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import BundleError, SessionError
@@ -50,7 +51,7 @@ class OrtBackend:
     """A step graph in an ONNX Runtime session.
 
     `outputs` are the prediction outputs it must have; KV tensors follow `model`. `memory` None: that of
-    `device`.
+    `device`. `place` is where `graph` is opened, by its own name if None.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class OrtBackend:
         accuracy_level: int = FASTEST_LEVEL,
         kv_layout: str = "static",
         memory: Memory | None = None,
+        place: Path | None = None,
     ) -> None:
         ort = _import(device)
+        self._watched = Watched(None, ())
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
@@ -84,11 +87,10 @@ class OrtBackend:
             options.intra_op_num_threads = threads
         try:
             providers = [(PROVIDERS[device], SETTINGS[device])]
-            self._session = ort.InferenceSession(graph, options, providers=providers)
+            self._session = ort.InferenceSession(place or graph, options, providers=providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
-            raise SessionError(
-                f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}"
-            ) from error
+            why = _first_line(error).replace(str((place or graph).parent), str(graph.parent))
+            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}") from error
         if PROVIDERS[device] not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
@@ -126,8 +128,11 @@ class OrtBackend:
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
         backend = cls(
-            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout
-        )
+            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
+            place=bundle.place(variant.file),
+        )  # fmt: skip
+        if device == "cpu" and variant.weights is not None:
+            backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
@@ -146,6 +151,7 @@ class OrtBackend:
     ) -> StepOutput:
         assert isinstance(cache, KvRows)
         rows, slots = input_ids.shape
+        self._watched.check()
         try:
             binding = self._binding(cache, first, rows, want_logits)
             binding.write("input_ids", input_ids)
