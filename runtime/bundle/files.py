@@ -132,21 +132,32 @@ def locked(directory: Path, wait: float) -> Iterator[bool]:
     if fcntl is None:
         yield False
         return
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise BundleError(f"{directory}: cannot be opened ({error.strerror})") from error
     end = time.monotonic() + wait
+    while True:
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise BundleError(f"{directory}: cannot be opened ({error.strerror})") from error
+        try:
+            while (got := _try_lock(handle)) is False:
+                if time.monotonic() > end:
+                    raise BundleError(
+                        f"{directory}: another program has been writing to it for {wait:.0f} s; try again"
+                    )
+                time.sleep(0.01)
+            if got and not _is_still(directory, handle):
+                continue  # whoever had the lock put another directory in its place
+            yield got is True
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_still(directory: Path, handle: int) -> bool:
     try:
-        while (got := _try_lock(handle)) is False:
-            if time.monotonic() > end:
-                raise BundleError(
-                    f"{directory}: another program has been writing to it for {wait:.0f} s; try again"
-                )
-            time.sleep(0.01)
-        yield got is True
-    finally:
-        os.close(handle)
+        return os.path.samestat(os.stat(directory), os.fstat(handle))
+    except OSError:
+        return False
 
 
 def _try_lock(handle: int) -> bool | None:
