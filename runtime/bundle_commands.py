@@ -1,5 +1,5 @@
-"""The commands about a bundle as it lies there: inspect, doctor, profiles, pack, unpack. Parse, one call,
-print.
+"""The commands about a bundle as it lies there: inspect, doctor, verify, profiles, pack, unpack. Parse, one
+call, print.
 """
 
 from __future__ import annotations
@@ -145,6 +145,32 @@ def doctor(
             _say(f"{finding.subject}: {finding.detail}")
     if not report.is_good:
         raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    bundle: BundleArgument,
+    signature: Annotated[
+        Path | None,
+        typer.Option(help="A signature of its manifest.json, by `ssh-keygen -Y sign` or minisign."),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Whose counts: OpenSSH's allowed signers, or minisign's public key."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Hash every file of a bundle, and check who signed it. Exits with 1 unless all is good."""
+    from .bundle.signature import verified
+
+    signed = verified(bundle, signature, key)
+    files = signed.bundle.manifest.files
+    size = sum(entry.size for entry in files)
+    if as_json:
+        print_json({"bundle": str(bundle), "files": len(files), "size": size, "signer": signed.signer})
+        return
+    _say(f"{bundle}  {len(files)} files, {size / 1e6:.0f} MB, all hashes match")
+    _say(signed.signer or "not asked who made it: give --signature and --key; hashes say that it is whole")
 
 
 @profiles_app.command("list")
