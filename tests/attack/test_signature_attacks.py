@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.missing import lacking
 from support.paths import ROOT
 from typer.testing import CliRunner
 
@@ -35,7 +36,7 @@ def path(bundles: Named, tmp_path: Path) -> Path:
 def here(*tools: str) -> None:
     """OpenSSH is nearly everywhere; a tool that is not there is not asked."""
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
-        pytest.skip(f"{', '.join(missing)} is not installed")
+        lacking(f"{', '.join(missing)} is not installed: apt install openssh-client minisign")
 
 
 def run(*words: str | Path, data: bytes = b"") -> bytes:
