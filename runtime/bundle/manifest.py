@@ -310,7 +310,9 @@ def open_bundle(path: str | Path, *, full: bool = False, safe: bool = False) -> 
                 " again"
             )
         if safe:
-            check_sizes(manifest, len(data), str(directory))
+            sizes = {entry.path: entry.size for entry in manifest.files}
+            tokenizer = manifest.text.tokenizer if manifest.text is not None else None
+            check_sizes(len(data), sizes, manifest.graphs, tokenizer, str(directory))
         try:
             verify(held, manifest.files, manifest.graphs, full=full, safe=safe)
             return Bundle(directory, manifest, held)

@@ -5,13 +5,9 @@ docs/security.md says what each limit is for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping
 
 from ..errors import BundleError, listed
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
 
 MANIFEST_LIMIT = 1_000_000  # bytes
 GRAPH_LIMIT, TOKENIZER_LIMIT = (
@@ -21,27 +17,28 @@ GRAPH_LIMIT, TOKENIZER_LIMIT = (
 MOST_FILES = 64
 
 
-def check_sizes(manifest: Manifest, num_bytes: int, where: str) -> None:
-    """Raise BundleError for a bundle, whose manifest has `num_bytes`, that is larger than any of ours need
-    be.
+REMEDY = "if you trust whoever made it, open it without safe mode (--trust, or safe=False)"
+
+
+def check_sizes(
+    manifest: int, files: Mapping[str, int], graphs: Collection[str], tokenizer: str | None, where: str
+) -> None:
+    """Raise BundleError for a bundle that is larger than any of ours need be: `manifest` and the values of
+    `files` are bytes.
     """
-    problems = list(_too_large(manifest, num_bytes))
+    problems = list(_too_large(manifest, files, graphs, tokenizer))
     if problems:
         raise BundleError(f"{where}: more than safe mode takes:{listed(problems)}\n  {REMEDY}")
 
 
-REMEDY = "if you trust whoever made it, open it without safe mode (--trust, or safe=False)"
-
-
-def _too_large(manifest: Manifest, num_bytes: int) -> Iterator[str]:
-    if num_bytes > MANIFEST_LIMIT:
-        yield f"the manifest has {num_bytes} bytes, {MANIFEST_LIMIT} are taken"
-    if len(manifest.files) > MOST_FILES:
-        yield f"there are {len(manifest.files)} files, {MOST_FILES} are taken"
-    limits = dict.fromkeys(manifest.graphs, GRAPH_LIMIT)
-    if manifest.text is not None:
-        limits[manifest.text.tokenizer] = TOKENIZER_LIMIT
-    for entry in manifest.files:
-        most = limits.get(entry.path)
-        if most is not None and entry.size > most:
-            yield f"{entry.path} has {entry.size} bytes, {most} are taken"
+def _too_large(
+    manifest: int, files: Mapping[str, int], graphs: Collection[str], tokenizer: str | None
+) -> Iterator[str]:
+    if manifest > MANIFEST_LIMIT:
+        yield f"the manifest has {manifest} bytes, {MANIFEST_LIMIT} are taken"
+    if len(files) > MOST_FILES:
+        yield f"there are {len(files)} files, {MOST_FILES} are taken"
+    for name, size in files.items():
+        limits = [GRAPH_LIMIT] * (name in graphs) + [TOKENIZER_LIMIT] * (name == tokenizer)
+        if limits and size > min(limits):
+            yield f"{name} has {size} bytes, {min(limits)} are taken"

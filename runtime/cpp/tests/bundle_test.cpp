@@ -332,7 +332,7 @@ TEST_CASE("a bundle directory") {
         setenv("XDG_CACHE_HOME", bundle.cache.c_str(), 1);
         CHECK(mars::cache_dir() == bundle.cache / "mars-export");
         CHECK(bundle.refusal() == "");
-        CHECK(fs::exists(bundle.cache / "mars-export" / "verified-cpp"));
+        CHECK(fs::exists(bundle.cache / "mars-export" / "verified"));
         unsetenv("XDG_CACHE_HOME");
     }
     SUBCASE("an unknown variant") {
