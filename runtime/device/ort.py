@@ -41,6 +41,9 @@ LEVELED = ("int4", "int8")
 FIRM = ("float32", "w8a8")
 # Angles are computed many at a time, and what is left over in another way: nothing may be left over.
 FIRM_ANGLES = 16
+# What ONNX Runtime says where the directory of a graph was renamed while it was loaded, and how often it is
+# believed.
+MOVED, MOST_MOVES = "escapes model directory", 5
 NO_KERNELS = (
     "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
     " --precision fp16 or fp32"
@@ -87,7 +90,7 @@ class OrtBackend:
             options.intra_op_num_threads = threads
         try:
             providers = [(PROVIDERS[device], SETTINGS[device])]
-            self._session = ort.InferenceSession(place or graph, options, providers=providers)
+            self._session = _loaded(ort, place or graph, options, providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             why = _first_line(error).replace(str((place or graph).parent), str(graph.parent))
             raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}") from error
@@ -252,6 +255,19 @@ class OrtBackend:
                 f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export"
                 f" again"
             )
+
+
+def _loaded(ort: Any, graph: Path, options: Any, providers: list[Any]) -> Any:
+    """A session. One that failed because the graph's directory got another name meanwhile is tried again: it
+    is the same directory, and ONNX Runtime compares names.
+    """
+    for _ in range(MOST_MOVES):
+        try:
+            return ort.InferenceSession(graph, options, providers=providers)
+        except Exception as error:
+            if MOVED not in str(error):
+                raise
+    return ort.InferenceSession(graph, options, providers=providers)
 
 
 def _first_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
+constexpr int most_moves = 5;
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 
 void init_api() {
@@ -40,6 +41,17 @@ std::string replaced(std::string text, const std::string& part, const std::strin
     for (std::size_t at = 0; part != with && (at = text.find(part, at)) != std::string::npos; at += with.size())
         text.replace(at, part.size(), with);
     return text;
+}
+
+/// A session. One that failed because the graph's directory got another name meanwhile is tried again: it is the same directory, and ONNX
+/// Runtime compares names.
+Ort::Session loaded(const Ort::Env& env, const std::filesystem::path& graph, const Ort::SessionOptions& options) {
+    for (int left = most_moves; left > 0; --left) try {
+            return Ort::Session(env, graph.c_str(), options);
+        } catch (const Ort::Exception& error) {
+            if (std::string_view(error.what()).find("escapes model directory") == std::string_view::npos) throw;
+        }
+    return Ort::Session(env, graph.c_str(), options);
 }
 
 std::string lower(std::string text) {
@@ -301,7 +313,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
                                std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
         append_provider(options, provider);
-        graph.session = Ort::Session(graph.env, place.c_str(), options);
+        graph.session = loaded(graph.env, place, options);
         if (graph.on_cpu && variant.weights && bundle.held)
             graph.weights = Watched(bundle.place(*variant.weights), bundle.path / *variant.weights);
         graph.check_signature();
