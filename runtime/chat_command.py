@@ -40,6 +40,7 @@ from .console import (
     Device,
     Level,
     Metric,
+    Safe,
     VariantName,
     err,
     held,
@@ -84,6 +85,7 @@ def chat(
     accuracy_level: Level = None,
     draft: DraftBundle = None,
     cache_bytes: CacheBytes = None,
+    safe: Safe = False,
     drop_oldest: Annotated[
         bool, typer.Option("--drop-oldest", help="Where the context ends, let the oldest turns go.")
     ] = False,
@@ -108,7 +110,7 @@ def chat(
     )  # fmt: skip
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-        cache_bytes=cache_bytes,
+        cache_bytes=cache_bytes, safe=safe,
     )  # fmt: skip
     has_window = window is not None or profile is not None
     config = repeatable(profiled(session, profile, config), has_window=has_window, has_seed=seed is not None)

@@ -14,6 +14,7 @@ from .console import (
     Json,
     Level,
     Metric,
+    Safe,
     VariantName,
     at_most_cores,
     err,
@@ -193,6 +194,7 @@ def generate(
         int, typer.Option("--n", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ...")
     ] = 1,
     cache_bytes: CacheBytes = None,
+    safe: Safe = False,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -213,7 +215,7 @@ def generate(
     text = _prompt_text(prompt, file)
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-        cache_bytes=cache_bytes,
+        cache_bytes=cache_bytes, safe=safe,
     )  # fmt: skip
     config = profiled(session, profile, config)
     config = repeatable(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Device, Level, VariantName, at_most_cores, err, listed
+from .console import Device, Level, Safe, VariantName, at_most_cores, err, listed
 from .errors import MarsError
 
 app = typer.Typer()
@@ -30,6 +30,13 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; more get 429 and Retry-After.")
     ] = 64,
+    max_rows_per_client: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of --max-rows, what one API key, or without keys one address, may have; all by default.",
+        ),
+    ] = None,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="The longest prompt; the context by default.")
     ] = None,
@@ -81,6 +88,7 @@ def serve(
         Path | None,
         typer.Option(help="Bundle of a smaller model to propose tokens (one bundle, exact mode)."),
     ] = None,
+    safe: Safe = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     json_logs: Annotated[
         bool, typer.Option("--json-logs", help="One JSON object a line, on standard error.")
@@ -101,7 +109,7 @@ def serve(
         raise MarsError("--draft is for one bundle; serve the others in processes of their own")
     limits = Limits(
         max_rows=max_rows, max_waiting=max_waiting, max_prompt_tokens=max_prompt_tokens,
-        max_new_tokens=max_new_tokens, kv_bytes=kv_bytes,
+        max_new_tokens=max_new_tokens, kv_bytes=kv_bytes, max_rows_per_client=max_rows_per_client,
     )  # fmt: skip
     options = ServeOptions(
         limits=limits, max_body=max_body, request_timeout=request_timeout, queue_timeout=queue_timeout,
@@ -114,7 +122,7 @@ def serve(
         sessions = {
             name: Session.open(
                 path, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-                cache_bytes=cache_bytes,
+                cache_bytes=cache_bytes, safe=safe,
             )
             for name, path in names.items()
         }  # fmt: skip

@@ -72,7 +72,7 @@ class LoadedEngine:
             raise SessionError(missing(variant.backend))
         logger = collecting_logger(trt)
         path = bundle.path / variant.file
-        data = path.read_bytes()
+        data = bundle.place(variant.file).read_bytes()
         runtime = trt.Runtime(logger)
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:

@@ -88,7 +88,8 @@ class _Routes:
             body = await self._bodies.read(request)
             ask = read_ask(kind, body)
             model = ask.model
-            answering = Answering(service, ask, request.scope[CLIENT], request.receive)
+            address = request.client.host if request.client is not None else None
+            answering = Answering(service, ask, request.scope[CLIENT], request.receive, address)
             await answering.begin()
             if ask.stream:
                 answering.is_streamed = True  # which closes it

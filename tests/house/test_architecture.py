@@ -33,8 +33,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/answer": ("runtime/text", "runtime/decode"),
     "runtime/conversation": ("runtime/text", "runtime/decode"),
     "runtime/warm": ("runtime/device",),
+    "runtime/opening": ("runtime/device",),
     "runtime/session": (
         "runtime/answer",
+        "runtime/opening",
         "runtime/costs",
         "runtime/conversation",
         "runtime/grammar",
