@@ -43,13 +43,15 @@ struct Completion {
 
 /// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
 ///
-/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch.
+/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch. The first
+/// `verified` tokens had been proposed and held.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
+    std::int64_t verified = 0;
 };
 
 /// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.
@@ -57,6 +59,7 @@ using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
 class Conversation;
+class Batcher;
 
 /// A bundle opened on a device. Any number of threads may use one: each call owns its rows and their KV memory.
 class MARS_API Session {
@@ -139,6 +142,7 @@ class MARS_API Session {
     struct Opened;
 
   private:
+    friend class Batcher;
     explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 
     std::shared_ptr<const Opened> opened_;
