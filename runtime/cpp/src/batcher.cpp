@@ -31,10 +31,9 @@ double since(Clock::time_point began) { return std::chrono::duration<double>(Clo
 /// A text for a list of problems.
 void add(std::string& wrong, const std::string& problem) { wrong += (wrong.empty() ? "" : "; ") + problem; }
 
-KvBudget budget_of(const Session::Opened& opened, const Limits& limits) {
-    const Variant& variant = opened.bundle.variant(opened.variant);
+KvBudget budget_of(const Opened& opened, const Limits& limits) {
     const std::int64_t entry = opened.backend->new_cache(1)->entry_bytes();
-    return {limits.max_rows, limits.kv_bytes, std::max<std::int64_t>(entry, 1), opened.backend->max_capacity(), variant.is_engine()};
+    return {limits.max_rows, limits.kv_bytes, std::max<std::int64_t>(entry, 1), opened.backend->max_capacity(), opened.runs().is_engine()};
 }
 
 Limits checked(const Limits& limits) {

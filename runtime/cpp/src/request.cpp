@@ -16,7 +16,7 @@ std::string seconds_of(double seconds) {
 
 } // namespace
 
-Request::Answer::Answer(std::shared_ptr<const Session::Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
+Request::Answer::Answer(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
                         std::optional<std::string> of, OnEvent callback)
     : session(std::move(opened)), text(std::move(made.text)), row(std::move(made.row)), client(std::move(of)), end_(std::move(how)),
       until_(until), callback_(std::move(callback)) {

@@ -25,10 +25,10 @@ struct Request::Answer {
     using End = std::function<void(std::int64_t, FinishReason)>;
 
     /// `end`: what its batcher does to end it, by its number. `until`: its deadline, if it has one.
-    Answer(std::shared_ptr<const Session::Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
+    Answer(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
            std::optional<std::string> of, OnEvent callback);
 
-    const std::shared_ptr<const Session::Opened> session; // first: what the row refers to
+    const std::shared_ptr<const Opened> session; // first: what the row refers to
     const std::unique_ptr<TextStream> text;
     const std::unique_ptr<Row> row;
     const std::optional<std::string> client;

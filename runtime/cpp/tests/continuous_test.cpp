@@ -1,6 +1,6 @@
 // Rows that join and leave: tests/conformance/batcher.json exactly, the KV budget, and what one row's failure leaves of the others.
 #include <mars/errors.hpp>
-#include <mars/schedule.hpp>
+#include "decode/schedule.hpp"
 
 #include "conformance.hpp"
 #include "decode/continuous.hpp"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include <mars/row.hpp>
+#include "decode/row.hpp"
 
 namespace mars {
 

@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include <mars/batch.hpp>
+#include "decode/batch.hpp"
 #include <mars/export.hpp>
-#include <mars/policy.hpp>
+#include "decode/policy.hpp"
 
 #include "decode/budget.hpp"
 

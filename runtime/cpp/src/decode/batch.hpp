@@ -6,10 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/export.hpp>
-#include <mars/feed.hpp>
-#include <mars/row.hpp>
+#include "decode/backend.hpp"
+#include "decode/feed.hpp"
+#include "decode/row.hpp"
 
 namespace mars {
 
@@ -19,7 +18,7 @@ constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill fo
 enum class Keep { nothing, known };
 
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
-class MARS_API Batch {
+class Batch {
   public:
     /// `piece`: prompt tokens of one prefill forward, at most.
     Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t piece = prefill_chunk);
