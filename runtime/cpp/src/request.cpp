@@ -113,6 +113,7 @@ void Request::Answer::deliver(const Accepted& accepted) {
     shown_ += event.text.size();
     events_.push_back(std::move(event));
     last_ = accepted.finish_reason;
+    if (last_) seen_.finish_reason = *last_;
     changed_.notify_all();
 }
 
