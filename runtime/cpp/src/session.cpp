@@ -267,7 +267,24 @@ const Text& Opened::needs_text() const {
     return *text;
 }
 
-std::vector<std::int64_t> Opened::encode(const Prompt& prompt) const {
+NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
+                                std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
+                                std::optional<std::int64_t> most) const {
+    check(config);
+    NewRow made;
+    std::function<bool(std::int64_t)> stop;
+    if (text) {
+        made.text = std::make_unique<TextStream>(*text, config.stop);
+        stop = [own = made.text.get()](std::int64_t token) { return own->push(token); };
+    }
+    const Ids ids = encode(prompt, most);
+    made.row = std::make_unique<Row>(index, ids, config, bundle.manifest.tokens.eos, std::move(stop), hopes, new_draft(config));
+    made.row->stats.began = began;
+    made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
+    return made;
+}
+
+std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
     std::vector<std::int64_t> ids;
     if (const auto* given = std::get_if<std::vector<std::int64_t>>(&prompt))
         ids = *given;
@@ -282,10 +299,12 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt) const {
     for (const std::int64_t id : ids)
         if ((id < 0 || id >= vocab_size) && count++ < 5) outside += (outside.empty() ? "" : ", ") + std::to_string(id);
     if (!outside.empty()) throw SessionError("token ids outside the vocabulary of " + std::to_string(vocab_size) + ": " + outside);
-    const std::int64_t most = backend->max_capacity();
+    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
     if (static_cast<std::int64_t>(ids.size()) > most)
-        throw SessionError("the prompt has " + std::to_string(ids.size()) + " tokens, this bundle's context holds " + std::to_string(most) +
-                           "; shorten the prompt");
+        throw SessionError(
+            "the prompt has " + std::to_string(ids.size()) + " tokens, " +
+            (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
+            "; shorten the prompt");
     return ids;
 }
 

@@ -40,13 +40,15 @@ struct Completion {
 
 /// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
 ///
-/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch.
+/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch. The first
+/// `verified` tokens had been proposed and held.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
+    std::int64_t verified = 0;
 };
 
 /// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.
@@ -54,6 +56,7 @@ using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
 class Conversation;
+class Batcher;
 struct Opened;
 struct Answers;
 
@@ -147,6 +150,7 @@ class MARS_API Session {
     std::int64_t max_capacity() const;
 
   private:
+    friend class Batcher;
     friend struct Opened;
     explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 

@@ -5,8 +5,9 @@
 #include <unistd.h>
 #include <utility>
 
-#include <mars/bundle.hpp>
 #include <mars/errors.hpp>
+
+#include "bundle/bundle.hpp"
 
 namespace mars {
 
