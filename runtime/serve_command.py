@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .console import Device, Level, VariantName, at_most_cores, err, listed
 from .errors import MarsError
+
+if TYPE_CHECKING:
+    from .serve import ServeOptions
+    from .serve.ray.fleet import Share
 
 app = typer.Typer()
 
@@ -81,6 +86,19 @@ def serve(
         Path | None,
         typer.Option(help="Bundle of a smaller model to propose tokens (one bundle, exact mode)."),
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Replicas of it, each a process of its own, behind one address.")
+    ] = False,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|MIN:MAX", help="Of each bundle, with --ray; MIN:MAX grows with the load. 1 by default."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="A Ray cluster that runs, with --ray; one on this machine by default."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     json_logs: Annotated[
         bool, typer.Option("--json-logs", help="One JSON object a line, on standard error.")
@@ -109,6 +127,12 @@ def serve(
         cors_origins=tuple(cors_origin or ()), hosts=_hosts(host, allowed_host or []),
         adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
+    if ray:
+        shares = _shares(names, replicas, threads, device, variant, accuracy_level, draft, cache_bytes)
+        _run_fleet(shares, options, api_key_file, host, port, address, log_level, as_json=json_logs)
+        return
+    if replicas is not None or address is not None:
+        raise typer.BadParameter("--replicas and --address are for --ray")
     listening = bind(host, port)
     with listening:
         sessions = {
@@ -124,6 +148,64 @@ def serve(
         shown = f"[{address}]" if ":" in address else address
         err.print(f"serving {', '.join(names)} at http://{shown}:{number} (Ctrl-C ends)", markup=False)
         run(new_server(door, options), listening, door.service.models, options.drain)
+
+
+def _shares(
+    names: dict[str, Path],
+    replicas: str | None,
+    threads: int | None,
+    device: str,
+    variant: str | None,
+    accuracy_level: int | None,
+    draft: Path | None,
+    cache_bytes: int | None,
+) -> list[Share]:
+    """The bundles with as many replicas each as is asked for, all cores dealt out where no threads are."""
+    from .machine import cores
+    from .serve.ray.fleet import Share, read_replicas
+
+    numbers = read_replicas(replicas or "1")
+    if numbers is None:
+        raise typer.BadParameter(f"N or MIN:MAX, 1 or more, not {replicas!r}", param_hint="--replicas")
+    least, most = numbers
+    own = threads or max(1, cores() // (most * len(names)))
+    return [
+        Share(
+            name, str(path.expanduser().resolve()), least, most, own, float(device != "cpu"), device, variant,
+            accuracy_level, None if draft is None else str(draft.expanduser().resolve()), cache_bytes,
+        )
+        for name, path in names.items()
+    ]  # fmt: skip
+
+
+def _run_fleet(
+    shares: list[Share],
+    options: ServeOptions,
+    api_key_file: Path | None,
+    host: str,
+    port: int,
+    address: str | None,
+    log_level: str,
+    *,
+    as_json: bool,
+) -> None:
+    from .serve.logs import listen
+    from .serve.ray.fleet import Fleet
+    from .serve.ray.launch import run
+    from .serve.server import bind
+
+    with bind(host, port) as free:  # nobody listens there; Ray's own message would be a traceback
+        number = free.getsockname()[1]
+    listen(log_level, as_json=as_json)
+    key_file = None if api_key_file is None else str(api_key_file.expanduser().resolve())
+    fleet = Fleet(tuple(shares), replace(options, keys=()), key_file)
+
+    def ready() -> None:
+        shown = f"[{host}]" if ":" in host else host
+        names = ", ".join(share.name for share in shares)
+        err.print(f"serving {names} at http://{shown}:{number} (Ctrl-C ends)", markup=False)
+
+    run(fleet, host, number, address, ready)
 
 
 def _names(bundles: list[Path]) -> dict[str, Path]:
