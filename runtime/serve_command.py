@@ -97,7 +97,10 @@ def serve(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="A Ray cluster that runs, with --ray; one on this machine by default."),
+        typer.Option(
+            help="A Ray cluster that runs, with --ray: the bundles are put there, and stay. One on this"
+            " machine by default, until Ctrl-C."
+        ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     json_logs: Annotated[
@@ -194,8 +197,10 @@ def _run_fleet(
     from .serve.ray.launch import run
     from .serve.server import bind
 
-    with bind(host, port) as free:  # nobody listens there; Ray's own message would be a traceback
-        number = free.getsockname()[1]
+    number = port
+    if address is None:
+        with bind(host, port) as free:  # nobody listens there; Ray's own message would be a traceback
+            number = free.getsockname()[1]
     listen(log_level, as_json=as_json)
     key_file = None if api_key_file is None else str(api_key_file.expanduser().resolve())
     fleet = Fleet(tuple(shares), replace(options, keys=()), key_file)
@@ -203,7 +208,8 @@ def _run_fleet(
     def ready() -> None:
         shown = f"[{host}]" if ":" in host else host
         names = ", ".join(share.name for share in shares)
-        err.print(f"serving {names} at http://{shown}:{number} (Ctrl-C ends)", markup=False)
+        where = f"at http://{shown}:{number} (Ctrl-C ends)" if address is None else f"on {address}"
+        err.print(f"serving {names} {where}", markup=False)
 
     run(fleet, host, number, address, ready)
 

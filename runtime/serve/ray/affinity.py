@@ -97,9 +97,9 @@ def choose(
     bound: int,
     draw: random.Random,
 ) -> list[list[str]]:
-    """Ranks of replicas to try, of those in `loads` (their running requests): first the one that has the most
-    of the prompt's beginning, unless it has more than `bound` requests beyond the idlest one's; then two drawn
-    at random, of which the caller takes the idler.
+    """Ranks of replicas to try, of those in `loads` (their running requests): first the one that has most of
+    the prompt's beginning, unless it has more than `bound` requests beyond the idlest one's; then two drawn
+    at random: the caller takes the idler.
     """
     there = [replica for replica in loads if replica not in avoid] or list(loads)
     if not there:

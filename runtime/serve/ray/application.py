@@ -27,7 +27,7 @@ ENVIRONMENT = {"MARS_REPLICAS": "replicas", "MARS_THREADS": "threads", "MARS_MAX
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """From the `args` of a configuration file (docs/scale.md). Raises SessionError that lists every mistake."""
+    """From the `args` of a configuration's file (docs/scale.md). Raises SessionError with every mistake."""
     return application(read_fleet(args))
 
 

@@ -8,7 +8,7 @@ LABEL = "replica"
 
 
 def merged(pages: Mapping[str, str]) -> str:
-    """Prometheus' text format of all `pages`, by replica: a metric's samples together, as the format wants."""
+    """The text format of all `pages`, which are by replica: a metric's samples together, as it wants."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for replica, page in pages.items():

@@ -36,8 +36,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All shares, and what holds for all. `bound`: how many more requests than the idlest replica one may have
-    that gets one more because it knows its beginning. `key_file` lies on every machine.
+    """All shares, and what holds for all. `bound`: how many more requests than the idlest replica one may
+    have that gets one more because it knows its beginning. `key_file` lies on every machine.
     """
 
     shares: tuple[Share, ...]
@@ -73,7 +73,9 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
     """
     wrong: list[str] = []
     known = OF_LIMITS | OF_OPTIONS | OF_SHARE | OF_FLEET | {"bundles"}
-    wrong += [f"unknown {name!r}; there are {', '.join(sorted(known))}" for name in arguments if name not in known]
+    wrong += [
+        f"unknown {name!r}; there are {', '.join(sorted(known))}" for name in arguments if name not in known
+    ]
     common = {name: arguments[name] for name in OF_SHARE if name in arguments}
     bundles = arguments.get("bundles")
     shares = []
@@ -147,5 +149,3 @@ def read_replicas(value: Any) -> tuple[int, int] | None:
 
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-

@@ -142,7 +142,8 @@ class Front:
         return _json({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        pages, replicas = {}, []
+        pages: dict[str, str] = {}
+        replicas = []
         for name, pool in self._pools.items():
             said = await pool.ask(_call(request))
             pages |= {each.replica: each.body.decode() for each in said if each.status == 200}

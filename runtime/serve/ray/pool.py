@@ -21,7 +21,8 @@ from ..refusals import Refused, busy
 from .call import Call, Lost, Part, Whole
 
 LOG = logging.getLogger("mars_export.serve")
-LOST = (RayActorError, WorkerCrashedError, NodeDiedError, OwnerDiedError, TaskCancelledError) + (
+LOST = (
+    *(RayActorError, WorkerCrashedError, NodeDiedError, OwnerDiedError, TaskCancelledError),
     ReplicaUnavailableError,
 )
 RETRY = 5.0  # seconds after which to ask again where all places are taken
@@ -47,10 +48,14 @@ class HandlePool:
         except BackPressureError:
             raise busy(f"too many requests wait already; try again in {RETRY:g} s", RETRY) from None
         except DeploymentUnavailableError:
-            raise Refused(503, f"{self.name} cannot be served; see the cluster's log", code="failed") from None
+            raise Refused(
+                503, f"{self.name} cannot be served; see the cluster's log", code="failed"
+            ) from None
         except RayTaskError as error:
             LOG.error("%s: an answer failed: %s", self.name, type(error.cause).__name__)
-            raise Refused(500, "the answer failed inside the server; its log says more", code="failed") from None
+            raise Refused(
+                500, "the answer failed inside the server; its log says more", code="failed"
+            ) from None
         finally:
             response.cancel()
 

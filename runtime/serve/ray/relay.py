@@ -32,7 +32,13 @@ class Relay:
     """
 
     def __init__(
-        self, attempt: Attempt, *, is_stream: bool, ping: float, patience: float, done: Callable[[Relay], None]
+        self,
+        attempt: Attempt,
+        *,
+        is_stream: bool,
+        ping: float,
+        patience: float,
+        done: Callable[[Relay], None],
     ) -> None:
         """`patience`: seconds until a replica must have the request. `done` is told at the end."""
         self._attempt, self._is_stream = attempt, is_stream
@@ -67,8 +73,8 @@ class Relay:
             self.outcome = "lost"
             words = "its answer ends here" if self._has_told else f"so were {self.retries} others"
             headers = {"retry-after": "5"}
-            refusal = Refused(503, f"{GONE}; {words}; ask again", code="replica_lost", headers=headers)
-            await self._fail(send, refusal)
+            error = Refused(503, f"{GONE}; {words}; ask again", code="replica_lost", headers=headers)
+            await self._fail(send, error)
 
     async def _answer(self, send: Send) -> None:
         avoid: frozenset[str] = frozenset()
@@ -100,7 +106,10 @@ class Relay:
 
     async def _keep_alive(self, send: Send) -> None:
         if not self._has_replica and monotonic() >= self._until:
-            raise busy(f"no place came free within {self._patience:g} s; try again later", max(1.0, self._patience / 2))
+            raise busy(
+                f"no place came free within {self._patience:g} s; try again later",
+                max(1.0, self._patience / 2),
+            )
         if self._is_stream and self._start is not None and self._start.status == 200:
             await self._say(send, PING)
 
@@ -118,7 +127,7 @@ class Relay:
                     await self._say(send, held)
 
     def _look(self) -> None:
-        """Whether what is held tells anything of the answer. Raises Lost where it is nothing but a farewell."""
+        """Whether what is held tells anything of the answer. Raises Lost for a mere farewell."""
         for event in _events(self._held):
             if _is_farewell(event):
                 raise Lost
@@ -139,7 +148,9 @@ class Relay:
             await self._say(send, self._held if start.status == 200 else b"data: " + self._held + b"\n\n")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
-            await send({"type": "http.response.start", "status": start.status, "headers": list(start.headers)})
+            await send(
+                {"type": "http.response.start", "status": start.status, "headers": list(start.headers)}
+            )
             await send({"type": "http.response.body", "body": self._held, "more_body": False})
         self.outcome = _outcome(start.status)
 
@@ -207,7 +218,9 @@ def _json(data: bytes) -> Any:
 def _is_opening(event: Any) -> bool:
     """The chunk that says who speaks, before anything is said."""
     choices = event.get("choices") if isinstance(event, dict) else None
-    return bool(choices) and all(choice.get("delta") == {"role": "assistant", "content": ""} for choice in choices)
+    return isinstance(choices, list) and all(
+        choice.get("delta") == {"role": "assistant", "content": ""} for choice in choices
+    )
 
 
 def _is_farewell(event: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from pathlib import Path
 
 from ray import serve
 
@@ -57,5 +58,5 @@ def with_keys(fleet: Fleet, *, is_front: bool) -> ServeOptions:
     """The options with the keys of this machine's file. Who may call from where is the front's to say."""
     options = fleet.options
     if fleet.key_file is not None:
-        options = replace(options, keys=read_keys(fleet.key_file))
+        options = replace(options, keys=read_keys(Path(fleet.key_file)))
     return options if is_front else replace(options, hosts=None, cors_origins=())

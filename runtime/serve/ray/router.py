@@ -55,7 +55,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def _load(self, replica: RunningReplica) -> int:
         """Requests that it has: as Ray saw last, and at least those from here."""
-        seen = self.replica_queue_len_cache.get(replica.replica_id) or 0
+        seen: int = self.replica_queue_len_cache.get(replica.replica_id) or 0
         name = replica.replica_id.unique_id
         return max(seen, sum(where == name for where in self._running.values()))
 
