@@ -66,16 +66,15 @@ OF_FLEET = {f.name for f in fields(Fleet)} - {"shares", "options"}
 
 def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
     """`arguments`: `bundles`, names with paths or with mappings that have a `path`; what holds for all of
-    them, or for one in its mapping: replicas (N or "MIN:MAX"), threads, gpus, device, variant, ...; and fields
+    them, or for one in its mapping: replicas (N or "MIN:MAX"), threads, gpus, device, variant...; and fields
     of Fleet, ServeOptions and Limits.
 
     Raises SessionError that lists every mistake.
     """
     wrong: list[str] = []
     known = OF_LIMITS | OF_OPTIONS | OF_SHARE | OF_FLEET | {"bundles"}
-    wrong += [
-        f"unknown {name!r}; there are {', '.join(sorted(known))}" for name in arguments if name not in known
-    ]
+    there = ", ".join(sorted(known))
+    wrong += [f"unknown {name!r}; there are {there}" for name in arguments if name not in known]
     common = {name: arguments[name] for name in OF_SHARE if name in arguments}
     bundles = arguments.get("bundles")
     shares = []

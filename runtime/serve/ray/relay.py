@@ -218,8 +218,10 @@ def _json(data: bytes) -> Any:
 def _is_opening(event: Any) -> bool:
     """The chunk that says who speaks, before anything is said."""
     choices = event.get("choices") if isinstance(event, dict) else None
-    return isinstance(choices, list) and all(
-        choice.get("delta") == {"role": "assistant", "content": ""} for choice in choices
+    return (
+        isinstance(choices, list)
+        and bool(choices)
+        and all(choice.get("delta") == {"role": "assistant", "content": ""} for choice in choices)
     )
 
 

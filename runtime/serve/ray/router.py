@@ -51,13 +51,15 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._homes.forget(replica_id.unique_id)
+        gone = replica_id.unique_id
+        self._homes.forget(gone)
+        self._running = {request: where for request, where in self._running.items() if where != gone}
 
     def _load(self, replica: RunningReplica) -> int:
         """Requests that it has: as Ray saw last, and at least those from here."""
-        seen: int = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        name = replica.replica_id.unique_id
-        return max(seen, sum(where == name for where in self._running.values()))
+        name: str = replica.replica_id.unique_id
+        own = sum(where == name for where in self._running.values())
+        return max(int(self.replica_queue_len_cache.get(replica.replica_id) or 0), own)
 
 
 def _call(pending: PendingRequest | None) -> Call | None:
