@@ -22,6 +22,7 @@ from .router import PrefixRouter
 
 FRONT = "mars-front"
 LAST_WORDS = 10.0  # seconds beyond the drain after which a replica is ended
+CONSTRUCTIONS = 3  # tries to open a bundle, of each replica
 HEALTH_PERIOD, HEALTH_TIMEOUT = 5.0, 30.0
 ENVIRONMENT = {"MARS_REPLICAS": "replicas", "MARS_THREADS": "threads", "MARS_MAX_ROWS": "max_rows"}
 
@@ -81,6 +82,7 @@ def _replicas(share: Share, fleet: Fleet) -> Application:
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=HEALTH_PERIOD,
         health_check_timeout_s=HEALTH_TIMEOUT,
+        max_constructor_retry_count=CONSTRUCTIONS,
         request_router_config=router,
     )
     return deployment.bind(share, fleet)

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 
+from ...bundle.manifest import open_bundle
 from ...errors import MarsError
 from ...machine import cores
 from .fleet import Fleet
@@ -37,6 +38,9 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
             f"{fleet.most_threads} threads for all replicas, and {num_cores} cores here; give fewer"
             " --replicas or --threads, or --address of a cluster"
         )
+    if address is None:
+        for share in fleet.shares:
+            open_bundle(share.path)  # what is wrong with it is said here, not in the log of a replica
     try:
         if address is None:
             ray.init(num_cpus=num_cores, include_dashboard=False)
