@@ -203,7 +203,7 @@ def _run_fleet(
             number = free.getsockname()[1]
     listen(log_level, as_json=as_json)
     key_file = None if api_key_file is None else str(api_key_file.expanduser().resolve())
-    fleet = Fleet(tuple(shares), replace(options, keys=()), key_file)
+    fleet = Fleet(tuple(shares), replace(options, keys=()), key_file, log_level=log_level, json_logs=as_json)
 
     def ready() -> None:
         shown = f"[{host}]" if ":" in host else host

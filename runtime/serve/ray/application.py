@@ -12,6 +12,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from ..door import Door
+from ..logs import listen
 from ..options import MOST_CONNECTIONS
 from .counts import OF_PROCESS
 from .fleet import Fleet, Share, read_fleet
@@ -98,6 +99,7 @@ def _builder(fleet: Fleet) -> Callable[[], Any]:
 
 
 def _new_front(fleet: Fleet) -> Door[Front]:
+    listen(fleet.log_level, as_json=fleet.json_logs)
     app_name = serve.get_replica_context().app_name
     pools = {
         share.name: HandlePool(share.name, serve.get_deployment_handle(deployment_of(share.name), app_name))

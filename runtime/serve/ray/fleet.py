@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from ...decode.schedule import Limits
 from ...errors import SessionError
+from ..logs import LEVELS
 from ..options import ServeOptions
 
 SPARE = 2  # requests beyond its rows that a replica is given, so that no row waits for the next one to come
@@ -46,6 +47,8 @@ class Fleet:
     fronts: int = 1
     routing: Routing = "prefix"
     bound: int = 2
+    log_level: str = "info"
+    json_logs: bool = False
 
     @property
     def ongoing(self) -> int:
@@ -88,6 +91,10 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
     for name, least in (("fronts", 1), ("bound", 0)):
         if not _is_count(own.get(name, least), least):
             wrong.append(f"{name} must be an integer of {least} or more, not {own[name]!r}")
+    if own.get("log_level", "info") not in LEVELS:
+        wrong.append(f"log_level must be one of {', '.join(LEVELS)}, not {own['log_level']!r}")
+    if not isinstance(own.get("json_logs", False), bool):
+        wrong.append(f"json_logs must be true or false, not {own['json_logs']!r}")
     options = ServeOptions()
     try:
         options = _options(arguments)

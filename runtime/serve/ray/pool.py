@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 from ray.exceptions import (
@@ -57,7 +58,8 @@ class HandlePool:
                 500, "the answer failed inside the server; its log says more", code="failed"
             ) from None
         finally:
-            response.cancel()
+            with suppress(Exception):  # of what ended before it was sent
+                response.cancel()
 
     async def ask(self, call: Call) -> list[Whole]:
         """What all replicas say, of those that do."""

@@ -12,6 +12,7 @@ from ray import serve
 from ...errors import SessionError
 from ...session import Session
 from ..keys import read_keys
+from ..logs import listen
 from ..options import ServeOptions
 from ..routes import app
 from .call import Begun, Call, Part, Whole
@@ -23,6 +24,7 @@ class Replica:
     """Opens the bundle and warms it up: the replica is there once it has answered."""
 
     def __init__(self, share: Share, fleet: Fleet) -> None:
+        listen(fleet.log_level, as_json=fleet.json_logs)
         self.id = serve.get_replica_context().replica_id.unique_id
         session = Session.open(
             share.path, share.device, threads=share.threads, variant=share.variant,
