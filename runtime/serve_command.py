@@ -12,8 +12,7 @@ from .console import Device, Level, VariantName, at_most_cores, err, listed
 from .errors import MarsError
 
 if TYPE_CHECKING:
-    from .serve import ServeOptions
-    from .serve.ray.fleet import Share
+    from .serve.ray.fleet import Fleet, Routing, Share
 
 app = typer.Typer()
 
@@ -102,6 +101,10 @@ def serve(
             " machine by default, until Ctrl-C."
         ),
     ] = None,
+    routing: Annotated[
+        str,
+        typer.Option(help="prefix: where a text's beginning was read, with --ray; even: the idler of two."),
+    ] = "prefix",
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     json_logs: Annotated[
         bool, typer.Option("--json-logs", help="One JSON object a line, on standard error.")
@@ -113,6 +116,7 @@ def serve(
     from .serve import app as new_app
     from .serve.keys import read_keys
     from .serve.logs import LEVELS, listen
+    from .serve.ray.fleet import Fleet
     from .serve.server import bind, new_server, run
 
     if log_level not in LEVELS:
@@ -132,7 +136,12 @@ def serve(
     )  # fmt: skip
     if ray:
         shares = _shares(names, replicas, threads, device, variant, accuracy_level, draft, cache_bytes)
-        _run_fleet(shares, options, api_key_file, host, port, address, log_level, as_json=json_logs)
+        fleet = Fleet(
+            tuple(shares), options=replace(options, keys=()), routing=_routing(routing), log_level=log_level,
+            key_file=None if api_key_file is None else str(api_key_file.expanduser().resolve()),
+            json_logs=json_logs,
+        )  # fmt: skip
+        _run_fleet(fleet, host, port, address)
         return
     if replicas is not None or address is not None:
         raise typer.BadParameter("--replicas and --address are for --ray")
@@ -147,8 +156,8 @@ def serve(
         }  # fmt: skip
         door = new_app(sessions, options)
         listen(log_level, as_json=json_logs)
-        address, number = listening.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
+        bound, number = listening.getsockname()[:2]
+        shown = f"[{bound}]" if ":" in bound else bound
         err.print(f"serving {', '.join(names)} at http://{shown}:{number} (Ctrl-C ends)", markup=False)
         run(new_server(door, options), listening, door.service.models, options.drain)
 
@@ -181,19 +190,17 @@ def _shares(
     ]  # fmt: skip
 
 
-def _run_fleet(
-    shares: list[Share],
-    options: ServeOptions,
-    api_key_file: Path | None,
-    host: str,
-    port: int,
-    address: str | None,
-    log_level: str,
-    *,
-    as_json: bool,
-) -> None:
+def _routing(name: str) -> Routing:
+    from .serve.ray.fleet import ROUTINGS
+
+    for known in ROUTINGS:
+        if name == known:
+            return known
+    raise typer.BadParameter(f"one of {', '.join(ROUTINGS)}, not {name!r}", param_hint="--routing")
+
+
+def _run_fleet(fleet: Fleet, host: str, port: int, address: str | None) -> None:
     from .serve.logs import listen
-    from .serve.ray.fleet import Fleet
     from .serve.ray.launch import run
     from .serve.server import bind
 
@@ -201,13 +208,11 @@ def _run_fleet(
     if address is None:
         with bind(host, port) as free:  # nobody listens there; Ray's own message would be a traceback
             number = free.getsockname()[1]
-    listen(log_level, as_json=as_json)
-    key_file = None if api_key_file is None else str(api_key_file.expanduser().resolve())
-    fleet = Fleet(tuple(shares), replace(options, keys=()), key_file, log_level=log_level, json_logs=as_json)
+    listen(fleet.log_level, as_json=fleet.json_logs)
 
     def ready() -> None:
         shown = f"[{host}]" if ":" in host else host
-        names = ", ".join(share.name for share in shares)
+        names = ", ".join(share.name for share in fleet.shares)
         where = f"at http://{shown}:{number} (Ctrl-C ends)" if address is None else f"on {address}"
         err.print(f"serving {names} {where}", markup=False)
 

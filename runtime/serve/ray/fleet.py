@@ -14,6 +14,7 @@ from ..options import ServeOptions
 
 SPARE = 2  # requests beyond its rows that a replica is given, so that no row waits for the next one to come
 Routing = Literal["prefix", "even"]
+ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
     else:
         shares = [_share(str(name), given, common, wrong) for name, given in bundles.items()]
     own = {name: arguments[name] for name in OF_FLEET if name in arguments}
-    if own.get("routing", "prefix") not in get_args(Routing):
-        wrong.append(f"routing must be one of {', '.join(get_args(Routing))}, not {own['routing']!r}")
+    if own.get("routing", "prefix") not in ROUTINGS:
+        wrong.append(f"routing must be one of {', '.join(ROUTINGS)}, not {own['routing']!r}")
     for name, least in (("fronts", 1), ("bound", 0)):
         if not _is_count(own.get(name, least), least):
             wrong.append(f"{name} must be an integer of {least} or more, not {own[name]!r}")
