@@ -130,7 +130,9 @@ def throughput(args: argparse.Namespace) -> None:
 
 
 def routing(args: argparse.Namespace) -> None:
-    """Talks of several turns, some at a time; prompt tokens that were in the prefix store already."""
+    """Talks of several turns, with pauses as people make them (in a closed loop the replica that has just
+    answered is the idler one, and gets the next turn anyway); prompt tokens that were in the prefix store.
+    """
     system = "You are a helpful assistant of a shop. Answer in one sentence, and be friendly to everybody."
     draw = random.Random(args.seed)
 
@@ -143,13 +145,11 @@ def routing(args: argparse.Namespace) -> None:
         with replicated(args, "--routing", name) as server:
 
             async def talks(port: int = server.port) -> list[fleet.Told]:
-                gate = asyncio.Semaphore(args.clients)
-
-                async def one(own: Sequence[str]) -> list[fleet.Told]:
-                    async with gate:
-                        return await fleet.talk(port, system, own, args.most_tokens)
-
-                return [told for said in await asyncio.gather(*map(one, turns)) for told in said]
+                pauses = random.Random(args.seed + 1)
+                said = await asyncio.gather(
+                    *(fleet.talk(port, system, own, args.most_tokens, args.pause, pauses) for own in turns)
+                )
+                return [told for each in said for told in each]
 
             told = asyncio.run(talks())
             routes = asyncio.run(fleet.samples(server.port, "mars_front_routes_total"))
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--talks", type=int, default=20)
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=5.0, help="mean seconds before each question")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

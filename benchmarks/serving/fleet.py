@@ -153,11 +153,13 @@ def verdict(answers: Sequence[Told], expected: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def talk(port: int, system: str, turns: Sequence[str], most_tokens: int) -> list[Told]:
-    """One conversation, each question with all that was said before."""
-    messages = [{"role": "system", "content": system}] if system else []
-    said = []
+async def talk(
+    port: int, system: str, turns: Sequence[str], most_tokens: int, pause: float, draw: random.Random
+) -> list[Told]:
+    """One conversation, each question with all that was said before, after `pause` seconds on average."""
+    messages, said = [{"role": "system", "content": system}], []
     for turn in turns:
+        await asyncio.sleep(draw.expovariate(1 / pause))
         messages.append({"role": "user", "content": turn})
         told = await ask(port, {"messages": messages, "max_tokens": most_tokens})
         said.append(told)

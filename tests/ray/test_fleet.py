@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.fleets import CHATS, Fleet, chat, check, run
+from support.tiny import Named
 
 from serving import fleet, wire
 
@@ -149,6 +150,18 @@ def test_without_its_controller_the_fleet_goes_on_and_gets_it_back(pair: Fleet) 
     run(fleet.wait_for(pair.port, 2))
 
 
+@pytest.mark.parametrize("name", [b"ray::ServeReplica:mars:mars-front", b"ray::ProxyActor"])
+def test_what_stands_before_the_replicas_comes_back(pair: Fleet, name: bytes) -> None:
+    before = fleet.processes(pair.pid)
+    pair.kill(name)
+    until = time.monotonic() + 90
+    while fleet.complaint(run(fleet.ask(pair.port, chat(3))), pair.expected[3]):
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    assert fleet.processes(pair.pid) == before, "no replica went with it"
+    check(run(fleet.closed(pair.port, [chat(i) for i in range(CHATS)], 4)), pair.expected)
+
+
 def test_the_log_has_no_prompt(pair: Fleet) -> None:
     assert "say 7" not in pair.server.log.read_text(encoding="utf-8", errors="replace")
 
@@ -181,16 +194,37 @@ def test_a_full_queue_is_429_in_the_form_of_openai(serve: Callable[..., Any]) ->
                 assert text == small.expected[i % CHATS]
 
 
-def test_a_key_and_a_wrong_bundle(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_replicas_grow_with_the_load(serve: Callable[..., Any]) -> None:
+    with serve("--max-rows", "2", replicas="1:2") as grown:
+
+        async def load() -> int:
+            until = time.monotonic() + 150
+            while (number := await fleet.replicas(grown.port)) < 2 and time.monotonic() < until:
+                check(await fleet.closed(grown.port, [chat(i) for i in range(60)], 8), grown.expected)
+            return number
+
+        assert run(load()) == 2
+
+
+def test_two_bundles_by_name_behind_a_key(serve: Callable[..., Any], bundles: Named, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
-    with serve("--api-key-file", str(keys), replicas="1") as closed:
+    with serve(str(bundles("mistral")), "--api-key-file", str(keys), replicas="1") as closed:
         body = json.dumps(chat(0)).encode()
         assert run(wire.post(closed.port, "/v1/chat/completions", body))[0] == 401
         assert run(wire.get(closed.port, "/metrics"))[0] == 401
         status, data = run(wire.post(closed.port, "/v1/chat/completions", body, key="secret"))
         assert status == 200 and json.loads(data)["choices"][0]["message"]["content"] == closed.expected[0]
+        body = json.dumps(chat(0, model="mistral")).encode()
+        status, data = run(wire.post(closed.port, "/v1/chat/completions", body, key="secret"))
+        assert status == 200 and json.loads(data)["model"] == "mistral"
+        assert json.loads(data)["choices"][0]["message"]["content"] != closed.expected[0]
+        _, listed = run(wire.get(closed.port, "/v1/models", "secret"))
+        assert [entry["id"] for entry in json.loads(listed)["data"]] == ["llama", "mistral"]
         assert "secret" not in closed.server.log.read_text(encoding="utf-8", errors="replace")
+
+
+def test_a_folder_that_is_no_bundle_is_refused_at_once(serve: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "empty.bundle").mkdir()
     with pytest.raises(SystemExit, match="code 1"):  # noqa: SIM117
         with serve(str(tmp_path / "empty.bundle"), replicas="1"):

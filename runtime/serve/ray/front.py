@@ -29,6 +29,7 @@ from .counts import Counts
 from .exposition import merged
 from .relay import Relay
 
+REPLICAS = "mars_front_replicas"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 PASSED_ON = (b"authorization", b"content-type", b"user-agent")
 Handler = Callable[[Request], Awaitable[Any]]
@@ -147,9 +148,8 @@ class Front:
         for name, pool in self._pools.items():
             said = await pool.ask(_call(request))
             pages |= {each.replica: each.body.decode() for each in said if each.status == 200}
-            replicas.append(f"mars_front_replicas{{model={json.dumps(name)}}} {len(said)}\n")
-        head = "# HELP mars_front_replicas Replicas that answered for this page.\n"
-        head += "# TYPE mars_front_replicas gauge\n"
+            replicas.append(f"{REPLICAS}{{model={json.dumps(name)}}} {len(said)}\n")
+        head = f"# HELP {REPLICAS} Replicas that answered for this page.\n# TYPE {REPLICAS} gauge\n"
         text = merged(pages) + head + "".join(replicas) + self._counts.text()
         return Response(text.encode(), media_type=METRICS)
 
