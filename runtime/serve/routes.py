@@ -25,7 +25,7 @@ from .wire import read_ask
 Handler = Callable[[Request], Awaitable[Any]]
 
 
-def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door:
+def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door[Service]:
     """Serve `sessions` under their names. Where nobody runs its lifespan, as when it is mounted in another
     application, it begins to warm up with the first request, and ends with the interpreter.
 

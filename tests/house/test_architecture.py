@@ -134,6 +134,7 @@ HOMES: dict[str, set[str]] = {
     "uvicorn": {"runtime/serve/server", "runtime/serve/connection"},
     "h11": {"runtime/serve/connection"},
     "prometheus_client": {"runtime/serve/metrics"},
+    "ray": {"runtime/serve/ray"},
     "typer": COMMAND_LINE,
     "rich": COMMAND_LINE,
     **{library: {"exporter"} for library in TORCH},
