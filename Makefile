@@ -67,9 +67,12 @@ cpp-%:
 attack: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
-	$(BIN)/python benchmarks/attack/load.py --rounds 1000 --state build/load.jsonl --figures build/load.json
+	$(BIN)/python benchmarks/attack --kind checkpoints --trials 20000 --state build/checkpoints.jsonl
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.kills --state build/kills.jsonl
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.memory --state build/memory.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
-	$(BIN)/python benchmarks/attack/prefixes.py --trials 1000
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.soak --seconds 7200 --state build/soak.jsonl \
+	--figures build/soak.json
 
 # What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
 gpu: $(VENV)/.installed

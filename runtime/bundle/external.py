@@ -1,5 +1,5 @@
-"""The files that an ONNX graph takes its tensors from, and whether it has inner graphs: read from the
-protobuf itself.
+"""The files that an ONNX graph takes its tensors from, whether it has inner graphs, and lists so long that
+loading it would take all memory: read from the protobuf itself.
 
 Knows no operator and needs no library.
 """
@@ -23,6 +23,10 @@ FIELDS: dict[str, dict[int, str]] = {
     "tensor": {13: DATA},
 }
 KEY, VALUE = 1, 2
+DIMS, TYPE, INT64 = 1, 2, 7
+LONGEST_LIST = (
+    65_536  # integers in a row: as a shape ONNX Runtime takes 1.5 KB for each when it loads a graph
+)
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
@@ -36,7 +40,10 @@ class Contents(NamedTuple):
 
 
 def contents(file: int) -> Contents:
-    """What an open ONNX file holds. Raises ValueError for what is none."""
+    """What an open ONNX file holds.
+
+    Raises ValueError for what is none, and for a list of more integers than LONGEST_LIST.
+    """
     size = os.fstat(file).st_size
     if not size:
         raise ValueError("an empty file is no ONNX graph")
@@ -54,9 +61,15 @@ def _contents(data: mmap.mmap, size: int) -> Contents:
     while rest:
         kind, at, end = rest.pop()
         entry: dict[int, bytes] = {}
+        dims: list[int] = []
+        dtype = 0
         while at < end:
             number, wire, start, at = _field(data, at, end)
-            if kind == DATA and wire == BYTES:
+            if kind == "tensor" and number == DIMS:
+                dims += _integers(data, start, at)
+            elif kind == "tensor" and number == TYPE and wire == VARINT:
+                dtype, _ = _varint(data, start, at)
+            elif kind == DATA and wire == BYTES:
                 entry[number] = data[start:at]
             elif wire == BYTES and number in FIELDS.get(kind, ()):
                 inner = FIELDS[kind][number]
@@ -64,7 +77,18 @@ def _contents(data: mmap.mmap, size: int) -> Contents:
                 is_nested = is_nested or inner == "function" or (inner == "graph" and kind == "attribute")
         if entry.get(KEY) == b"location":
             names.add(entry.get(VALUE, b"").decode("utf-8", "replace"))
+        if dtype == INT64 and len(dims) == 1 and dims[0] > LONGEST_LIST:
+            raise ValueError(f"a list of {dims[0]} integers, {LONGEST_LIST} are the most")
     return Contents(names, is_nested)
+
+
+def _integers(data: mmap.mmap, at: int, end: int) -> list[int]:
+    """One number, or several that are packed."""
+    values = []
+    while at < end:
+        value, at = _varint(data, at, end)
+        values.append(value)
+    return values
 
 
 def _field(data: mmap.mmap, at: int, end: int) -> tuple[int, int, int, int]:

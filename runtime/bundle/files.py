@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -29,12 +28,15 @@ from ..machine import cache_dir
 from .external import contents
 from .held import PLAIN, Held, State
 from .safe import REMEDY
+from .scratch import FILE as SCRATCH_FILE
+from .scratch import abandoned_in, scratch_file
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 # Of scratch files of what is rewritten in a bundle, and of a prefix's file: nothing that a user would name.
 LEFT_OVER = re.compile(
     r"\.(manifest\.(json|sha256)|prefix-[0-9a-f]{16}\.kv)\.[0-9a-f]{16}|prefix-[0-9a-f]{16}\.kv"
 )
+SCRATCH_STAMP = r"\.[0-9a-f]{32}\.json" + SCRATCH_FILE
 STAMPS, STAMP_LIMIT, MOST_STAMPS = "verified", 1_000_000, 256
 TICK = 0.012  # seconds: the longest of Linux's, and some more
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -93,19 +95,13 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
 def write_whole(path: Path, content: bytes) -> None:
     """Put `content` in place of a file, whole or not at all, and on the disk before anything that follows.
 
-    The scratch file beside it has a name that nobody can foresee, and is never one that is there: no planted
-    link is followed.
+    What a writer of it that was killed left goes.
     """
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NO_LINK
-    with os.fdopen(os.open(scratch, flags, 0o666), "wb") as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+    with scratch_file(path) as (scratch, file):
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        scratch.replace(path)
 
 
 def clear_leftovers(directory: Path, listed: Collection[str]) -> None:
@@ -284,6 +280,8 @@ def _write_stamps(file: Path, stamps: dict[str, list[object]]) -> None:
         write_whole(file, json.dumps(stamps).encode("ascii"))
         others = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         for path in others[:-MOST_STAMPS]:
+            path.unlink(missing_ok=True)
+        for path in abandoned_in(file.parent, SCRATCH_STAMP):  # of a bundle that may never be opened again
             path.unlink(missing_ok=True)
     except OSError:
         pass  # without a place for it every start hashes all files

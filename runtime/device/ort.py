@@ -44,6 +44,9 @@ FIRM_ANGLES = 16
 # What ONNX Runtime says where the directory of a graph was renamed while it was loaded, and how often it is
 # believed.
 MOVED, MOST_MOVES = "escapes model directory", 5
+GPU_ADVICE = (
+    "check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+)
 NO_KERNELS = (
     "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
     " --precision fp16 or fp32"
@@ -93,12 +96,12 @@ class OrtBackend:
             self._session = _loaded(ort, place or graph, options, providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             why = _first_line(error).replace(str((place or graph).parent), str(graph.parent))
-            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}") from error
+            advice = "" if device == "cpu" else f"; {GPU_ADVICE}"
+            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}{advice}") from error
         if PROVIDERS[device] not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
-                f" check the GPU with"
-                " nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+                f" {GPU_ADVICE}"
             )
         self._check_signature(graph, ORT_TYPES[kv_dtype])
         own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device])
@@ -259,15 +262,16 @@ class OrtBackend:
 
 def _loaded(ort: Any, graph: Path, options: Any, providers: list[Any]) -> Any:
     """A session. One that failed because the graph's directory got another name meanwhile is tried again: it
-    is the same directory, and ONNX Runtime compares names.
+    is the same directory, and ONNX Runtime compares names. Its fallback to the CPU is off: it prints to the
+    standard output, and tries the same again.
     """
     for _ in range(MOST_MOVES):
         try:
-            return ort.InferenceSession(graph, options, providers=providers)
+            return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
         except Exception as error:
             if MOVED not in str(error):
                 raise
-    return ort.InferenceSession(graph, options, providers=providers)
+    return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
 
 
 def _first_line(error: Exception) -> str:
@@ -338,7 +342,7 @@ def open_graph(
     options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
     try:
-        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]])
+        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]], enable_fallback=0)
     except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
         raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]
