@@ -1,5 +1,5 @@
-"""The files that an ONNX graph takes its tensors from, read from the protobuf itself; and lists so long that
-loading the graph would take all memory.
+"""The files that an ONNX graph takes its tensors from, whether it has inner graphs, and lists so long that
+loading it would take all memory: read from the protobuf itself.
 
 Knows no operator and needs no library.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import NamedTuple
 
 DATA = "external data"
 # message -> its fields that lead to tensors, by number (onnx.proto)
@@ -29,8 +30,17 @@ LONGEST_LIST = (
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
-def external_names(file: int) -> set[str]:
-    """All file names in the external data of an open ONNX file.
+class Contents(NamedTuple):
+    """`names`: the files of its external data. `is_nested`: it has loops, branches or functions, whose work
+    its size does not tell.
+    """
+
+    names: set[str]
+    is_nested: bool
+
+
+def contents(file: int) -> Contents:
+    """What an open ONNX file holds.
 
     Raises ValueError for what is none, and for a list of more integers than LONGEST_LIST.
     """
@@ -38,11 +48,16 @@ def external_names(file: int) -> set[str]:
     if not size:
         raise ValueError("an empty file is no ONNX graph")
     with mmap.mmap(file, size, access=mmap.ACCESS_READ) as data:
-        return _names(data, size)
+        return _contents(data, size)
 
 
-def _names(data: mmap.mmap, size: int) -> set[str]:
-    names, rest = set(), [("model", 0, size)]
+def external_names(file: int) -> set[str]:
+    """All file names in the external data of an open ONNX file. Raises ValueError for what is none."""
+    return contents(file).names
+
+
+def _contents(data: mmap.mmap, size: int) -> Contents:
+    names, rest, is_nested = set(), [("model", 0, size)], False
     while rest:
         kind, at, end = rest.pop()
         entry: dict[int, bytes] = {}
@@ -57,12 +72,14 @@ def _names(data: mmap.mmap, size: int) -> set[str]:
             elif kind == DATA and wire == BYTES:
                 entry[number] = data[start:at]
             elif wire == BYTES and number in FIELDS.get(kind, ()):
-                rest.append((FIELDS[kind][number], start, at))
+                inner = FIELDS[kind][number]
+                rest.append((inner, start, at))
+                is_nested = is_nested or inner == "function" or (inner == "graph" and kind == "attribute")
         if entry.get(KEY) == b"location":
             names.add(entry.get(VALUE, b"").decode("utf-8", "replace"))
         if dtype == INT64 and len(dims) == 1 and dims[0] > LONGEST_LIST:
             raise ValueError(f"a list of {dims[0]} integers, {LONGEST_LIST} are the most")
-    return names
+    return Contents(names, is_nested)
 
 
 def _integers(data: mmap.mmap, at: int, end: int) -> list[int]:

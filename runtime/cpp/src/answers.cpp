@@ -5,12 +5,12 @@
 #include <chrono>
 #include <cmath>
 
-#include <mars/blocks.hpp>
+#include "decode/blocks.hpp"
 
 namespace mars {
 
-Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-                         const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system)
+Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
+                 const Commit& commit, const std::optional<std::string>& system)
     : session_(std::move(session)) {
     const auto began = std::chrono::steady_clock::now();
     if (configs.size() != prompts.size())
@@ -19,20 +19,9 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
     const Manifest& manifest = session_->bundle.manifest;
     std::vector<Row*> rows;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-        session_->check(configs[i]);
-        Answer answer;
-        std::function<bool(std::int64_t)> stop;
-        if (session_->text) {
-            answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
-            stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
-        }
-        const Ids ids = session_->encode(prompts[i]);
-        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), ids, configs[i], manifest.tokens.eos, stop, session_->hopes,
-                                           session_->new_draft(configs[i]));
-        answer.row->stats.began = began;
-        answer.row->stem = session_->new_stem(prompts[i], ids, configs[i].cache_salt, system);
-        rows.push_back(answer.row.get());
-        answers_.push_back(std::move(answer));
+        NewRow made = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
+        rows.push_back(made.row.get());
+        answers_.push_back({std::move(made.text), std::move(made.row), {}});
     }
     Backend& backend = *session_->backend;
     const std::int64_t block = manifest.block, mask = manifest.tokens.mask;
@@ -49,7 +38,7 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
 }
 
 /// Deadlines are heard between two steps and inside of one.
-void Stream::Answers::watch(std::chrono::steady_clock::time_point began) {
+void Answers::watch(std::chrono::steady_clock::time_point began) {
     running_ = schedule_->cache();
     for (Answer& answer : answers_) {
         Row* row = answer.row.get();
@@ -64,12 +53,12 @@ void Stream::Answers::watch(std::chrono::steady_clock::time_point began) {
 }
 
 /// End the forward that runs, where nobody wants its outcome any more.
-void Stream::Answers::interrupt() const {
+void Answers::interrupt() const {
     if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
     if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();
 }
 
-std::optional<std::vector<Event>> Stream::Answers::next() {
+std::optional<std::vector<Event>> Answers::next() {
     if (!schedule_) return std::nullopt;
     // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
     std::unique_ptr<Schedule> schedule = std::move(schedule_);
@@ -83,20 +72,21 @@ std::optional<std::vector<Event>> Stream::Answers::next() {
     return events;
 }
 
-void Stream::Answers::cancel(std::int64_t row_index) {
+void Answers::cancel(std::int64_t row_index) {
     row(static_cast<std::size_t>(row_index)).cancel();
     interrupt();
 }
 
-Event Stream::Answers::event(Accepted accepted) {
+Event Answers::event(Accepted accepted) {
     Answer& answer = answers_[static_cast<std::size_t>(accepted.row)];
     answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     std::string text;
     if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
-    return {std::move(text), std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row};
+    return {std::move(text),  std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row,
+            accepted.verified};
 }
 
-Completion Stream::Answers::completion(std::size_t i) const {
+Completion Answers::completion(std::size_t i) const {
     const Answer& answer = answers_[i];
     const Row& own = *answer.row;
     Completion done;
@@ -111,7 +101,7 @@ Completion Stream::Answers::completion(std::size_t i) const {
     return done;
 }
 
-std::vector<Completion> Stream::Answers::completions() const {
+std::vector<Completion> Answers::completions() const {
     std::vector<Completion> done;
     for (std::size_t i = 0; i < answers_.size(); ++i) done.push_back(completion(i));
     return done;

@@ -1,6 +1,7 @@
 // The answers of one call: rows, their texts and the loop that decodes them. What a stream and a batch have in common.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -8,12 +9,14 @@
 #include <string>
 #include <vector>
 
-#include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
 #include "alarm.hpp"
+#include "bundle/bundle.hpp"
 #include "costs.hpp"
 #include "decode/prefix.hpp"
+#include "decode/schedule.hpp"
+#include "text/text.hpp"
 
 namespace mars {
 
@@ -28,12 +31,19 @@ class Openings {
     std::map<std::string, Ids> known_;
 };
 
+/// A row, and the text that its stop condition feeds: nothing for a bundle without a tokenizer.
+struct NewRow {
+    std::unique_ptr<TextStream> text;
+    std::unique_ptr<Row> row;
+};
+
 /// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
-struct Session::Opened {
+struct Opened {
     Bundle bundle;
     std::unique_ptr<Backend> backend;
     std::optional<Text> text;
     std::string variant;      // the name of the one that runs
+    std::string device;       // as a bundle names it; empty on a backend of the caller's
     std::string text_problem; // why there is none although the bundle has a tokenizer
     std::vector<std::string> warnings = {};
     std::unique_ptr<Costs> costs = std::make_unique<Costs>();
@@ -41,6 +51,12 @@ struct Session::Opened {
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
     std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
+
+    /// A session on any backend, such as a fake one; `bundle.path` need not exist then.
+    static Session over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text = std::nullopt,
+                        std::int64_t cache_bytes = 0);
+
+    const Variant& runs() const { return bundle.variant(variant); }
 
     /// What a step costs here; may be measured at the first call, which takes about a second.
     std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
@@ -53,15 +69,22 @@ struct Session::Opened {
                                    const std::optional<std::string>& system) const;
 
     const Text& needs_text() const;
-    std::vector<std::int64_t> encode(const Prompt& prompt) const;
+
+    /// Token ids of a prompt of at most `most` tokens and what the context holds.
+    std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;
+
+    /// A row for a prompt of at most `most` tokens, and its growing text if there is a tokenizer. `began`: when its clock started.
+    /// Throws SessionError as encode and check do.
+    NewRow new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config, std::chrono::steady_clock::time_point began,
+                   const std::optional<std::string>& system = std::nullopt, std::optional<std::int64_t> most = std::nullopt) const;
 
     /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
     void check(const GenerationConfig& config) const;
 };
 
-struct Stream::Answers {
-    Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-            const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system = std::nullopt);
+struct Answers {
+    Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
+            const Commit& commit, const std::optional<std::string>& system = std::nullopt);
 
     /// The next step's events, none for a prefill chunk; no value when all rows are done.
     std::optional<std::vector<Event>> next();
@@ -84,7 +107,7 @@ struct Stream::Answers {
     void interrupt() const;
     void watch(std::chrono::steady_clock::time_point began);
 
-    std::shared_ptr<const Session::Opened> session_;
+    std::shared_ptr<const Opened> session_;
     std::vector<Answer> answers_;
     std::unique_ptr<Schedule> schedule_;
     std::weak_ptr<Cache> running_; // what its forwards run on

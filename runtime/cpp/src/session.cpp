@@ -1,16 +1,17 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
 #include <cctype>
+#include <set>
 
 #include <mars/conversation.hpp>
-#include <mars/draft.hpp>
-#include <mars/ort.hpp>
 #include <mars/session.hpp>
 
 #include "answers.hpp"
 #include "bundle/files.hpp"
 #include "bundle/prefix_file.hpp"
 #include "bundle/profiles.hpp"
+#include "decode/draft.hpp"
+#include "device/ort.hpp"
 #include "device/variants.hpp"
 #include "machine.hpp"
 
@@ -19,6 +20,7 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
+constexpr int most_attempts = 5;                                             // to read a bundle that others write to meanwhile
 constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;              // where nobody says how much memory is free, as on a GPU
 constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
 
@@ -46,7 +48,7 @@ std::vector<std::string> adopt(const Bundle& bundle, const Variant& variant, con
             stale.push_back(bundle.path.string() + ": prefix `" + prefix.name + "` is stale and not used (" + reasons +
                             "); `mars-export prefix` makes it again");
         else if (prefix.piece.has_value() != store.firm_slots.has_value())
-            if (auto file = read_prefix(bundle.path, prefix, bundle.manifest.model))
+            if (auto file = read_prefix(bundle.place("."), prefix, bundle.manifest.model))
                 store.adopt(prefix.piece.value_or(1), std::move(file->ids), std::move(file->entries));
     }
     return stale;
@@ -56,7 +58,7 @@ std::optional<Text> text_of(const Bundle& bundle) {
     if (!bundle.manifest.text) return std::nullopt;
     const TextInfo& info = *bundle.manifest.text;
     const std::filesystem::path file = bundle.path / info.tokenizer;
-    const std::optional<std::string> json = read_file(file);
+    const std::optional<std::string> json = read_file(bundle.place(info.tokenizer));
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
     return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")));
 }
@@ -69,39 +71,77 @@ std::string vocabulary_of(const Manifest& manifest) {
     return std::to_string(manifest.model.vocab_size);
 }
 
-} // namespace
-
-Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes) {
-    Opened opened{std::move(bundle), std::move(backend), std::move(text), "", ""};
-    opened.variant = opened.bundle.manifest.variants.front().name;
-    opened.prefixes = std::make_unique<Prefixes>(cache_bytes, opened.backend->firm_slots());
-    opened_ = std::make_shared<Opened>(std::move(opened));
+void check_safe(const Bundle& bundle, const Variant& variant) {
+    if (variant.is_engine())
+        throw SessionError(bundle.path.string() + ": variant " + variant.name +
+                           " is a TensorRT engine, which is machine code in effect: safe mode runs ONNX graphs only; " +
+                           std::string(safe_remedy));
+    double num_bytes = 0.0;
+    for (const FileEntry& entry : bundle.manifest.files) num_bytes += static_cast<double>(entry.size);
+    const std::optional<std::int64_t> free = available_memory();
+    if (free && num_bytes > static_cast<double>(*free))
+        throw SessionError(bundle.path.string() + ": its files are larger than the free memory: safe mode takes no more; " +
+                           std::string(safe_remedy));
 }
 
-Session Session::open(const std::filesystem::path& path, const Options& options) {
-    if (options.cache_bytes && *options.cache_bytes < 0)
-        throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
-    Bundle bundle = open_bundle(path, options.verify);
+/// What of `bundle` runs here.
+Opened opened_here(Bundle bundle, const Session::Options& options) {
     const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
     const std::string name = chosen.name;
+    if (options.safe) check_safe(bundle, chosen);
     std::unique_ptr<Backend> backend;
     if (chosen.is_engine())
         backend = open_engine(bundle, chosen);
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
-    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), ""};
     const std::string device = plain(options.device);
+    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device, ""};
     const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
     opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads));
-    if (budget > 0) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
+    if (budget > 0 && !options.safe) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);
     } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
         opened.text_problem = error.what();
     }
+    return opened;
+}
+
+/// The same, all from files that are as they were when they were verified. Where a writer puts others in their place meanwhile, those are
+/// verified and used.
+Opened from_verified(const std::filesystem::path& path, const Session::Options& options) {
+    std::vector<std::string> changed;
+    for (int attempt = 1; attempt <= most_attempts; ++attempt) {
+        const Bundle bundle = open_bundle(path, options.verify, options.safe);
+        try {
+            Opened opened = opened_here(bundle, options);
+            changed = bundle.changed();
+            if (changed.empty()) return opened;
+        } catch (const Error&) {
+            if (attempt == most_attempts || bundle.changed().empty()) throw;
+        }
+    }
+    throw BundleError(path.string() + ": written to while it was opened, " + std::to_string(most_attempts) + " times: " + changed.front() +
+                      "\n  open it again when the writer has ended; a bundle is replaced by renaming, never written over");
+}
+
+} // namespace
+
+Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes) {
+    Opened opened{std::move(bundle), std::move(backend), std::move(text), "", "", ""};
+    opened.variant = opened.bundle.manifest.variants.front().name;
+    opened.prefixes = std::make_unique<Prefixes>(cache_bytes, opened.backend->firm_slots());
+    return Session(std::make_shared<Opened>(std::move(opened)));
+}
+
+Session Session::open(const std::filesystem::path& path, const Options& options) {
+    if (options.cache_bytes && *options.cache_bytes < 0)
+        throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
+    Opened opened = from_verified(path, options);
     if (options.draft) {
-        opened.draft = open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt, 0}).opened_;
+        opened.draft =
+            open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt, 0, options.safe}).opened_;
         if (vocabulary_of(opened.bundle.manifest) != vocabulary_of(opened.draft->bundle.manifest))
             throw SessionError(options.draft->string() + ": the draft has another tokenizer than " + path.string() +
                                "; export both from checkpoints of one family");
@@ -115,7 +155,7 @@ Completion Session::generate(const Prompt& prompt, const GenerationConfig& confi
 
 std::vector<Completion> Session::generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
                                                 const OnEvent& on_event, const Commit& commit) const {
-    Stream::Answers answers(opened_, prompts, configs, commit);
+    Answers answers(opened_, prompts, configs, commit);
     while (const auto events = answers.next())
         for (const Event& event : *events)
             if (on_event && on_event(event)) answers.cancel(event.row);
@@ -123,7 +163,7 @@ std::vector<Completion> Session::generate_batch(const std::vector<Prompt>& promp
 }
 
 Stream Session::stream(const Prompt& prompt, const GenerationConfig& config, const Commit& commit) const {
-    return Stream(std::make_unique<Stream::Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
+    return Stream(std::make_unique<Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
 }
 
 Conversation Session::conversation(std::optional<std::string> system, bool drop_oldest) const {
@@ -133,7 +173,7 @@ Conversation Session::conversation(std::optional<std::string> system, bool drop_
 
 void Session::warm_up() const { opened_->measured(); }
 
-void Session::set_cost(Cost cost) const { opened_->costs->set(std::move(cost)); }
+void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) const { opened_->costs->set(Cost(std::move(points))); }
 
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
 
@@ -151,12 +191,35 @@ void Session::check(const GenerationConfig& config) const { opened_->check(confi
 
 TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
 
-const Bundle& Session::bundle() const { return opened_->bundle; }
-
-const Variant& Session::variant() const { return opened_->bundle.variant(opened_->variant); }
+SessionInfo Session::info() const {
+    const Manifest& manifest = opened_->bundle.manifest;
+    const Variant& variant = opened_->runs();
+    SessionInfo info;
+    info.variant = variant.name;
+    info.backend = variant.backend;
+    info.precision = variant.precision;
+    info.device = opened_->device;
+    info.outputs = opened_->backend->outputs();
+    info.vocab_size = manifest.model.vocab_size;
+    info.context_length = max_capacity();
+    info.block = manifest.block;
+    info.mask_id = manifest.tokens.mask;
+    info.eos_ids = manifest.tokens.eos;
+    info.has_text = has_text();
+    std::set<std::string> names; // one name may stand for several variants
+    for (const Profile& profile : manifest.profiles) {
+        try {
+            config_of_profile(profile.name);
+            names.insert(profile.name);
+        } catch (const SessionError&) { // stale, or of another variant
+        }
+    }
+    info.profiles.assign(names.begin(), names.end());
+    return info;
+}
 
 GenerationConfig Session::config_of_profile(const std::string& name) const {
-    const Profile& found = find_profile(opened_->bundle, variant(), name);
+    const Profile& found = find_profile(opened_->bundle, opened_->runs(), name);
     GenerationConfig config;
     config.tau = found.tau;
     config.metric = found.metric;
@@ -167,14 +230,14 @@ GenerationConfig Session::config_of_profile(const std::string& name) const {
 
 std::int64_t Session::max_capacity() const { return opened_->backend->max_capacity(); }
 
-std::unique_ptr<Proposer> Session::Opened::new_draft(const GenerationConfig& config) const {
+std::unique_ptr<Proposer> Opened::new_draft(const GenerationConfig& config) const {
     if (!draft || !config.is_exact()) return nullptr;
     const Manifest& manifest = draft->bundle.manifest;
     return std::make_unique<Draft>(*draft->backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos);
 }
 
-std::shared_ptr<Stem> Session::Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
-                                                const std::optional<std::string>& system) const {
+std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                       const std::optional<std::string>& system) const {
     const std::string* opening = system ? &*system : nullptr;
     if (const auto* messages = std::get_if<std::vector<Message>>(&prompt); messages && messages->front().role == "system")
         opening = &messages->front().content;
@@ -198,13 +261,30 @@ std::int64_t Openings::length(const Text& text, const std::string& system, const
     return std::mismatch(own.begin(), end, ids.begin()).first - own.begin();
 }
 
-const Text& Session::Opened::needs_text() const {
+const Text& Opened::needs_text() const {
     if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");
     if (!text) throw SessionError(bundle.path.string() + ": this bundle has no tokenizer; pass token ids instead of text");
     return *text;
 }
 
-std::vector<std::int64_t> Session::Opened::encode(const Prompt& prompt) const {
+NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
+                                std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
+                                std::optional<std::int64_t> most) const {
+    check(config);
+    NewRow made;
+    std::function<bool(std::int64_t)> stop;
+    if (text) {
+        made.text = std::make_unique<TextStream>(*text, config.stop);
+        stop = [own = made.text.get()](std::int64_t token) { return own->push(token); };
+    }
+    const Ids ids = encode(prompt, most);
+    made.row = std::make_unique<Row>(index, ids, config, bundle.manifest.tokens.eos, std::move(stop), hopes, new_draft(config));
+    made.row->stats.began = began;
+    made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
+    return made;
+}
+
+std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
     std::vector<std::int64_t> ids;
     if (const auto* given = std::get_if<std::vector<std::int64_t>>(&prompt))
         ids = *given;
@@ -219,14 +299,16 @@ std::vector<std::int64_t> Session::Opened::encode(const Prompt& prompt) const {
     for (const std::int64_t id : ids)
         if ((id < 0 || id >= vocab_size) && count++ < 5) outside += (outside.empty() ? "" : ", ") + std::to_string(id);
     if (!outside.empty()) throw SessionError("token ids outside the vocabulary of " + std::to_string(vocab_size) + ": " + outside);
-    const std::int64_t most = backend->max_capacity();
+    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
     if (static_cast<std::int64_t>(ids.size()) > most)
-        throw SessionError("the prompt has " + std::to_string(ids.size()) + " tokens, this bundle's context holds " + std::to_string(most) +
-                           "; shorten the prompt");
+        throw SessionError(
+            "the prompt has " + std::to_string(ids.size()) + " tokens, " +
+            (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
+            "; shorten the prompt");
     return ids;
 }
 
-void Session::Opened::check(const GenerationConfig& config) const {
+void Opened::check(const GenerationConfig& config) const {
     config.check();
     const auto& outputs = backend->outputs();
     const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
@@ -237,7 +319,7 @@ void Session::Opened::check(const GenerationConfig& config) const {
     if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
     if (!config.stop.empty()) needs_text();
     if (config.is_exact())
-        if (const auto reason = why_not_exact(bundle, bundle.variant(variant))) throw SessionError(bundle.path.string() + ": " + *reason);
+        if (const auto reason = why_not_exact(bundle, runs())) throw SessionError(bundle.path.string() + ": " + *reason);
 }
 
 } // namespace mars

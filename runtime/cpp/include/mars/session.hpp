@@ -7,16 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/bundle.hpp>
 #include <mars/config.hpp>
-#include <mars/cost.hpp>
 #include <mars/errors.hpp>
 #include <mars/export.hpp>
-#include <mars/row.hpp>
 #include <mars/stats.hpp>
 #include <mars/text.hpp>
 
@@ -43,13 +40,15 @@ struct Completion {
 
 /// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
 ///
-/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch.
+/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch. The first
+/// `verified` tokens had been proposed and held.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
+    std::int64_t verified = 0;
 };
 
 /// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.
@@ -57,6 +56,22 @@ using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
 class Conversation;
+class Batcher;
+struct Opened;
+struct Answers;
+
+/// A session in words and numbers, as the bundle's manifest has them (docs/format.md).
+struct SessionInfo {
+    std::string variant, backend, precision; ///< of the graph or engine that runs
+    std::string device;                      ///< "cpu", "cuda", ...: where it was opened
+    std::vector<std::string> outputs;        ///< what the graph can give, such as "logits"
+    std::int64_t vocab_size = 0;
+    std::int64_t context_length = 0; ///< most tokens that a row can hold, prompt and answer together
+    std::int64_t block = 0, mask_id = 0;
+    std::vector<std::int64_t> eos_ids;
+    std::vector<std::string> profiles; ///< the calibrated ones that count for what runs; stale ones are left out
+    bool has_text = false;             ///< whether prompts may be text
+};
 
 /// A bundle opened on a device. Any number of threads may use one: each call owns its rows and their KV memory.
 class MARS_API Session {
@@ -70,14 +85,13 @@ class MARS_API Session {
         std::optional<std::filesystem::path> draft = std::nullopt;
         /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
+        /// For a bundle that may be anybody's: all is hashed and nothing remembered, engines and prefixes are left alone, sizes are limited.
+        bool safe = false;
     };
 
     /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.
     static Session open(const std::filesystem::path& path, const Options& options);
     static Session open(const std::filesystem::path& path) { return open(path, Options()); }
-
-    /// A session on any backend, such as a fake one; `bundle.path` need not exist then.
-    Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes = 0);
 
     /// Answer one prompt. Throws SessionError.
     Completion generate(const Prompt& prompt, const GenerationConfig& config = {}, const OnEvent& on_event = nullptr,
@@ -97,8 +111,9 @@ class MARS_API Session {
     /// wrote it down.
     void warm_up() const;
 
-    /// Take this for what a step costs, and measure nothing: the same windows in every run.
-    void set_cost(Cost cost) const;
+    /// Take this for what a step costs, and measure nothing: the same windows in every run. `points`: positions of a step (rows x slots),
+    /// rising, and the seconds it takes, both above 0. Throws SessionError for others.
+    void set_cost(std::vector<std::pair<std::int64_t, double>> points) const;
 
     /// What the store of KV entries was asked, what it had, and what it holds.
     PrefixStats prefix_stats() const;
@@ -124,10 +139,8 @@ class MARS_API Session {
     /// A reader of token ids as they come. Throws SessionError for a bundle without a tokenizer.
     TextStream text_stream() const;
 
-    const Bundle& bundle() const;
-
-    /// The variant that runs; the bundle's first where the session was made on a backend of the caller's.
-    const Variant& variant() const;
+    /// What runs here, and what it runs.
+    SessionInfo info() const;
 
     /// The settings that a calibrated profile of the bundle names: tau, its metric and the window. Throws SessionError for an unknown
     /// profile, and for a stale one: made for another graph, other weights or another precision.
@@ -136,9 +149,9 @@ class MARS_API Session {
     /// Most tokens that a row can hold, prompt and answer together.
     std::int64_t max_capacity() const;
 
-    struct Opened;
-
   private:
+    friend class Batcher;
+    friend struct Opened;
     explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 
     std::shared_ptr<const Opened> opened_;
@@ -182,8 +195,6 @@ class MARS_API Stream {
 
     /// The answer so far; `finish_reason` is cancelled while it is not finished.
     Completion completion() const;
-
-    struct Answers;
 
   private:
     friend class Session;

@@ -1,0 +1,145 @@
+// A bundle on disk: the manifest, read and checked. docs/format.md specifies it; this is its second reader.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <mars/config.hpp>
+
+#include "bundle/engine_info.hpp"
+
+namespace mars {
+
+constexpr std::string_view format_version = "1.2";
+
+/// Dimensions that a runtime needs to allocate KV buffers and check token ids.
+struct ModelInfo {
+    std::string type;
+    std::int64_t vocab_size = 0, hidden_size = 0, num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, context_length = 0;
+};
+
+/// Special token ids.
+struct TokenInfo {
+    std::int64_t mask = 0;
+    std::vector<std::int64_t> eos;
+    std::int64_t pad = 0;
+};
+
+/// How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` JSON for ChatTurns.
+struct TextInfo {
+    std::string tokenizer;
+    std::optional<std::string> chat_template, bos_token, eos_token, chat;
+};
+
+/// What the export self-check found between a variant and its checkpoint, over `positions` predictions.
+///
+/// `yardstick`: what the checkpoint's own logits were proven against, such as "transformers 5.23.0"; none for the exporter's reading alone.
+struct Drift {
+    std::int64_t positions = 0, argmax_matches = 0;
+    double max_logit_error = 0.0, max_confidence_error = 0.0;
+    std::optional<std::string> yardstick;
+};
+
+/// How the weights of a variant are stored. `group_size` inputs share a scale; empty: one scale for each output channel.
+struct QuantizationInfo {
+    std::optional<std::int64_t> group_size;
+    bool symmetric = false;
+    std::string head, embedding;
+};
+
+/// One executable form of the model. `batch`, `slots` and `capacity` are empty where the graph keeps them symbolic.
+struct Variant {
+    std::string name, backend, file;
+    std::optional<std::string> weights;
+    std::string precision, kv_dtype, kv_layout;
+    std::vector<std::string> outputs;
+    std::optional<std::int64_t> batch, slots, capacity;
+    std::optional<Drift> drift;
+    std::optional<QuantizationInfo> quantization;
+    std::optional<EngineInfo> engine;
+    std::optional<std::int64_t> accuracy_level; ///< of ONNX Runtime's products with int4 and int8 weights: 0 exact, 4 fast
+
+    bool is_static() const { return slots.has_value(); }
+    bool is_engine() const { return backend != "onnx"; }
+};
+
+/// One file of a bundle. `path` is a plain name inside it, `size` in bytes, `sha256` in lower-case hex.
+struct FileEntry {
+    std::string path;
+    std::int64_t size = 0;
+    std::string sha256;
+};
+
+/// A calibrated tau for a task; `variant_sha256` names the exact graph file it was measured on, `evidence` is a JSON object.
+struct Profile {
+    std::string name;
+    double tau = 0.0;
+    Metric metric = Metric::probability;
+    std::int64_t window = full_window;
+    std::string variant, variant_sha256, evidence;
+    std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; nothing: not known
+    std::optional<std::int64_t> accuracy_level = std::nullopt;
+};
+
+/// KV entries of the first `length` tokens of a prompt, in `file`, bound to one variant on one device.
+///
+/// `piece`: the size of the pieces that the prompt was read in, nothing where entries do not depend on it.
+struct StoredPrefix {
+    std::string name, file;
+    std::int64_t length = 0;
+    std::optional<std::int64_t> piece;
+    std::string variant, variant_sha256;
+    std::optional<std::string> weights_sha256;
+    std::string precision, kv_dtype, kv_layout, device;
+    std::optional<std::int64_t> accuracy_level;
+};
+
+/// Everything a runtime knows about a bundle before it opens a graph.
+struct Manifest {
+    std::string producer, source;
+    std::optional<std::string> revision;
+    ModelInfo model;
+    std::int64_t block = 0;
+    TokenInfo tokens;
+    std::optional<TextInfo> text;
+    std::vector<Variant> variants;
+    std::vector<FileEntry> files;
+    std::vector<Profile> profiles;
+    std::string format_version;
+    std::vector<StoredPrefix> prefixes = {};
+};
+
+class Held;
+
+/// An opened bundle: a directory whose manifest is valid and whose files are the ones it lists.
+struct Bundle {
+    std::filesystem::path path;
+    Manifest manifest;
+    std::shared_ptr<const Held> held = nullptr; ///< that directory, kept open; none for a bundle that was not read from one
+
+    /// The variant of that name; throws BundleError that lists the names there are.
+    const Variant& variant(std::string_view name) const;
+
+    /// Where a file of the directory that was verified is opened, whatever has its name by now.
+    std::filesystem::path place(const std::string& name) const;
+
+    /// Files that are not as they were when they were verified: what was read of them in between may not be what the manifest says.
+    std::vector<std::string> changed() const;
+};
+
+/// Open and check a bundle directory. `full` hashes every file even if it was found good before. `safe`, for a bundle that may be anybody's,
+/// does so too, remembers nothing, and has stricter limits (docs/security.md).
+///
+/// Throws BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
+/// files that are missing, of the wrong size or of the wrong content.
+Bundle open_bundle(const std::filesystem::path& path, bool full = false, bool safe = false);
+
+/// Parse and check manifest text; throws BundleError that lists every wrong field.
+Manifest parse_manifest(std::string_view text, const std::string& where = "manifest.json");
+
+} // namespace mars

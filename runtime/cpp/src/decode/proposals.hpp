@@ -1,0 +1,80 @@
+// Guesses of the next tokens, to be verified by the next step: from masks, from the row's own text, from a draft.
+// Knows where guesses come from and how often such guesses held; verifies nothing itself.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace mars {
+
+enum class Source { masks, lookup, draft };
+
+/// Tokens for the positions behind a row's last known one. `confidences[i]` is the source's own, 0 to 1.
+struct Proposals {
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences;
+    Source source = Source::masks;
+
+    std::int64_t size() const { return static_cast<std::int64_t>(token_ids.size()); }
+};
+
+/// How likely a proposal holds once all before it did: its confidence, corrected by how such ones did.
+///
+/// Shared by the rows of a session, so that a new row starts with what earlier rows have shown. Any thread.
+class Hopes {
+  public:
+    /// Between 0 and 1; NaN counts as 0.
+    double of(Source source, double confidence) const;
+
+    /// The first `num_held` of `num_fed` proposals held; behind the next one nothing was shown.
+    void saw(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_held);
+
+  private:
+    struct Count {
+        double tried = 0.0, held = 0.0;
+    };
+
+    mutable std::mutex lock_;
+    std::array<std::array<Count, 8>, 3> counts_{}; // by source and class of confidence
+};
+
+/// What the masks of one row are worth: for the first mask, the second, ..., how likely its proposal holds.
+///
+/// Every mask of every step counts, by the hope that its confidence gives: nothing waits for a verification.
+class Foresight {
+  public:
+    /// A step's masks gave proposals of these hopes.
+    void saw(const std::vector<double>& hopes);
+
+    /// Proposals that are expected to hold of 0, 1, ... `most` masks.
+    std::vector<double> expected(std::int64_t most) const;
+
+  private:
+    std::vector<double> seen_, hoped_;
+};
+
+/// Another source of proposals than a row's own masks.
+class Proposer {
+  public:
+    virtual ~Proposer() = default;
+
+    /// At most `most` proposals for what follows `tokens`.
+    virtual Proposals propose(const std::vector<std::int64_t>& tokens, std::int64_t most) = 0;
+};
+
+/// Proposes what followed the last `length` tokens when they stood in the prompt or the answer before.
+class Lookup : public Proposer {
+  public:
+    explicit Lookup(std::int64_t length) : length_(length) {}
+
+    Proposals propose(const std::vector<std::int64_t>& tokens, std::int64_t most) override;
+
+  private:
+    std::int64_t length_, indexed_ = 0;
+    std::map<std::vector<std::int64_t>, std::int64_t> after_; // the position behind the latest such tokens
+};
+
+} // namespace mars

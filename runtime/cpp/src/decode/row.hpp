@@ -1,0 +1,148 @@
+// One sequence of a batch: its tokens, its cursor, what it asked for and how it ended. Knows nothing of the device.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <mars/config.hpp>
+#include <mars/stats.hpp>
+
+#include "decode/backend.hpp"
+#include "decode/pass_rates.hpp"
+#include "decode/proposals.hpp"
+#include "decode/split.hpp"
+
+namespace mars {
+
+class Stem;
+
+/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens; `error` where that failed.
+/// The first `verified` tokens had been proposed and held.
+struct Accepted {
+    std::int64_t row = 0;
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences;
+    std::optional<FinishReason> finish_reason;
+    std::int64_t verified = 0;
+    std::exception_ptr error = nullptr;
+};
+
+/// Consecutive predictions for one row, the first for its next unknown position; `logits` is empty or [size, vocab_size].
+///
+/// `confidences` are of the metric that the row asked for, `probabilities` always probabilities.
+struct Predictions {
+    std::vector<std::int64_t> token_ids;
+    std::vector<double> confidences, probabilities;
+    std::vector<float> logits;
+    std::int64_t vocab_size = 0;
+
+    /// The first `count` predictions of batch row `row`, with the confidence that `metric` names.
+    static Predictions of(const StepOutput& output, std::int64_t row, std::int64_t count, Metric metric);
+
+    /// These predictions followed by `later` ones.
+    Predictions then(const Predictions& later) const;
+};
+
+/// A sequence being decoded.
+///
+/// `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that what lies beyond is
+/// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
+/// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
+/// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none.
+class Row {
+  public:
+    Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
+        std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr,
+        std::unique_ptr<Proposer> proposer = nullptr);
+
+    const std::int64_t index;
+    std::vector<std::int64_t> tokens;
+    std::int64_t cursor = 0;
+    std::optional<FinishReason> finish_reason;
+    Stats stats;
+    PassRates pass_rates;
+    Proposals proposals;
+    std::shared_ptr<Stem> stem;
+
+    const GenerationConfig& config() const { return config_; }
+    std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
+    std::int64_t num_pending() const { return num_tokens() - cursor; }
+
+    /// Tokens that may still be generated.
+    std::int64_t remaining() const { return config_.max_new_tokens - stats.tokens; }
+
+    /// Proposals that may be fed: none that ends the sequence, for the output before it says as much.
+    std::int64_t num_proposals() const;
+
+    /// Whether proposal `i` is there and ends the sequence.
+    bool ends_at(std::int64_t i) const;
+
+    /// Masks that the next step may feed if it feeds no proposals: none that can not be used.
+    std::int64_t most_masks(std::int64_t block) const;
+
+    /// Accept from the left what the rule and the limits allow, and note how the row ends if it does.
+    ///
+    /// The first `num_proposals` proposals were fed and are verified or dropped.
+    Accepted accept(const Predictions& predictions, std::int64_t num_proposals = 0);
+
+    /// Take another source's proposals where they promise more; it is asked where those at hand promise little.
+    void look_around(std::int64_t most);
+
+    /// What the next step may expect of the row, of which `room` slots are left behind its known tokens.
+    Chances chances(std::int64_t block, std::int64_t room) const;
+
+    /// End the row without tokens.
+    Accepted finish(FinishReason reason);
+
+    /// End the row because of `error`; what it has stays, and nothing of it is kept for others.
+    Accepted fail(std::exception_ptr error);
+
+    /// Any thread: the tau from the next step on, which ends exact mode. The caller has checked it.
+    void set_tau(double tau) { wanted_.store(tau); }
+
+    /// Any thread: exact mode from the next step on, or out of it, then with the usual tau.
+    void set_exact(bool exact);
+
+    /// No value in exact mode.
+    std::optional<double> tau() const;
+
+    /// Any thread: end the row before its next step.
+    void cancel() { end(FinishReason::cancelled); }
+
+    /// The same because its time is over. The first reason counts.
+    void expire() { end(FinishReason::deadline); }
+
+    /// Whether it was told to end.
+    bool is_told() const { return told_.load() != untold; }
+
+    /// Take over what other threads asked for. The loop calls this between two steps, so that one step sees one setting.
+    void refresh();
+
+  private:
+    Predictions candidates(const Predictions& predictions) const;
+    void settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
+                std::int64_t num_fed);
+    double promise(const Proposals& those) const;
+
+    GenerationConfig config_;
+    std::vector<std::int64_t> eos_ids_;
+    std::function<bool(std::int64_t)> stop_;
+    std::shared_ptr<Hopes> hopes_;
+    Foresight foresight_;
+    std::unique_ptr<Proposer> proposer_;
+    std::atomic<double> wanted_; // tau, or exact_mode
+    void end(FinishReason reason) {
+        int none = untold;
+        told_.compare_exchange_strong(none, static_cast<int>(reason));
+    }
+
+    static constexpr int untold = -1;
+    std::atomic<int> told_{untold}; // to end, and the reason
+};
+
+} // namespace mars

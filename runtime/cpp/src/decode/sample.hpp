@@ -1,0 +1,29 @@
+// Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p and seeded draws.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <mars/config.hpp>
+
+namespace mars {
+
+/// A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that no run length changes a draw.
+double uniform(std::uint64_t seed, std::uint64_t position);
+
+struct Choice {
+    std::int64_t token;
+    double confidence;
+};
+
+/// Pick the token for absolute `position` from `logits` [vocab_size], and measure its confidence.
+///
+/// The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones) belongs to the
+/// model's distribution; temperature, top-k and top-p only shape the draw. The confidence is measured on the former.
+Choice choose(const float* logits, std::int64_t vocab_size, const GenerationConfig& config, const std::vector<std::int64_t>& seen,
+              std::int64_t position);
+
+/// Probability of `token`, its margin over the best other token, or the entropy (nats), from `logits` [vocab_size]; rounded to float32.
+double confidence_of(const float* logits, std::int64_t vocab_size, std::int64_t token, Metric metric);
+
+} // namespace mars

@@ -1,0 +1,45 @@
+// How a verifying step is split: which proposals it feeds, and how many masks behind them. Knows no device and no tokens.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "decode/cost.hpp"
+#include "decode/feed.hpp"
+
+namespace mars {
+
+/// What one row may feed and what it may expect of it.
+///
+/// known: tokens that are fed in any case. hopes: of each proposal that may be fed, given those before it. ending: of an end-of-sequence
+/// token proposed right behind them, no value if none was. worth[m]: proposals of m masks that are expected to hold, for 0, 1, ... as many
+/// masks as may be fed. room: slots behind the known tokens.
+struct Chances {
+    std::int64_t known = 0;
+    std::vector<double> hopes;
+    std::optional<double> ending;
+    std::vector<double> worth;
+    std::int64_t room = 0;
+
+    std::int64_t num_hopes() const { return static_cast<std::int64_t>(hopes.size()); }
+    std::int64_t most_masks() const { return static_cast<std::int64_t>(worth.size()) - 1; }
+};
+
+/// Chooses the feeds of rows that verify, step by step; all rows share a width, because a step is a rectangle.
+///
+/// The choice maximizes what is expected of this step and of the masks' proposals in the next one, against what the slots cost at the
+/// speed that the rows have shown (the relative value of an average-reward decision process).
+class Splitter {
+  public:
+    explicit Splitter(bool few_sizes = false) : few_sizes_(few_sizes) {}
+
+    /// Feeds for `rows`, of which there is at least one; `others` more rows take part in the step, which is at least `floor` slots wide.
+    std::vector<Feed> choose(const Cost& cost, const std::vector<Chances>& rows, std::int64_t others = 0, std::int64_t floor = 0);
+
+  private:
+    bool few_sizes_;
+    double saved_ = 0.0; // seconds set aside for trials
+};
+
+} // namespace mars

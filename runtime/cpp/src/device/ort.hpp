@@ -1,0 +1,47 @@
+// The ONNX Runtime backend: IO binding by address, KV written in place. Its source is the only one that names onnxruntime.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
+
+namespace mars {
+
+/// A step graph in an ONNX Runtime session.
+class OrtBackend : public Backend {
+  public:
+    /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without "ExecutionProvider",
+    /// in any case ("cpu", "CUDA", "tensorrt"). `threads`: compute threads, nothing for ONNX Runtime's choice.
+    ///
+    /// Throws SessionError when the provider is not in this ONNX Runtime (it lists those that are) or the graph does not
+    /// load, BundleError when graph and manifest disagree. Never falls back to another device.
+    OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads);
+    ~OrtBackend() override;
+
+    const std::vector<std::string>& outputs() const override;
+    std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
+    std::int64_t max_capacity() const override;
+    std::optional<std::int64_t> firm_slots() const override;
+    std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
+    void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
+
+    /// Seconds inside ONNX Runtime's Run since the graph was loaded, of all threads together: the rest of a step is ours.
+    double run_seconds() const;
+
+    /// Names of the execution providers of the ONNX Runtime this library runs with.
+    static std::vector<std::string> devices();
+
+    /// Version of that ONNX Runtime, such as "1.24.1".
+    static std::string version();
+
+  private:
+    struct Graph;
+    std::unique_ptr<Graph> graph_;
+};
+
+} // namespace mars

@@ -1,0 +1,51 @@
+// The bundle's tokenizer: text to token ids and back, id for id as Hugging Face `tokenizers` does it. Knows no chat.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mars {
+
+/// A BPE read from a `tokenizer.json`. Immutable and cheap to copy; any number of threads may use one.
+///
+/// Reads the GPT-2 / SmolLM, Qwen2 / Qwen3 and Llama 3 kinds: byte-level BPE, an optional NFC normaliser, their split
+/// patterns, single digits; and the Llama 2 / Mistral kind, whose characters fall back to bytes. Added tokens, a template
+/// post-processor. Everything else is refused by name.
+class Tokenizer {
+  public:
+    /// Read the text of a `tokenizer.json`; `where` is what error messages call it.
+    /// Raises BundleError, with everything that is wrong or not supported.
+    static Tokenizer from_json(std::string_view tokenizer_json, std::string_view where = "tokenizer.json");
+
+    /// Token ids of a UTF-8 text. `add_special_tokens` also adds what the post-processor puts around a text, such as a
+    /// begin-of-text token. Raises SessionError when `text` is not valid UTF-8.
+    std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
+
+    /// The text of `count` ids, always valid UTF-8: bytes that form no character become U+FFFD, unknown ids nothing.
+    /// `is_start`: the ids begin a text, where tokenizers of the Llama 2 kind leave out a space.
+    std::string decode(const int64_t* ids, size_t count, bool skip_special_tokens = true, bool is_start = true) const;
+
+    /// What one id adds to the bytes of a text, before they are read as UTF-8. Empty for unknown ids.
+    std::string_view bytes_of(int64_t id, bool skip_special_tokens = true) const;
+
+    /// The id of a token written as `tokenizer.json` writes it.
+    std::optional<int64_t> token_to_id(std::string_view token) const;
+
+    /// One more than the largest id.
+    size_t size() const;
+
+    struct State;
+
+  private:
+    explicit Tokenizer(std::shared_ptr<const State> state);
+    std::string joined(const int64_t* ids, size_t count, bool skip_special_tokens, bool is_start) const;
+
+    std::shared_ptr<const State> state_;
+};
+
+} // namespace mars
