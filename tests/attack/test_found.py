@@ -18,7 +18,7 @@ from support.paths import ROOT
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime import Batcher, BundleError, CheckpointError, Session, SessionError
-from mars_export.runtime.bundle.external import external_names
+from mars_export.runtime.bundle.external import contents
 from mars_export.runtime.bundle.manifest import open_bundle
 from mars_export.runtime.bundle.scratch import lock
 from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
@@ -77,7 +77,7 @@ def test_lists_as_protobuf_writes_them(tensor: bytes, is_long: bool, tmp_path: P
         (tmp_path / "x.onnx").open("rb") as file,
         pytest.raises(ValueError, match="a list of") if is_long else nullcontext(),
     ):
-        assert external_names(file.fileno()) == set()
+        assert contents(file.fileno()).names == set()
 
 
 @pytest.fixture
