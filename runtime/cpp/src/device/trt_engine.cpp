@@ -3,45 +3,16 @@
 
 #include <NvInfer.h>
 #include <algorithm>
-#include <deque>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <unistd.h>
 
 #include <mars/errors.hpp>
 
 #include "bundle/files.hpp"
+#include "device/trt_log.hpp"
 
 namespace mars {
-
-constexpr std::size_t most_errors = 20; // kept
-
-/// Keeps what TensorRT complains about instead of printing it. TensorRT calls it from any thread.
-class Collected : public nvinfer1::ILogger {
-  public:
-    void log(Severity severity, const char* message) noexcept override {
-        if (severity != Severity::kERROR && severity != Severity::kINTERNAL_ERROR) return;
-        try {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            errors_.emplace_back(message);
-            if (errors_.size() > most_errors) errors_.pop_front();
-        } catch (...) { // no memory: an error less
-        }
-    }
-
-    std::string last(std::size_t count) const {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        std::string text;
-        for (std::size_t i = errors_.size() - std::min(count, errors_.size()); i < errors_.size(); ++i)
-            text += (text.empty() ? "" : "\n  ") + errors_[i];
-        return text.empty() ? "it gave no reason" : text;
-    }
-
-  private:
-    mutable std::mutex mutex_;
-    std::deque<std::string> errors_;
-};
 
 namespace {
 

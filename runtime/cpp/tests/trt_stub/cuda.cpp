@@ -28,7 +28,7 @@ struct StubStream {
 namespace stub {
 
 State& state() {
-    static State all;
+    static State all = State::of_machine();
     return all;
 }
 
@@ -41,6 +41,18 @@ std::set<cudaStream_t>& streams() {
 }
 
 } // namespace
+
+State State::of_machine() {
+    State all;
+    const char* text = std::getenv("MARS_STUB");
+    if (text == nullptr) return all;
+    const auto said = nlohmann::json::parse(text);
+    all.num_devices = said.value("num_devices", all.num_devices);
+    all.capability = said.value("capability", all.capability);
+    all.version = said.value("version", all.version);
+    all.loses_masks = said.value("loses_masks", false);
+    return all;
+}
 
 void reset() {
     // What a GPU that failed has left behind goes with its process.
@@ -133,7 +145,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-    *properties = {"Stub GPU", 8, 6};
+    *properties = {"Stub GPU", stub::state().capability / 10, stub::state().capability % 10};
     return cudaSuccess;
 }
 

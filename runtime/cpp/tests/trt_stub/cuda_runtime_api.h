@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#define CUDART_VERSION 12090
+
 enum cudaError_t {
     cudaSuccess,
     cudaErrorMemoryAllocation,
