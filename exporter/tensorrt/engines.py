@@ -113,11 +113,6 @@ def add_engine(
     manifest = bundle.manifest
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
     variant = _graph_for(bundle, plan, precision, block)
-    if "topk_ids" in variant.outputs:
-        raise ExportError(
-            f"{bundle.path}: engines have no top-k outputs yet; export the bundle without --top-k (--logits"
-            " serves grammars, too)"
-        )
     if not force and any(v.name == plan.name for v in manifest.variants):
         raise ExportError(f"{bundle.path} has an engine `{plan.name}` already; give --force to replace it")
     size = sum(f.size for f in manifest.files if f.path == variant.weights)

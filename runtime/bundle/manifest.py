@@ -183,8 +183,6 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
-        elif "topk_ids" in self.outputs and self.backend != "onnx":
-            yield "outputs", "engines have no topk_ids and topk_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
