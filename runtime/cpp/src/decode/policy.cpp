@@ -1,7 +1,7 @@
 // The choice of a step's feeds. In the order of runtime/decode/policy.py, so that doubles round alike.
-#include <algorithm>
+#include "decode/policy.hpp"
 
-#include <mars/policy.hpp>
+#include <algorithm>
 
 namespace mars {
 

@@ -1,9 +1,11 @@
 // Rows: what is accepted, and how a sequence ends.
+#include "decode/row.hpp"
+
 #include <algorithm>
 #include <cassert>
 
-#include <mars/row.hpp>
-#include <mars/sample.hpp>
+#include "accept.hpp"
+#include "decode/sample.hpp"
 
 namespace mars {
 
