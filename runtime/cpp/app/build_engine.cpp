@@ -10,14 +10,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <mars/backend.hpp>
-#include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
+#include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "bundle/recipe.hpp"
 #include "bundle/replace.hpp"
 #include "bundle/sha256.hpp"
+#include "decode/backend.hpp"
 #include "device/cuda.hpp"
 #include "device/trt_build.hpp"
 #include "device/trt_engine.hpp"

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <mars/bundle.hpp>
+#include "bundle/bundle.hpp"
 
 namespace mars {
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include <mars/backend.hpp>
 #include <mars/errors.hpp>
 
+#include "decode/backend.hpp"
 #include "device/trt_engine.hpp"
 #include "device/trt_log.hpp"
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include <mars/bundle.hpp>
+#include "bundle/bundle.hpp"
 
 namespace mars {
 
