@@ -140,7 +140,7 @@ class Device:
         """
         (address,) = self._call("cudaHostAlloc", max(num_bytes, 1), self._cuda.cudaHostAllocDefault)
         self._pinned.append(int(address))
-        return np.frombuffer((c_ubyte * num_bytes).from_address(int(address)), np.uint8)
+        return np.ctypeslib.as_array((c_ubyte * num_bytes).from_address(int(address)))
 
     def free(self, address: int) -> None:
         """Give memory back, after what is on the stream."""

@@ -59,7 +59,7 @@ class StepIO:
     def fetch(self, shape: tuple[int, int], want_logits: bool) -> dict[str, np.ndarray]:
         """Results of a step of so many rows and predictions; waits for the stream."""
         self._device.download(self._there, self._last)
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
         if want_logits and "logits" in self._names:
             arrays["logits"] = np.empty((*shape, self._widths["logits"]), np.float32)
             self._device.download(arrays["logits"], self.addresses["logits"])

@@ -10,6 +10,7 @@
 #include <mars/errors.hpp>
 
 #include "bundle/files.hpp"
+#include "bundle/mapped.hpp"
 #include "device/trt_log.hpp"
 
 namespace mars {
@@ -32,7 +33,7 @@ std::string here() {
 }
 
 /// What TensorRT-RTX says about a file that does not load, with "; " behind it.
-std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_unused]] const std::string& data) {
+std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_unused]] const MappedFile& data) {
     std::string text;
 #ifdef TRT_MAJOR_RTX
     using Kind = nvinfer1::EngineInvalidityDiagnostics;
@@ -161,15 +162,14 @@ struct LoadedEngine::Loaded {
 
 LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant) : loaded_(std::make_unique<Loaded>()) {
     const std::filesystem::path path = bundle.path / variant.file;
-    const std::optional<std::string> data = read_file(path);
-    if (!data) throw BundleError(path.string() + ": not readable; copy or build the bundle again");
+    const MappedFile data(path);
     Loaded& loaded = *loaded_;
     loaded.runtime.reset(nvinfer1::createInferRuntime(loaded.logger));
     if (!loaded.runtime) throw SessionError("TensorRT does not start (" + here() + "): " + loaded.logger.last(3));
-    loaded.engine.reset(loaded.runtime->deserializeCudaEngine(data->data(), data->size()));
+    loaded.engine.reset(loaded.runtime->deserializeCudaEngine(data.data(), data.size()));
     if (!loaded.engine)
         throw SessionError(path.string() + ": " + built_for(variant) + " and cannot be loaded here (" + here() +
-                           "): " + diagnostics(*loaded.runtime, *data) + loaded.logger.last(3));
+                           "): " + diagnostics(*loaded.runtime, data) + loaded.logger.last(3));
 #ifdef TRT_MAJOR_RTX
     loaded.kernels = kernel_file(bundle, variant);
     loaded.prepare_kernels();

@@ -48,9 +48,11 @@ struct State {
     // what was done
     std::vector<std::pair<std::string, std::size_t>> events; // in the order of the stream
     std::map<unsigned char*, std::size_t> memory;            // allocated now
+    std::map<unsigned char*, std::size_t> locked;            // the same of page-locked host memory
     std::vector<std::size_t> allocations;                    // sizes of all there ever were
     std::vector<Bound*> contexts;                            // in the order they were made; null when gone
     bool is_capturing = false, is_spoiled = false;           // a capture, by a call that it does not allow
+    int waits = 0;                                           // for a stream
     int orphans = 0;                                         // graphs that went after their contexts
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 
