@@ -13,6 +13,12 @@ find_package_handle_standard_args(
     TensorRT
     REQUIRED_VARS TensorRT_INCLUDE_DIR TensorRT_LIBRARY TensorRT_CUDA_INCLUDE_DIR TensorRT_CUDART_LIBRARY
     REASON_FAILURE_MESSAGE "set TensorRT_ROOT and CUDAToolkit_ROOT to directories with include/ and lib/ (docs/cpp.md)")
+# The word of manifests for what was found.
+if(TensorRT_LIBRARY MATCHES "tensorrt_rtx")
+    set(TensorRT_FLAVOR tensorrt_rtx)
+else()
+    set(TensorRT_FLAVOR tensorrt)
+endif()
 mark_as_advanced(TensorRT_INCLUDE_DIR TensorRT_LIBRARY TensorRT_PARSER_LIBRARY TensorRT_CUDA_INCLUDE_DIR TensorRT_CUDART_LIBRARY)
 
 if(TensorRT_FOUND AND NOT TARGET TensorRT::TensorRT)

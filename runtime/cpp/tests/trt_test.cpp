@@ -19,6 +19,8 @@
 #include "engine_manifest.hpp"
 #include "trt_stub/stub.hpp"
 
+extern "C" const mars::EnginePlugin* mars_engine_plugin();
+
 namespace {
 
 using Tokens = fake::Tokens;
@@ -774,14 +776,15 @@ TEST_CASE("shapes beyond any memory are refused") {
 
 TEST_CASE("the machine is asked") {
     stub::reset();
-    mars::Here here = mars::look_around();
+    const auto look_around = [] { return mars_engine_plugin()->look_around(); };
+    const mars::Here here = look_around();
     CHECK(here.gpu == "sm86");
     CHECK(here.driver == "12.9");
-    CHECK(here.version == "10.16.0.72");
+    CHECK(here.tensorrt == std::map<std::string, std::string>{{mars::tensorrt_flavor(), "10.16.0.72"}});
     stub::state().num_devices = 0;
-    CHECK(mars::look_around().no_gpu == "no NVIDIA GPU is visible");
+    CHECK(look_around().no_gpu == "no NVIDIA GPU is visible");
     stub::state().num_devices = -1;
-    CHECK(mars::look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+    CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
 }
 
 TEST_CASE("many threads over one engine") {

@@ -8,8 +8,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -19,6 +21,8 @@ from typing import Any
 import pytest
 from support.cabi import build
 from support.fixtures import Named
+from support.missing import lacking
+from support.paths import ROOT
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions
@@ -47,7 +51,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Ca
 
     @cache
     def export(machine: str) -> Path:
-        options = ExportOptions(block=6, precision="fp32", logits=True)
+        options = ExportOptions(block=6, precision="fp32")
         done = export_engine(
             open_checkpoint(str(checkpoints("llama"))), root / machine, options, MACHINES[machine][0]
         )
@@ -248,3 +252,55 @@ def test_it_waits_for_a_writer_and_clears_what_a_killed_run_left(recipe: Callabl
     os.close(theirs)
     after = open_bundle(bundle, full=True).manifest
     assert (after.source, len(after.variants)) == ("written meanwhile", 2)
+
+
+def needed(library: Path) -> set[str]:
+    tool = shutil.which("readelf") or lacking("readelf is not installed; `make cpp` installs what it needs")
+    words = subprocess.run([tool, "-d", library], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", words))
+
+
+def test_libmars_needs_neither_tensorrt_nor_cuda_its_plugin_does() -> None:
+    held = needed(build() / "libmars.so")
+    assert not [name for name in held if re.match("libnvinfer|libtensorrt|libcud", name)]
+    assert "libnvinfer.so" in needed(build() / "tests/plugins/libmars_tensorrt.so")
+
+
+ANSWER = """
+import sys
+from support.cabi import CSession, Library
+with CSession(Library(sys.argv[1]), sys.argv[2], threads=1, device="cuda") as session:
+    for _ in range(3):
+        print(list(session.generate([1, 2, 3], tau=1.0, max_new_tokens=8, eos_ids=()).token_ids))
+"""
+
+
+def answer(bundle: Path, folders: list[Path], here: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """What libmars answers on `cuda` where the loader looks into `folders`."""
+    environment = os.environ | {
+        "MARS_STUB": json.dumps(here),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+    }
+    words = [sys.executable, "-c", ANSWER, build() / "libmars.so", bundle]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(recipe: Callable[[str], Path]) -> None:
+    plugins, tensorrt = build() / "tests/plugins", build() / "tests/stub"
+    for machine, here in (("jetson-orin", ORIN_HERE), ("jetson-thor", THOR_HERE)):
+        bundle = recipe(machine)
+        assert run(machine, bundle).returncode == 0
+        done = answer(bundle, [plugins, tensorrt], here)
+        assert done.returncode == 0, done.stderr
+        first, *others = done.stdout.splitlines()
+        assert len(json.loads(first)) == 8
+        assert others == [first, first]
+
+    other = answer(bundle, [plugins, tensorrt], here | {"capability": 87})
+    assert "built for sm110, this GPU is a Stub GPU (sm87)" in other.stderr
+    none = answer(bundle, [tensorrt], here)
+    assert "libmars_tensorrt.so is not here (libmars_tensorrt.so: cannot open shared object" in none.stderr
+    broken = answer(bundle, [plugins], here)
+    assert "libmars_tensorrt.so is not here (libnvinfer.so: cannot open shared object file" in broken.stderr
+    Session.open(bundle, threads=1)  # the CPU needs none of it

@@ -263,6 +263,7 @@ class Builder : public nvinfer1::IBuilder {
         engine["in_place"] = std::any_of(network.layers.begin(), network.layers.end(),
                                          [](const auto& layer) { return layer->getType() == nvinfer1::LayerType::kKVCACHE_UPDATE; });
         engine["allocates"] = !config.requires_user_allocation;
+        engine["top_k"] = 0;
         for (const Profile* profile : config.profiles)
             engine["ranges"].push_back({{"batch", profile->extent("input_ids", 0)},
                                         {"slots", profile->extent("input_ids", 1)},
