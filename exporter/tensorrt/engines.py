@@ -24,7 +24,7 @@ from ..graph.fixed import fixed
 from ..output import replacing
 from . import build as tensorrt
 from .plan import EngineOptions, Plan, make_plan
-from .recipe import RECIPE_FILE, recipe
+from .recipe import RECIPE_FILE, STEPS_FILE, recipe, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,9 @@ def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, re
     onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
     described, entry = describe(graph), None
     if plan.obstacle is not None:
+        entry = _fresh(directory / f"{plan.name}{STEPS_FILE}")
+        entry.write_text(steps(plan, variant, new[0]), encoding="utf-8")
+        new.append(describe(entry))
         file = _fresh(directory / RECIPE_FILE)
         file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:
