@@ -42,7 +42,7 @@ test: $(VENV)/.installed
 # Chromium, for the tests of the server's page, and what signs bundles. CI installs Debian's; elsewhere their tests are
 # skipped without them.
 programs:
-	@if [ -n "$$CI" ] && ! command -v chromium ssh-keygen minisign >/dev/null; then apt-get update --quiet=2 && \
+	@if [ -n "$$CI" ] && ! { command -v chromium && command -v ssh-keygen && command -v minisign; } >/dev/null; then apt-get update --quiet=2 && \
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium openssh-client \
 	minisign >/dev/null; fi
 
