@@ -200,7 +200,7 @@ std::unique_ptr<Proposer> Opened::new_draft(const GenerationConfig& config) cons
 std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                        const std::optional<std::string>& system) const {
     const std::string* opening = system ? &*system : nullptr;
-    if (const auto* messages = std::get_if<std::vector<Message>>(&prompt); messages && messages->front().role == "system")
+    if (const auto* messages = prompt.messages(); messages && !messages->empty() && messages->front().role == "system")
         opening = &messages->front().content;
     if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->stem(salt);
     return prefixes->stem(salt, {openings->length(*text, *opening, ids)});
@@ -230,12 +230,12 @@ const Text& Opened::needs_text() const {
 
 std::vector<std::int64_t> Opened::encode(const Prompt& prompt) const {
     std::vector<std::int64_t> ids;
-    if (const auto* given = std::get_if<std::vector<std::int64_t>>(&prompt))
+    if (const auto* given = prompt.token_ids())
         ids = *given;
-    else if (const auto* messages = std::get_if<std::vector<Message>>(&prompt))
+    else if (const auto* messages = prompt.messages())
         ids = needs_text().encode(*messages);
     else
-        ids = needs_text().encode(std::get<std::string>(prompt));
+        ids = needs_text().encode(*prompt.text());
     if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");
     const std::int64_t vocab_size = bundle.manifest.model.vocab_size;
     std::string outside;

@@ -55,12 +55,12 @@ TEST_CASE("a text is a slice: an empty one is empty, wherever it points") {
     mars_prompt_init(&prompt, sizeof prompt);
     CHECK(prompt.text_size == SIZE_MAX);
     prompt.text = "words";
-    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)) == "words");
+    CHECK(*mars::c::prompt_of(&prompt).text() == "words");
     prompt.text_size = 3;
-    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)) == "wor");
+    CHECK(*mars::c::prompt_of(&prompt).text() == "wor");
     prompt.text_size = 0;
     prompt.text = reinterpret_cast<const char*>(1); // an empty slice of Rust
-    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)).empty());
+    CHECK(mars::c::prompt_of(&prompt).text()->empty());
 }
 
 TEST_CASE("structs that are filled: a newer caller gets zeros for what this library does not know, an older one keeps its end") {
