@@ -9,6 +9,7 @@
 
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
+#include "bundle/libcrypto.hpp"
 #include "bundle/sha256.hpp"
 #include "bundle/stamps.hpp"
 #include "conformance.hpp"
@@ -95,6 +96,19 @@ TEST_CASE("SHA-256 of known texts") {
     CHECK(hash_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     CHECK(hash_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
           "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    const bool has_system = mars::Libcrypto::find() != nullptr;
+    MESSAGE("libcrypto: " << (has_system ? "found" : "not found, both are our own"));
+    std::string bytes;
+    for (int size = 0; size < 300; ++size, bytes += static_cast<char>(size * 7)) { // in one piece, and in two
+        const std::string_view all = bytes, half = all.substr(0, all.size() / 3);
+        mars::Sha256 whole(mars::Hasher::system), parts(mars::Hasher::system);
+        whole.add(all);
+        parts.add(half);
+        parts.add(all.substr(half.size()));
+        const std::string expected = hash_of(bytes);
+        CHECK(whole.hex() == expected);
+        CHECK(parts.hex() == expected);
+    }
     mars::Sha256 million;
     for (int i = 0; i < 1000; ++i) million.add(std::string(1000, 'a'));
     CHECK(million.hex() == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");

@@ -25,7 +25,7 @@ using Json = nlohmann::json;
 constexpr std::size_t chunk = std::size_t{1} << 20U;
 
 std::optional<std::string> hash(PlainFile& file) {
-    Sha256 digest;
+    Sha256 digest(Hasher::system);
     while (const std::optional<std::string> data = file.read(chunk)) {
         if (data->empty()) return digest.hex();
         digest.add(*data);
