@@ -107,6 +107,7 @@ class Session:
         verify: bool = False,
         draft: str | Path | None = None,
         cache_bytes: int | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
         backend's choice).
@@ -117,8 +118,9 @@ class Session:
         they were found good before. `draft` is the bundle of a smaller model with the same tokenizer, whose
         proposals exact mode verifies. `cache_bytes`: memory for KV entries of texts that were read before
         (docs/conversations.md); None for a small share of what is free, 0 to keep none, and to leave the
-        bundle's prefixes alone. Raises BundleError for a bad bundle, SessionError when no variant runs here;
-        never falls back to another device.
+        bundle's prefixes alone. `options` are ONNX Runtime's own: names with a dot are a session's ("0" for
+        "session.intra_op.allow_spinning"), the others the device's ("device_id"). Raises BundleError for a
+        bad bundle, SessionError when no variant runs here; never falls back to another device.
         """
         from .device.variants import choose, look_around, why_not
 
@@ -131,16 +133,18 @@ class Session:
         reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
         if reason is not None:
             raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
-        backend = _backend(bundle, chosen, device, threads, accuracy_level)
+        backend = _backend(bundle, chosen, device, threads, accuracy_level, options)
         # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
         running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
-        cost_file = CostFile.of(bundle, running, device, threads)
+        cost_file = CostFile.of(bundle, running, device, threads, options)
         budget = _share(device) if cache_bytes is None else cache_bytes
         session = cls(bundle, running, backend, cost_file, budget, device)
         if budget > 0:
             adopt(bundle, running, device, session._prefixes)
         if draft is not None:
-            session._draft = cls.open(draft, device, threads=threads, verify=verify, cache_bytes=0)
+            session._draft = cls.open(
+                draft, device, threads=threads, verify=verify, cache_bytes=0, options=options
+            )
             _check_draft(bundle, session._draft.bundle)
         return session
 
@@ -453,17 +457,24 @@ def _opening(system: str) -> list[Message]:
 
 
 def _backend(
-    bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None
+    bundle: Bundle,
+    variant: Variant,
+    device: str,
+    threads: int | None,
+    accuracy_level: int | None,
+    options: Mapping[str, str] | None,
 ) -> Backend:
     if variant.is_engine:
         if accuracy_level is not None:
             raise SessionError(f"variant {variant.name} is an engine: an accuracy level is for ONNX Runtime")
+        if options:
+            raise SessionError(f"variant {variant.name} is an engine: options are for ONNX Runtime")
         from .device.trt import TrtBackend
 
         return TrtBackend.of(bundle, variant)
     from .device.ort import OrtBackend
 
-    return OrtBackend.of(bundle, variant, device, threads, accuracy_level)
+    return OrtBackend.of(bundle, variant, device, threads, accuracy_level, options)
 
 
 def _check_draft(bundle: Bundle, draft: Bundle) -> None:

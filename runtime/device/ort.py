@@ -19,6 +19,7 @@ from .cuda_libraries import load_libraries
 from .kv import KvRows
 from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
+from .ort_options import parted
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -64,8 +65,10 @@ class OrtBackend:
         accuracy_level: int = FASTEST_LEVEL,
         kv_layout: str = "static",
         memory: Memory | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         ort = _import(device)
+        entries, provider_options = parted(settings or {}, device)
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
@@ -83,7 +86,9 @@ class OrtBackend:
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            providers = [(PROVIDERS[device], SETTINGS[device])]
+            for key, value in entries.items():
+                options.add_session_config_entry(key, value)
+            providers = [(PROVIDERS[device], SETTINGS[device] | provider_options)]
             self._session = ort.InferenceSession(graph, options, providers=providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             raise SessionError(
@@ -109,9 +114,10 @@ class OrtBackend:
         device: str,
         threads: int | None,
         accuracy_level: int | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> OrtBackend:
         """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured
-        at.
+        at. `settings` are ONNX Runtime's own, as `parted` reads them.
         """
         if accuracy_level is not None and variant.precision not in LEVELED:
             raise SessionError(
@@ -126,7 +132,15 @@ class OrtBackend:
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
         backend = cls(
-            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout
+            graph,
+            variant.outputs,
+            model,
+            variant.kv_dtype,
+            device,
+            threads,
+            level,
+            variant.kv_layout,
+            settings=settings,
         )
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
