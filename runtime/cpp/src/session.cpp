@@ -13,6 +13,7 @@
 #include "decode/draft.hpp"
 #include "device/ort.hpp"
 #include "device/variants.hpp"
+#include "log.hpp"
 #include "machine.hpp"
 
 namespace mars {
@@ -86,23 +87,32 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
     const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
     const std::string name = chosen.name;
     std::unique_ptr<Backend> backend;
+    if (chosen.is_engine() && !options.options.empty())
+        throw SessionError("variant " + name + " is an engine: options are for ONNX Runtime");
     if (chosen.is_engine())
         backend = open_engine(bundle, chosen);
     else
-        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
+        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads, options.options, options.on_log);
+    note(options.on_log, LogLevel::info, path.string() + ": variant " + name + " on " + options.device);
     const std::string device = plain(options.device);
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, name, device, ""};
     const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
-    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads));
+    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads, options.options));
     if (budget > 0) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);
     } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
         opened.text_problem = error.what();
+        note(options.on_log, LogLevel::warning, opened.text_problem);
     }
+    for (const std::string& warning : opened.warnings) note(options.on_log, LogLevel::warning, warning);
     if (options.draft) {
-        opened.draft = open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt, 0}).opened_;
+        Options same = options;
+        same.variant = std::nullopt;
+        same.draft = std::nullopt;
+        same.cache_bytes = 0;
+        opened.draft = open(*options.draft, same).opened_;
         if (vocabulary_of(opened.bundle.manifest) != vocabulary_of(opened.draft->bundle.manifest))
             throw SessionError(options.draft->string() + ": the draft has another tokenizer than " + path.string() +
                                "; export both from checkpoints of one family");

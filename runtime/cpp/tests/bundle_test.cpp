@@ -79,9 +79,9 @@ struct Directory {
         write("manifest.sha256", hash_of(manifest.dump()) + "  manifest.json\n");
     }
 
-    std::string refusal(bool full = false) const {
+    std::string refusal(mars::Verify how = mars::Verify::once) const {
         try {
-            mars::open_bundle(path, full);
+            mars::open_bundle(path, how);
             return "";
         } catch (const mars::BundleError& error) {
             return error.what();
@@ -229,10 +229,14 @@ TEST_CASE("a bundle directory") {
     bundle.write_bundle();
     CHECK(bundle.refusal() == "");
     CHECK(bundle.refusal() == ""); // by its stamps
-    CHECK(bundle.refusal(true) == "");
+    CHECK(bundle.refusal(mars::Verify::always) == "");
+    CHECK(bundle.refusal(mars::Verify::never) == "");
 
     SUBCASE("a file of another content") {
         bundle.write("weights.bin", "content of weights.bim");
+        CHECK(says(bundle.refusal(), "weights.bin: its content does not match the manifest's sha256"));
+        CHECK(says(bundle.refusal(mars::Verify::always), "weights.bin: its content does not match the manifest's sha256"));
+        CHECK(bundle.refusal(mars::Verify::never) == ""); // and nothing of it is believed later
         CHECK(says(bundle.refusal(), "weights.bin: its content does not match the manifest's sha256"));
     }
     SUBCASE("files of another size, or missing, are all named") {
@@ -240,6 +244,8 @@ TEST_CASE("a bundle directory") {
         fs::remove(bundle.path / "model.onnx");
         CHECK(says(bundle.refusal(), "weights.bin: 5 bytes, the manifest says 22"));
         CHECK(says(bundle.refusal(), "model.onnx: missing"));
+        CHECK(says(bundle.refusal(mars::Verify::never), "weights.bin: 5 bytes, the manifest says 22"));
+        CHECK(says(bundle.refusal(mars::Verify::never), "model.onnx: missing"));
     }
     SUBCASE("a directory in a file's place") {
         fs::remove(bundle.path / "model.onnx");
@@ -302,7 +308,7 @@ TEST_CASE("a bundle directory") {
         forged["weights.bin"][3] = std::int64_t{state.st_ctim.tv_sec} * 1000000000 + state.st_ctim.tv_nsec;
         std::ofstream(file) << forged; // the user's own word, which is believed unless all is to be looked into
         CHECK(bundle.refusal() == "");
-        CHECK(says(bundle.refusal(true), "weights.bin: its content does not match"));
+        CHECK(says(bundle.refusal(mars::Verify::always), "weights.bin: its content does not match"));
     }
     SUBCASE("no place for stamps: all is hashed, nothing is written") {
         setenv("MARS_EXPORT_CACHE", "/dev/null/cache", 1);

@@ -1,7 +1,8 @@
-// What a request may ask for. Values are checked before they are used.
+// What a request may ask for, and words of a session. Values are checked before they are used.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +26,17 @@ constexpr std::int64_t full_window = -1; ///< the bundle's block
 MARS_API std::optional<std::int64_t> window_of(std::string_view text);
 
 constexpr double default_tau = 0.95; ///< of the paper's tables, where tau is wanted and not given
+
+/// Whether a bundle's files are hashed when it is opened: never, where an earlier start did not find them good, or always.
+///
+/// Presence, sizes and the manifest's own checksum are looked at in any case.
+enum class Verify { never, once, always };
+
+/// How much a line of the log matters.
+enum class LogLevel { debug, info, warning, error };
+
+/// Hears what a session has to say, one line at a time, from any thread. What it throws is dropped.
+using OnLog = std::function<void(LogLevel, std::string_view)>;
 
 /// Settings of one request.
 ///

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -95,11 +96,16 @@ class MARS_API Session {
         std::string device = "cpu";              ///< an execution provider's name; one that is missing is an error, never another
         std::optional<int> threads = {};         ///< compute threads; the backend's choice by default
         std::optional<std::string> variant = {}; ///< the first that runs here by default
-        bool verify = false;                     ///< hash all files even if they were found good before
+        Verify verify = Verify::once;            ///< whether files are hashed
         /// A smaller model's bundle with the same tokenizer, whose proposals exact mode verifies.
         std::optional<std::filesystem::path> draft = std::nullopt;
         /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
+        /// Of ONNX Runtime, by its own names: with a dot a session's ({"session.intra_op.allow_spinning", "0"}), without one the execution
+        /// provider's ({"device_id", "1"}). An engine takes none.
+        std::map<std::string, std::string> options = {};
+        /// Hears warnings, ONNX Runtime's among them, and what was opened. Silence by default.
+        OnLog on_log = nullptr;
     };
 
     /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.

@@ -122,11 +122,11 @@ struct Bundle {
     const Variant& variant(std::string_view name) const;
 };
 
-/// Open and check a bundle directory. `full` hashes every file even if it was found good before.
+/// Open and check a bundle directory; `how` says which files are hashed.
 ///
 /// Throws BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
 /// files that are missing, of the wrong size or of the wrong content.
-Bundle open_bundle(const std::filesystem::path& path, bool full = false);
+Bundle open_bundle(const std::filesystem::path& path, Verify how = Verify::once);
 
 /// Parse and check manifest text; throws BundleError that lists every wrong field.
 Manifest parse_manifest(std::string_view text, const std::string& where = "manifest.json");

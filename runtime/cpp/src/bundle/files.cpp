@@ -45,8 +45,8 @@ Json stamp(const struct stat& state, const FileEntry& entry) {
     return {entry.sha256, state.st_size, nanoseconds(state.st_mtim), nanoseconds(state.st_ctim), state.st_ino, state.st_dev};
 }
 
-/// What is wrong with a file, "" if nothing; a good file's stamp goes into `seen`.
-std::string problem(const fs::path& directory, const FileEntry& entry, const Json& stamps, Json& seen) {
+/// What is wrong with a file, "" if nothing; a good file's stamp goes into `seen`, if that is asked for.
+std::string problem(const fs::path& directory, const FileEntry& entry, const Json& stamps, Json* seen) {
     const fs::path path = directory / entry.path;
     std::error_code error;
     if (leads_out(path, directory)) return "a link that leads out of the bundle";
@@ -55,6 +55,7 @@ std::string problem(const fs::path& directory, const FileEntry& entry, const Jso
     if (!file.is_open()) return "not readable";
     if (file.state.st_size != entry.size)
         return std::to_string(file.state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
+    if (seen == nullptr) return "";
     const Json now = stamp(file.state, entry);
     const auto before = stamps.find(entry.path);
     if (before == stamps.end() || *before != now) {
@@ -62,7 +63,7 @@ std::string problem(const fs::path& directory, const FileEntry& entry, const Jso
         if (!found) return "not readable";
         if (*found != entry.sha256) return "its content does not match the manifest's sha256";
     }
-    seen[entry.path] = now;
+    (*seen)[entry.path] = now;
     return "";
 }
 
@@ -106,13 +107,13 @@ std::optional<std::string> read_file(const fs::path& path) {
     return content.str();
 }
 
-void verify(const fs::path& directory, const std::vector<FileEntry>& entries, bool full) {
-    const std::optional<fs::path> place = stamp_file(directory);
-    const Json stamps = full || !place ? Json::object() : read_stamps(*place);
+void verify(const fs::path& directory, const std::vector<FileEntry>& entries, Verify how) {
+    const std::optional<fs::path> place = how == Verify::never ? std::nullopt : stamp_file(directory);
+    const Json stamps = how == Verify::once && place ? read_stamps(*place) : Json::object();
     Json seen = Json::object();
     std::string problems;
     for (const FileEntry& entry : entries) {
-        const std::string found = problem(directory, entry, stamps, seen);
+        const std::string found = problem(directory, entry, stamps, how == Verify::never ? nullptr : &seen);
         if (!found.empty()) problems += "\n  " + entry.path + ": " + found;
     }
     if (!problems.empty())

@@ -39,7 +39,8 @@ std::optional<std::string> read_file(const std::filesystem::path& path);
 
 /// Check presence, links, sizes and hashes of all files; throws one BundleError that lists everything wrong.
 ///
-/// A file that was found good and whose stamp (size, times and inode) is that of then is not looked into again, unless `full`.
-void verify(const std::filesystem::path& directory, const std::vector<FileEntry>& entries, bool full);
+/// A file that was found good and whose stamp (size, times and inode) is that of then is hashed again only if `how` is always; if it is
+/// never, none is hashed, and none is remembered as good.
+void verify(const std::filesystem::path& directory, const std::vector<FileEntry>& entries, Verify how);
 
 } // namespace mars

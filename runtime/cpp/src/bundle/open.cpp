@@ -44,7 +44,7 @@ const Variant& Bundle::variant(std::string_view name) const {
     throw BundleError(path.string() + ": no variant `" + std::string(name) + "` (there are: " + known + ")");
 }
 
-Bundle open_bundle(const fs::path& path, bool full) {
+Bundle open_bundle(const fs::path& path, Verify how) {
     const fs::path file = path / "manifest.json";
     std::error_code error;
     if (!fs::is_regular_file(file, error)) {
@@ -59,7 +59,7 @@ Bundle open_bundle(const fs::path& path, bool full) {
     Bundle bundle{path, parse_manifest(*text, file.string())};
     if (!is_vouched_for(read_file(path / "manifest.sha256").value_or(""), *text))
         throw BundleError(path.string() + ": manifest.json does not match manifest.sha256; copy or export the bundle again");
-    verify(path, bundle.manifest.files, full);
+    verify(path, bundle.manifest.files, how);
     return bundle;
 }
 
