@@ -45,6 +45,7 @@ class SessionOptions(c.Structure):
         ("variant", c.c_char_p),
         ("draft", c.c_char_p),
         ("cache_bytes", c.c_int64),
+        ("safe", c.c_int32),
         ("option_names", c.POINTER(c.c_char_p)),
         ("option_values", c.POINTER(c.c_char_p)),
         ("num_options", c.c_size_t),

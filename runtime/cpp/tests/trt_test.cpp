@@ -8,9 +8,11 @@
 
 #include <doctest/doctest.h>
 
+#include <mars/batcher.hpp>
 #include <mars/errors.hpp>
 #include <mars/session.hpp>
 
+#include "answers.hpp"
 #include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
@@ -112,6 +114,18 @@ TEST_CASE("the loops accept what they accept elsewhere, with captured steps and 
                 }
 }
 
+TEST_CASE("an engine with top-k outputs has memory for them, and they stay there") {
+    for (const bool fixed : {false, true}) {
+        EngineShape shape;
+        shape.top_k = 5;
+        shape.fixed = fixed;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, false) == answers(reference, prompts, false));
+    }
+}
+
 TEST_CASE("only ids and confidences come back, in the stream's order") {
     const Made made;
     mars::TrtBackend backend = made.open();
@@ -206,6 +220,44 @@ TEST_CASE("ranges are chosen by shape") {
     CHECK(refused([&] { backend.step(*cache, 0, input(1, 17), false, output); }) ==
           "a step of 1 x 17 slots with 1 predictions is beyond this engine (decode: 1-3 x 1-7; prefill: 1-3 x 1-16; at most 4 "
           "predictions); build one with a larger --batch, --prefill or --block");
+}
+
+TEST_CASE("requests of a batcher are rows of one batch of the engine, and get what each gets alone") {
+    const Made made;
+    std::vector<Tokens> wanted;
+    {
+        auto backend = made.open();
+        for (const Tokens& prompt : prompts) wanted.push_back(answers(backend, {prompt}, false).front());
+    }
+    const mars::Session session =
+        mars::Opened::over(made.bundle, std::make_unique<mars::TrtBackend>(made.bundle, made.bundle.manifest.variants.front()));
+    session.set_cost({{1, 1e-4}, {64, 3e-4}});
+    mars::Limits limits;
+    limits.max_rows = 4;
+    CHECK(refused([&] { mars::Batcher(session, limits); }).find("4 rows, but this engine was built for at most 3") == 0);
+    limits.max_rows = 3;
+    mars::Batcher batcher(session, limits);
+    std::vector<mars::Request> requests;
+    for (int round = 0; round < 4; ++round)
+        for (const Tokens& prompt : prompts) {
+            mars::GenerationConfig config;
+            config.tau = 0.5;
+            config.max_new_tokens = 20;
+            config.window = mars::full_window;
+            config.eos_ids.emplace();
+            requests.push_back(batcher.submit(prompt, config));
+        }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        Tokens all = prompts[i % prompts.size()];
+        for (const std::int64_t token : requests[i].result(60.0).token_ids) all.push_back(token);
+        CHECK(all == wanted[i % prompts.size()]);
+    }
+    CHECK(batcher.close());
+    CHECK(batcher.counts().finished == 12);
+    std::int64_t widest = 0;
+    for (const stub::Bound* bound : stub::state().contexts)
+        if (bound != nullptr && bound->shapes.count("input_ids") > 0) widest = std::max(widest, bound->shapes.at("input_ids").front());
+    CHECK(widest == 3);
 }
 
 TEST_CASE("a captured step belongs to its rows and memory, and the oldest is forgotten") {
@@ -609,6 +661,18 @@ TEST_CASE("an engine whose tensors are not the manifest's is refused before anyt
     CHECK(refusal("present.1.value", "alias", "past_key_values.0.value") == names("present.1.value"));
     CHECK(refusal("token_ids", "name", "tokens") == names("token_ids, tokens"));
     CHECK(refusal("kv_length", "shape", {-1, -1}) == names("kv_length"));
+    const auto wide = [](const std::string& name, const char* what, const nlohmann::json& value) {
+        EngineShape top_k;
+        top_k.top_k = 5;
+        const Made made(top_k);
+        stub::state().tensors[name][what] = value;
+        return refused([&] { made.open(); });
+    };
+    CHECK(wide("topk_ids", "dtype", "float32") == names("topk_ids"));
+    CHECK(wide("topk_logprobs", "shape", {-1, -1}) == names("topk_logprobs"));
+    CHECK(wide("topk_logprobs", "shape", {-1, -1, 6}) == names("topk_logprobs"));
+    CHECK(wide("topk_ids", "shape", {-1, -1, -1}) == names("topk_ids"));
+    CHECK(wide("topk_ids", "shape", {-1, -1, 1001}) == names("topk_ids, topk_logprobs"));
     EngineShape shape;
     shape.kv_layout = "delta";
     const Made made(shape);

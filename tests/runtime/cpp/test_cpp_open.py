@@ -71,15 +71,16 @@ def test_the_log_hears_the_session_and_onnx_runtime(
         session.generate(PROMPT, max_new_tokens=4)
         assert lines[0] == ("info", f"{copied}: variant {session.info.variant.decode()} on cpu")
     lines.clear()
-    with pytest.raises(MarsStatusError):  # ONNX Runtime says why, the log hears it, nobody else does
+    with pytest.raises(MarsStatusError, match="CPU EP"):  # the log hears it, nobody else
         CSession(
             library,
             copied,
             threads=2,
-            options={"session.intra_op_thread_affinities": "nonsense"},
+            options={"session.disable_cpu_ep_fallback": "1"},  # on the CPU there is nothing else
             on_log=lambda *line: lines.append(line),
         )
-    assert [level for level, _ in lines] == ["error"] * len(lines)
+    assert [level for level, _ in lines] == ["error"]
+    assert "fallback to CPU EP has been explicitly disabled" in lines[0][1]
     assert capfd.readouterr() == ("", "")
 
 

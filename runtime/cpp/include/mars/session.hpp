@@ -59,13 +59,15 @@ struct Completion {
 
 /// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
 ///
-/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch.
+/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch. The first
+/// `verified` tokens had been proposed and held.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
+    std::int64_t verified = 0;
 };
 
 /// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.
@@ -73,6 +75,7 @@ using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
 class Conversation;
+class Batcher;
 struct Opened;
 struct Answers;
 
@@ -101,6 +104,8 @@ class MARS_API Session {
         std::optional<std::filesystem::path> draft = std::nullopt;
         /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
+        /// For a bundle that may be anybody's: all is hashed and nothing remembered, engines and prefixes are left alone, sizes are limited.
+        bool safe = false;
         /// Of ONNX Runtime, by its own names: with a dot a session's ({"session.intra_op.allow_spinning", "0"}), without one the execution
         /// provider's ({"device_id", "1"}). An engine takes none.
         std::map<std::string, std::string> options = {};
@@ -169,6 +174,7 @@ class MARS_API Session {
     std::int64_t max_capacity() const;
 
   private:
+    friend class Batcher;
     friend struct Opened;
     explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 

@@ -12,6 +12,7 @@
 
 #include <mars/errors.hpp>
 
+#include "bundle/held.hpp"
 #include "device/ort.hpp"
 #include "log.hpp"
 
@@ -21,6 +22,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
+constexpr int most_moves = 5;
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 
 void init_api() {
@@ -34,6 +36,23 @@ void init_api() {
 std::string first_line(const std::exception& error) {
     const std::string text = error.what();
     return text.substr(0, text.find('\n'));
+}
+
+std::string replaced(std::string text, const std::string& part, const std::string& with) {
+    for (std::size_t at = 0; part != with && (at = text.find(part, at)) != std::string::npos; at += with.size())
+        text.replace(at, part.size(), with);
+    return text;
+}
+
+/// A session. One that failed because the graph's directory got another name meanwhile is tried again: it is the same directory, and ONNX
+/// Runtime compares names.
+Ort::Session loaded(const Ort::Env& env, const std::filesystem::path& graph, const Ort::SessionOptions& options) {
+    for (int left = most_moves; left > 0; --left) try {
+            return Ort::Session(env, graph.c_str(), options);
+        } catch (const Ort::Exception& error) {
+            if (std::string_view(error.what()).find("escapes model directory") == std::string_view::npos) throw;
+        }
+    return Ort::Session(env, graph.c_str(), options);
 }
 
 std::string lower(std::string text) {
@@ -198,6 +217,7 @@ struct OrtBackend::Graph {
     std::int64_t max_capacity = 0, vocab_size = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
     bool on_cpu = true, is_firm = false;
+    Watched weights; // ONNX Runtime has them mapped
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
     OnLog on_log; // hears the session, to its end
     Ort::Env env{nullptr};
@@ -304,6 +324,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
             graph.past_names.push_back("past_key_values." + std::to_string(i) + kind);
             graph.present_names.push_back("present." + std::to_string(i) + kind);
         }
+    const std::filesystem::path place = bundle.place(variant.file);
     try {
         graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
         graph.memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
@@ -315,10 +336,13 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
                                 std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
         for (const auto& [name, value] : parts.entries) settings.AddConfigEntry(name.c_str(), value.c_str());
         append_provider(settings, provider, parts.of_provider);
-        graph.session = Ort::Session(graph.env, graph.file.c_str(), settings);
+        graph.session = loaded(graph.env, place, settings);
+        if (graph.on_cpu && variant.weights && bundle.held)
+            graph.weights = Watched(bundle.place(*variant.weights), bundle.path / *variant.weights);
         graph.check_signature();
     } catch (const Ort::Exception& error) {
-        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " + first_line(error));
+        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() +
+                           " cannot load the graph: " + replaced(first_line(error), place.parent_path().string(), bundle.path.string()));
     }
 }
 
@@ -340,6 +364,7 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     Graph& graph = *graph_;
     output.outputs = input.outputs;
     output.vocab_size = graph.vocab_size;
+    graph.weights.check();
     try {
         const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0};
         // Another device gets a copy of a host tensor when it is bound, so there the KV must be bound at every step.
