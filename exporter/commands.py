@@ -75,7 +75,7 @@ TopK = Annotated[
         min=0,
         metavar="K",
         help="Also output the K likeliest tokens (16 is plenty): what structured answers choose from where"
-        " the likeliest is not allowed. libmars does not read such bundles yet.",
+        " the likeliest is not allowed.",
     ),
 ]
 
@@ -249,6 +249,7 @@ def trt(
     ] = False,
     metrics: Metrics = False,
     logits: Logits = False,
+    top_k: TopK = 0,
     mask_token: MaskToken = None,
     tokenizer: TokenizerDirectory = None,
     tied: Tied = None,
@@ -303,7 +304,7 @@ def trt(
             written = output or Path("mars.bundle")
             graph = ExportOptions(
                 block=block or 8, precision=precision or "fp16", activations=activations, group=group,
-                search=search, head=head, embedding="float", metrics=metrics, logits=logits,
+                search=search, head=head, embedding="float", metrics=metrics, logits=logits, top_k=top_k,
                 allow_drift=allow_drift, oracle=not no_oracle, quantizer=quantizer,
                 calibration_text=calibration_text,
             )  # fmt: skip

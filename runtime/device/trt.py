@@ -18,7 +18,7 @@ from ..decode.backend import StepOutput
 from ..errors import SessionError
 from .cuda import Runs
 from .kv import KV_TYPES
-from .trt_engine import LoadedEngine
+from .trt_engine import IDS, LoadedEngine
 from .trt_memory import ALIGNMENT, KvMemory, Pool, TrtCache, per_slice
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .cuda import Device
 
 INPUTS = ("input_ids", "kv_length", "output_index")
+WIDE = ("topk_ids", "topk_logprobs", "logits")  # several values for each prediction
 MOST_GRAPHS = 64  # captured steps that are remembered; each holds an execution context
 
 
@@ -84,9 +85,11 @@ class TrtBackend:
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
         sizes = {"input_ids": rows * slots * 8, "kv_length": rows * 8}
         sizes |= dict.fromkeys(("output_index", "token_ids"), rows * outputs * 8)
-        sizes |= {name: rows * outputs * 4 for name in self.outputs if name not in ("token_ids", "logits")}
-        if "logits" in self.outputs:
-            sizes["logits"] = rows * outputs * model.vocab_size * 4
+        sizes |= {name: rows * outputs * 4 for name in self.outputs if name != "token_ids"}
+        self._widths = {name: engine.width(name) for name in WIDE if name in self.outputs}
+        sizes |= {
+            name: rows * outputs * width * (8 if name in IDS else 4) for name, width in self._widths.items()
+        }
         entry, heads, count = model.head_dim * self._item, model.num_kv_heads, len(self._suffixes)
         # What a `delta` engine gives, one tensor behind the other, of any step.
         runs = rows * heads + ALIGNMENT // gcd(ALIGNMENT, entry) - 1
@@ -337,10 +340,8 @@ class TrtBackend:
             self._device.copy_runs(target, source, fresh.pitch, heads, memory.count)
 
     def _fetch(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = np.empty(
-            (*shape, self._model.vocab_size) if name == "logits" else shape,
-            np.int64 if name == "token_ids" else np.float32,
-        )
+        wide = (*shape, self._widths[name]) if name in self._widths else shape
+        array = np.empty(wide, np.int64 if name in IDS else np.float32)
         self._device.download(array, self._buffers[name])
         return array
 

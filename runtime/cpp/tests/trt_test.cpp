@@ -114,6 +114,18 @@ TEST_CASE("the loops accept what they accept elsewhere, with captured steps and 
                 }
 }
 
+TEST_CASE("an engine with top-k outputs has memory for them, and they stay there") {
+    for (const bool fixed : {false, true}) {
+        EngineShape shape;
+        shape.top_k = 5;
+        shape.fixed = fixed;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, false) == answers(reference, prompts, false));
+    }
+}
+
 TEST_CASE("only ids and confidences come back, in the stream's order") {
     const Made made;
     mars::TrtBackend backend = made.open();
@@ -649,6 +661,18 @@ TEST_CASE("an engine whose tensors are not the manifest's is refused before anyt
     CHECK(refusal("present.1.value", "alias", "past_key_values.0.value") == names("present.1.value"));
     CHECK(refusal("token_ids", "name", "tokens") == names("token_ids, tokens"));
     CHECK(refusal("kv_length", "shape", {-1, -1}) == names("kv_length"));
+    const auto wide = [](const std::string& name, const char* what, const nlohmann::json& value) {
+        EngineShape top_k;
+        top_k.top_k = 5;
+        const Made made(top_k);
+        stub::state().tensors[name][what] = value;
+        return refused([&] { made.open(); });
+    };
+    CHECK(wide("topk_ids", "dtype", "float32") == names("topk_ids"));
+    CHECK(wide("topk_logprobs", "shape", {-1, -1}) == names("topk_logprobs"));
+    CHECK(wide("topk_logprobs", "shape", {-1, -1, 6}) == names("topk_logprobs"));
+    CHECK(wide("topk_ids", "shape", {-1, -1, -1}) == names("topk_ids"));
+    CHECK(wide("topk_ids", "shape", {-1, -1, 1001}) == names("topk_ids, topk_logprobs"));
     EngineShape shape;
     shape.kv_layout = "delta";
     const Made made(shape);

@@ -29,12 +29,18 @@ def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
 
 
 def build(
-    kv_layout: str = "static", *, fixed: bool = False, batch: int = 3, refuse: bool = False
+    kv_layout: str = "static",
+    *,
+    fixed: bool = False,
+    batch: int = 3,
+    refuse: bool = False,
+    top_k: int = 0,
 ) -> tuple[TrtBackend, FakeEngine, FakeDevice]:
     device = FakeDevice(refuse_capture=refuse)
     info = engine_info(batch, BLOCK, PREFILL, fixed=fixed)
-    engine = FakeEngine(device, info, predict, kv_layout == "static")
-    backend = TrtBackend(engine, engine_variant(info, CAPACITY, kv_layout, fixed=fixed), MODEL, device)  # type: ignore[arg-type]
+    engine = FakeEngine(device, info, predict, kv_layout == "static", top_k)
+    variant = engine_variant(info, CAPACITY, kv_layout, fixed=fixed, top_k=top_k > 0)
+    backend = TrtBackend(engine, variant, MODEL, device)  # type: ignore[arg-type]
     return backend, engine, device
 
 
@@ -92,6 +98,22 @@ def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
         assert kinds == ["upload", "upload", "upload", "execute", "download", "download", "synchronize"]
         assert sum(size for kind, size in device.events if kind == "download") <= 3 * BLOCK * 16
     assert device.launches == 2, "the first run prepares, the second is captured and replayed"
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
+@pytest.mark.parametrize("kv_layout", ["static", "delta"])
+def test_the_likeliest_tokens_come_back_for_each_prediction(kv_layout: str, fixed: bool) -> None:
+    backend, _, device = build(kv_layout, fixed=fixed, top_k=5)
+    cache = backend.new_cache(3)
+    ids, index = np.array([[8, 9], [7, 6]]), np.array([[1, 0], [0, 1]])
+    for _ in range(3):  # the last time from a captured step
+        got = backend.step(cache, 1, ids, np.zeros(2, np.int64), index, False)
+        assert got.topk_ids is not None and got.topk_logprobs is not None
+        assert got.topk_ids.dtype == np.int64 and got.topk_logprobs.dtype == np.float32
+        assert (got.topk_ids == got.token_ids[..., None] + np.arange(5)).all()
+        np.testing.assert_allclose(got.topk_logprobs[..., 0], np.log(got.confidence), rtol=1e-6)
+        assert got.topk_ids.shape == (2, 2, 5) and got.logits is None
+    assert device.launches > 0
 
 
 def test_memory_is_allocated_once() -> None:

@@ -69,6 +69,7 @@ typedef struct mars_session_options {
     const char* variant; /* NULL: the first that runs here */
     const char* draft;   /* a smaller model's bundle with the same tokenizer, whose proposals exact mode verifies; NULL: none */
     int64_t cache_bytes; /* for KV entries of what was read before; 0: keep none; MARS_CACHE_AUTO (default): a small share of free memory */
+    int32_t safe;        /* not 0: the bundle may be anybody's; all is hashed, no engine runs, sizes are limited (docs/security.md) */
 } mars_session_options;
 
 typedef struct mars_session_info {

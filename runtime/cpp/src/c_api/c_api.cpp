@@ -37,7 +37,7 @@ struct mars_conversation {
 
 namespace {
 
-const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr, nullptr, MARS_CACHE_AUTO};
+const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr, nullptr, MARS_CACHE_AUTO, 0};
 
 /// Ask in a conversation: `ask` sends or edits.
 template <typename Ask>
@@ -100,6 +100,7 @@ mars_status mars_session_open(const char* path, const mars_session_options* opti
         if (given.variant != nullptr) wanted.variant = given.variant;
         if (given.draft != nullptr) wanted.draft = given.draft;
         wanted.verify = given.verify != 0;
+        wanted.safe = given.safe != 0;
         if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
         *session = new mars_session(mars::Session::open(&needed(path, "path"), wanted));
     });

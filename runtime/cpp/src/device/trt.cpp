@@ -44,6 +44,9 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
     values.resize(static_cast<std::size_t>(rows * wanted * inner));
 }
 
+/// Whether an output has several values for each prediction.
+bool is_wide(const std::string& name) { return name == "logits" || name == "topk_ids" || name == "topk_logprobs"; }
+
 [[noreturn]] void disagree(const std::vector<std::string>& tensors) {
     std::string names;
     for (std::size_t i = 0; i < std::min(tensors.size(), std::size_t{6}); ++i) names += (names.empty() ? "" : ", ") + tensors[i];
@@ -71,9 +74,13 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
     const std::int64_t item = variant.kv_dtype == "float32" ? 4 : 2;
     std::map<std::string, std::size_t> sizes{{"input_ids", bytes({rows, slots, 8})}, {"kv_length", bytes({rows, 8})}};
     sizes["output_index"] = sizes["token_ids"] = bytes({rows, outputs, 8});
-    for (const std::string& name : outputs_)
-        if (name != "token_ids") sizes[name] = bytes({rows, outputs, 4, name == "logits" ? model_.vocab_size : 1});
     check_signature(variant.kv_dtype);
+    std::map<std::string, std::int64_t> widths;
+    for (const EngineTensor& tensor : engine_->tensors())
+        if (is_wide(tensor.name)) widths[tensor.name] = tensor.shape.back();
+    // What a grammar chooses from, topk_ids and topk_logprobs, is computed by every step and stays on the device.
+    for (const std::string& name : outputs_)
+        if (name != "token_ids") sizes[name] = bytes({rows, outputs, name == "topk_ids" ? 8 : 4, is_wide(name) ? widths.at(name) : 1});
     // As many rows as any request can have; those that fill a step up lie behind the last.
     pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
     for (const auto& [name, size] : sizes) buffers_[name] = pool_->device.allocate(size);
@@ -106,14 +113,17 @@ void TrtBackend::check_signature(const std::string& kv_dtype) const {
     };
     std::map<std::string, Expected> wanted{{"kv_length", {"int64", "", {-1}}}};
     for (const char* name : {"input_ids", "output_index"}) wanted[name] = {"int64", "", {-1, -1}};
-    for (const std::string& name : outputs_) wanted[name] = {name == "token_ids" ? "int64" : "float32", "", {-1, -1}};
-    if (const auto logits = wanted.find("logits"); logits != wanted.end()) logits->second.shape.push_back(model_.vocab_size);
+    for (const std::string& name : outputs_) {
+        wanted[name] = {name == "token_ids" || name == "topk_ids" ? "int64" : "float32", "", {-1, -1}};
+        if (is_wide(name)) wanted[name].shape.push_back(name == "logits" ? model_.vocab_size : -1);
+    }
     for (const std::string& suffix : suffixes_) {
         const std::string past = "past_key_values." + suffix;
         wanted[past] = {kv_dtype, "", {-1, model_.num_kv_heads, capacity_, model_.head_dim}};
         wanted["present." + suffix] = {kv_dtype, in_place_ ? past : "", {-1, model_.num_kv_heads, -1, model_.head_dim}};
     }
     std::set<std::string> odd;
+    std::int64_t most = 0; // of a top-k
     for (const EngineTensor& tensor : engine_->tensors()) {
         const auto at = wanted.find(tensor.name);
         if (at == wanted.end()) {
@@ -124,6 +134,12 @@ void TrtBackend::check_signature(const std::string& kv_dtype) const {
         const auto fits = [](std::int64_t has, std::int64_t wants) { return has < 0 || wants < 0 || has == wants; };
         const bool same = std::equal(tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end(), fits);
         if (tensor.dtype != dtype || !same || (!tensor.alias.empty() && tensor.alias != alias)) odd.insert(tensor.name);
+        if (same && is_wide(tensor.name)) {
+            const std::int64_t width = tensor.shape.back();
+            const bool is_top_k = tensor.name != "logits";
+            if (width < 1 || width > model_.vocab_size || (is_top_k && most > 0 && width != most)) odd.insert(tensor.name);
+            if (is_top_k) most = width;
+        }
         wanted.erase(at);
     }
     for (const auto& missing : wanted) odd.insert(missing.first);

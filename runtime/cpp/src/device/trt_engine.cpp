@@ -190,7 +190,7 @@ struct LoadedEngine::Loaded {
 
 LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant) : loaded_(std::make_unique<Loaded>()) {
     const std::filesystem::path path = bundle.path / variant.file;
-    const std::optional<std::string> data = read_file(path);
+    const std::optional<std::string> data = read_file(bundle.place(variant.file));
     if (!data) throw BundleError(path.string() + ": not readable; copy or build the bundle again");
     Loaded& loaded = *loaded_;
     loaded.runtime.reset(nvinfer1::createInferRuntime(loaded.logger));
