@@ -107,7 +107,11 @@ class Service {
         };
         try {
             if (path == "/health")
-                answer("GET", [&] { exchange.respond(200, line({{"status", "ok"}, {"tokens", tokens_.load()}})); });
+                answer("GET", [&] {
+                    // A GPU that has failed for good answers nobody in this process any more: who watches starts it again.
+                    const char* status = is_lost_ ? "failed" : "ok";
+                    exchange.respond(is_lost_ ? 503 : 200, line({{"status", status}, {"tokens", tokens_.load()}}));
+                });
             else if (path == "/v1/models")
                 answer("GET", [&] { exchange.respond(200, line(openai::models(session_, name_, began_))); });
             else if (path == "/v1/chat/completions")
@@ -132,7 +136,8 @@ class Service {
     }
 
     /// Whose fault it is that there is no answer: the request's, that of what there is of memory now, or ours.
-    static int status_of(const std::exception& error) {
+    int status_of(const std::exception& error) {
+        if (dynamic_cast<const mars::DeviceLost*>(&error) != nullptr && !is_lost_.exchange(true)) std::cerr << error.what() << std::endl;
         if (dynamic_cast<const mars::MemoryError*>(&error) != nullptr || dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return 503;
         if (dynamic_cast<const mars::DeviceError*>(&error) != nullptr) return 500;
         return dynamic_cast<const mars::SessionError*>(&error) != nullptr ? 400 : 500;
@@ -299,7 +304,7 @@ class Service {
     const openai::Limits chat_limits_;
     const std::int64_t began_ =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-    std::atomic<bool> stopping_{false};
+    std::atomic<bool> stopping_{false}, is_lost_{false};
     std::atomic<std::uint64_t> tokens_{0}; // generated so far, of all answers
     std::mutex mutex_;
     std::mt19937_64 random_{std::random_device{}()};
@@ -311,8 +316,8 @@ class Service {
 } // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 2 || argc > 4) {
-        std::cerr << "usage: service BUNDLE [PORT [THREADS]]\n";
+    if (argc < 2 || argc > 5) {
+        std::cerr << "usage: service BUNDLE [PORT [THREADS [DEVICE]]]\n";
         return 2;
     }
     // Signals are taken by one thread that waits for them, so that stopping runs as ordinary code.
@@ -324,7 +329,8 @@ int main(int argc, char** argv) {
     try {
         const int port = argc >= 3 ? std::stoi(argv[2]) : 8080;
         mars::Session::Options options;
-        if (argc == 4) options.threads = std::stoi(argv[3]);
+        if (argc >= 4) options.threads = std::stoi(argv[3]);
+        if (argc == 5) options.device = argv[4];
         mars::Session session = mars::Session::open(argv[1], options);
         for (const std::string& warning : session.warnings()) std::cerr << "warning: " << warning << "\n";
         Service service(std::move(session), name_of(argv[1]));
