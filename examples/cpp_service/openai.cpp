@@ -164,8 +164,9 @@ std::vector<mars::Prompt> prompts_of(const std::optional<Json>& value, const Lim
         else
             wrong("prompt", what, each);
     }
-    const bool is_one_kind =
-        std::all_of(prompts.begin(), prompts.end(), [&](const mars::Prompt& each) { return each.index() == prompts.front().index(); });
+    const auto is_text = [](const mars::Prompt& each) { return each.text() != nullptr; };
+    const auto num_texts = std::count_if(prompts.begin(), prompts.end(), is_text);
+    const bool is_one_kind = num_texts == 0 || static_cast<std::size_t>(num_texts) == prompts.size();
     if (prompts.empty() || !is_one_kind) wrong("prompt", what, *value);
     return prompts;
 }

@@ -13,6 +13,7 @@
 #include <mars/errors.hpp>
 
 #include "bundle/held.hpp"
+#include "device/lost.hpp"
 #include "device/ort.hpp"
 #include "log.hpp"
 
@@ -382,8 +383,10 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         graph.run_time += (std::chrono::steady_clock::now() - begun).count();
     } catch (const Ort::Exception& error) {
         if (memory.is_interrupted) throw Interrupted("the answer was ended inside a step");
-        throw DeviceError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
-                          " slots: " + first_line(error));
+        const std::string what = "ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
+                                 " slots: " + first_line(error);
+        if (is_lasting(error.what())) throw DeviceLost(what + lost_advice);
+        throw DeviceError(what);
     }
 }
 
