@@ -142,6 +142,12 @@ Regex = Annotated[str | None, typer.Option("--regex", help="The answer matches t
 Choice = Annotated[
     list[str] | None, typer.Option("--choice", help="The answer is one of these; given several times.")
 ]
+Grammar = Annotated[
+    str | None,
+    typer.Option(
+        help="The answer follows this grammar, which is kept in the bundle (`mars-export grammar`)."
+    ),
+]
 Tools = Annotated[
     Path | None,
     typer.Option(
@@ -183,6 +189,7 @@ def generate(
     regex: Regex = None,
     choice: Choice = None,
     tools: Tools = None,
+    grammar: Grammar = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
     cache_block: Annotated[
         int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")
@@ -205,7 +212,7 @@ def generate(
 
     config = GenerationConfig(
         schema=_json_file(schema), regex=regex, choice=tuple(choice) if choice else None,
-        tools=_json_file(tools),
+        tools=_json_file(tools), grammar=grammar,
         max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()),
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
@@ -263,6 +270,7 @@ def chat(
     schema: Schema = None,
     regex: Regex = None,
     choice: Choice = None,
+    grammar: Grammar = None,
     device: Device = "cpu",
     variant: VariantName = None,
     threads: Threads = None,
@@ -285,7 +293,8 @@ def chat(
 
     config = GenerationConfig(
         schema=_json_file(schema), regex=regex, choice=tuple(choice) if choice else None,
-        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature,
+        grammar=grammar, max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup,
+        temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""What requests may ask of the form of an answer, compiled once and stored in a bundle. Knows no command and no
-model.
+"""What requests may ask of the form of an answer, compiled once and stored in a bundle. Knows no command and
+no model.
 """
 
 from __future__ import annotations

@@ -312,8 +312,8 @@ class Session:
         outputs = self.backend.outputs
         if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
             raise SessionError(
-                "schema, regex, choice, tools and grammar need a bundle exported with --top-k 16 or --logits: where"
-                " the likeliest token is not allowed, another must be chosen"
+                "schema, regex, choice, tools and grammar need a bundle exported with --top-k 16 or --logits:"
+                " where the likeliest token is not allowed, another must be chosen"
             )
         eos_ids = manifest.tokens.eos if config.eos_ids is None else config.eos_ids
         return Guide(matcher, eos_ids, "logits" in outputs, manifest.block - 1)
@@ -383,7 +383,7 @@ class Session:
         if config.needs_logits and "logits" not in outputs:
             raise SessionError("temperature and repetition_penalty need a bundle exported with --logits")
         if config.is_structured and self.text is None:
-            raise SessionError("schema, regex, choice and tools need a bundle with a tokenizer")
+            raise SessionError("schema, regex, choice, tools and grammar need a bundle with a tokenizer")
         if config.stop and self.text is None:
             raise SessionError("stop strings need a bundle with a tokenizer")
         if config.exact and self.variant.is_engine:

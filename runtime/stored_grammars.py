@@ -1,7 +1,7 @@
 """Grammars of the bundle at work: automata over bytes, asked in tokens, as the grammar library is.
 
-Knows files of bundles and the tokenizer's vocabulary; what is forced, and how it is written, runtime/grammar.py
-decides for both.
+Knows files of bundles and the tokenizer's vocabulary; what is forced, and how it is written,
+runtime/grammar.py decides for both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoredGrammars:
 
 
 class Vocabulary:
-    """The tokens of a tokenizer as bytes; special ones have none, as nothing that is written may hold them."""
+    """The tokens of a tokenizer as bytes; special ones have none: nothing that is written may hold them."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = _within_a_text(tokenizer)
@@ -133,6 +133,7 @@ class Walk:
         self._keys = table[:, 0] * 256 + table[:, 1]
         self._last, self._targets = table[:, 0] * 256 + table[:, 2], table[:, 3]
         self._masks: OrderedDict[int, bytes] = OrderedDict()
+        self._forced: OrderedDict[tuple[int, int | None], tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def bits(self, state: int) -> bytes:
@@ -175,6 +176,39 @@ class Walk:
             state = only[1]
         return bytes(data), state
 
+    def forced_tokens(self, state: int, last: int | None) -> list[int]:
+        """These bytes as they are written behind the token `last`, if that changes nothing in it."""
+        with self._lock:
+            if (state, last) in self._forced:
+                self._forced.move_to_end((state, last))
+                return list(self._forced[state, last])
+        data, end = self.forced(state)
+        tokens: list[int] = []
+        if data and last is not None:
+            tokens = self.vocabulary.tokenize_bytes(self.vocabulary.texts[last] + data)
+            tokens = tokens[1:] if tokens[:1] == [last] else []
+        if data:
+            tokens = self._chopped(tokens or self.vocabulary.tokenize_bytes(data), end)
+        with self._lock:
+            self._forced[state, last] = tuple(tokens)
+            while len(self._forced) > MOST_MASKS:
+                self._forced.popitem(last=False)
+        return tokens
+
+    def _chopped(self, tokens: list[int], state: int) -> list[int]:
+        """Without those at the end that a longer token may replace, where `state` lies behind them."""
+        vocabulary = self.vocabulary
+        end = vocabulary.decode_bytes(tokens[-LOOK_BACK:])[-vocabulary.longest :]
+        for i in range(len(end)):
+            behind = vocabulary.extensions(end[i:])
+            if any(self.automaton.walk(more, state) is not None for more in behind):
+                length = 0
+                for num, token in enumerate(reversed(tokens), 1):
+                    length += len(vocabulary.texts[token])
+                    if length >= len(end) - i:
+                        return tokens[:-num]
+        return tokens
+
 
 class Walker:
     """One answer's state in an automaton, with the words of the grammar library's matcher."""
@@ -189,28 +223,7 @@ class Walker:
 
     def compute_ff_tokens(self) -> list[int]:
         """The forced bytes as tokens, without those at the end that a longer token may replace."""
-        data, state = self._walk.forced(self._state)
-        if not data:
-            return []
-        vocabulary = self._walk.vocabulary
-        if self._last is not None:
-            tokens = vocabulary.tokenize_bytes(vocabulary.texts[self._last] + data)
-            if tokens[:1] == [self._last]:
-                return self._chopped(tokens[1:], state)
-        return self._chopped(vocabulary.tokenize_bytes(data), state)
-
-    def _chopped(self, tokens: list[int], state: int) -> list[int]:
-        vocabulary = self._walk.vocabulary
-        end = vocabulary.decode_bytes(tokens[-LOOK_BACK:])[-vocabulary.longest :]
-        for i in range(len(end)):
-            behind = vocabulary.extensions(end[i:])
-            if any(self._walk.automaton.walk(more, state) is not None for more in behind):
-                length = 0
-                for num, token in enumerate(reversed(tokens), 1):
-                    length += len(vocabulary.texts[token])
-                    if length >= len(end) - i:
-                        return tokens[:-num]
-        return tokens
+        return self._walk.forced_tokens(self._state, self._last)
 
     def compute_bitmask(self) -> bytes:
         return self._walk.bits(self._state)

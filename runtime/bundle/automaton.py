@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,7 @@ def parsed(content: bytes, where: str) -> Automaton:
     ends = frozenset(np.flatnonzero(bits[:states]).tolist())
     each = list(zip(low.tolist(), high.tolist(), target.tolist(), strict=True))
     bounds = first.tolist()
-    found = Automaton(tuple(tuple(each[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)), ends)
+    found = Automaton(tuple(tuple(each[a:b]) for a, b in pairwise(bounds)), ends)
     if not _ends_everywhere(found):
         raise wrong("there are states from which no answer can end")
     return found

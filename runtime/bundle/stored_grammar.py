@@ -19,7 +19,7 @@ KINDS = ("schema", "tools", "regex", "choice")
 
 @dataclass(frozen=True, slots=True)
 class StoredGrammar:
-    """`kind`: what it was compiled from. It is of bytes, so that any variant and any tokenizer may follow it."""
+    """`kind`: what it was compiled from. It is of bytes: any variant and any tokenizer may follow it."""
 
     name: str
     file: str

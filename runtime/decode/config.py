@@ -33,8 +33,9 @@ class GenerationConfig:
 
     At most one of these says what the answer must look like (docs/structured.md): schema: a JSON schema, as
     text or as a mapping; regex; choice: one of these strings; tools: functions in OpenAI's form, as text or
-    as a list, of which the answer is calls. Schema and tools become JSON text here. grammar: the name of one
-    that is kept in the bundle (`mars-export grammar`). separators: between the items of a JSON answer, and behind a key, with no other white space; None for the model's own habit.
+    as a list, of which the answer is calls; grammar: the name of one that is kept in the bundle (`mars-export
+    grammar`). Schema and tools become JSON text here. separators: between the items of a JSON answer, and
+    behind a key, with no other white space; None for the model's own habit.
 
     Raises SessionError that lists every value out of range.
     """
@@ -130,7 +131,9 @@ class GenerationConfig:
     @property
     def is_structured(self) -> bool:
         """Whether a grammar decides what the answer may look like."""
-        return any(part is not None for part in (self.schema, self.regex, self.choice, self.tools, self.grammar))
+        return any(
+            part is not None for part in (self.schema, self.regex, self.choice, self.tools, self.grammar)
+        )
 
     @property
     def one_token(self) -> bool:

@@ -1,5 +1,5 @@
-"""A deterministic automaton over bytes, the smallest of its language: built from an expression, walked byte by
-byte. Knows no tokens.
+"""A deterministic automaton over bytes, the smallest of its language: built from an expression, walked byte
+by byte. Knows no tokens.
 """
 
 from __future__ import annotations

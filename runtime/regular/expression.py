@@ -1,5 +1,5 @@
-"""What a regular language is built from: texts, characters, sequences, choices, repetitions. Knows no schema and
-no automaton.
+"""What a regular language is built from: texts, characters, sequences, choices, repetitions. Knows no schema
+and no automaton.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class _Reader:
 
 
 def pattern_expression(source: str) -> Expression:
-    """The texts that a regular expression matches from end to end. Raises SessionError that names the rest."""
+    """The texts that a regular expression matches as a whole. Raises SessionError that names the rest."""
     reader = _Reader(source)
     found = reader.choice()
     if reader.next():

@@ -101,11 +101,11 @@ class Schemas:
             return text(f"{Decimal(repr(value)):f}".removesuffix(".0"))
         return text(json.dumps(value))
 
-    def _combined(
-        self, keyword: str, schema: Mapping[str, Any], keys: set[str], where: str
-    ) -> Expression:
+    def _combined(self, keyword: str, schema: Mapping[str, Any], keys: set[str], where: str) -> Expression:
         """A schema that another keyword than `type` decides."""
-        if beside := keys - {keyword, "type"} or (keys - {keyword} if keyword in ("$ref", "anyOf") else set()):
+        if beside := keys - {keyword, "type"} or (
+            keys - {keyword} if keyword in ("$ref", "anyOf") else set()
+        ):
             raise _beyond(where, f"{_names(beside)} beside `{keyword}`")
         value = schema[keyword]
         if keyword == "$ref":
@@ -313,6 +313,6 @@ def _names(keys: set[str]) -> str:
 
 def _beyond(where: str, what: str) -> SessionError:
     return SessionError(
-        f"{where[:200]}: {what}: not in what a stored grammar can say (docs/structured.md lists it); change the"
-        " schema, or give it with each request"
+        f"{where[:200]}: {what}: not in what a stored grammar can say (docs/structured.md lists it); change"
+        " the schema, or give it with each request"
     )

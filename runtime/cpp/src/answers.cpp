@@ -30,6 +30,9 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
         answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), ids, configs[i], manifest.tokens.eos, stop, session_->hopes,
                                            session_->new_draft(configs[i]));
         answer.row->stats.began = began;
+        answer.row->guide = session_->new_guide(configs[i]);
+        if (answer.row->guide && commit.kind == Commit::Kind::block)
+            throw SessionError("a grammar needs cursor commit; leave block commit out");
         answer.row->stem = session_->new_stem(prompts[i], ids, configs[i].cache_salt, system);
         rows.push_back(answer.row.get());
         answers_.push_back(std::move(answer));
