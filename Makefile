@@ -10,7 +10,7 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test browser cpp cpp-aarch64 attack gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check format lint types test browser cpp cpp-aarch64 python-aarch64 attack gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
@@ -53,6 +53,11 @@ cpp: $(VENV)/.installed
 cpp-aarch64: $(VENV)/.installed
 	runtime/cpp/setup.sh $(BIN)/python && runtime/cpp/setup_aarch64.sh $(BIN)/python
 	cd runtime/cpp && cmake --preset aarch64 && cmake --build --preset aarch64 && ctest --preset aarch64
+
+# The Python package for 64-bit Arm: the wheel and its dependencies in Debian's Python, run by qemu-user on a bundle.
+python-aarch64: $(VENV)/.installed
+	[ -d build/aarch64.bundle ] || $(BIN)/mars-export onnx -o build/aarch64.bundle --precision w8a8
+	tests/runtime/aarch64.sh $(BIN)/python build/aarch64.bundle
 
 cpp-%:
 	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* $(if $(filter release,$*),,--parallel 1) && ctest --preset $*

@@ -48,7 +48,7 @@ def write_merged(target: Path) -> None:
             json.dumps({"eos_token_id": list(ends), "do_sample": False}), encoding="utf-8"
         )
         for name in TOKENIZER_FILES:
-            source = next(d / name for d in (embedded.ADAPTER, base) if (d / name).is_file())
+            source = next(d / name for d in (embedded.adapter_directory(), base) if (d / name).is_file())
             shutil.copyfile(source, made / name)
         os.rename(made, target)
 

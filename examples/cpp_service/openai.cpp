@@ -386,33 +386,14 @@ Json Reply::usage(const mars::Completion& done, std::optional<double> tau) const
     return made;
 }
 
-std::vector<std::string> valid_profiles(const mars::Session& session) {
-    std::set<std::string> names;
-    for (const mars::Profile& profile : session.bundle().manifest.profiles) {
-        try {
-            session.config_of_profile(profile.name);
-            names.insert(profile.name);
-        } catch (const mars::SessionError&) { // stale
-        }
-    }
-    return {names.begin(), names.end()};
-}
-
 Json models(const mars::Session& session, const std::string& name, std::int64_t created) {
-    const mars::Variant& variant = session.variant();
-    const std::vector<std::string> profiles = valid_profiles(session);
-    const bool samples = std::count(variant.outputs.begin(), variant.outputs.end(), "logits") > 0;
-    const Json mars{{"block", session.bundle().manifest.block},
-                    {"precision", variant.precision},
-                    {"context", session.max_capacity()},
-                    {"profiles", profiles},
-                    {"sampling", samples},
-                    {"structured", false},
-                    {"variant", variant.name},
-                    {"backend", variant.backend}};
+    const mars::SessionInfo info = session.info();
+    const bool samples = std::count(info.outputs.begin(), info.outputs.end(), "logits") > 0;
+    const Json mars{{"block", info.block}, {"precision", info.precision}, {"context", info.context_length}, {"profiles", info.profiles},
+                    {"sampling", samples}, {"structured", false},         {"variant", info.variant},        {"backend", info.backend}};
     Json list = Json::array();
     std::vector<std::string> names{name};
-    for (const std::string& profile : profiles) names.push_back(name + ":" + profile);
+    for (const std::string& profile : info.profiles) names.push_back(name + ":" + profile);
     for (const std::string& each : names)
         list.push_back({{"id", each}, {"object", "model"}, {"created", created}, {"owned_by", "mars-export"}, {"mars", mars}});
     return {{"object", "list"}, {"data", std::move(list)}};

@@ -112,9 +112,6 @@ class Reply {
 /// What /v1/models lists of a bundle: its name, and its name with each profile that holds.
 Json models(const mars::Session& session, const std::string& name, std::int64_t created);
 
-/// The profiles of a bundle that may be used.
-std::vector<std::string> valid_profiles(const mars::Session& session);
-
 std::string text_of(const Json& value);
 
 } // namespace openai

@@ -167,7 +167,7 @@ class Service {
     /// The model and the profile that a request names, and what they set.
     void choose(openai::Chat& asked) const {
         const std::string model = asked.model.value_or(name_);
-        const std::vector<std::string> profiles = openai::valid_profiles(session_);
+        const std::vector<std::string> profiles = session_.info().profiles;
         for (const std::string& each : profiles)
             if (model == name_ + ":" + each) {
                 if (asked.names_knob || (asked.profile && *asked.profile != each))

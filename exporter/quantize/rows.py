@@ -18,10 +18,8 @@ from tokenizers import Tokenizer
 
 from ...runtime.errors import ExportError, MarsError, listed
 from ...runtime.text import Text
-from ..checkpoint import default
 from ..checkpoint.open import Checkpoint
 
-BUILT_IN = default.ADAPTER / "calibration.jsonl"  # for the default checkpoint
 SUFFIXES = (".jsonl", ".txt")
 LARGEST_FILE = 64_000_000  # bytes
 SEQUENCES, LONGEST, MOST_TOKENS = 256, 512, 32_768  # at most; a sequence keeps its end

@@ -26,7 +26,7 @@ from mars_export.exporter.quantize import layers
 from mars_export.exporter.quantize.choice import choose_quantizer
 from mars_export.exporter.quantize.gptq import Moments, choose_codes
 from mars_export.exporter.quantize.layers import TOKENS_AT_ONCE, CalibratedTensors
-from mars_export.exporter.quantize.rows import BUILT_IN, LONGEST, SEQUENCES, read_text
+from mars_export.exporter.quantize.rows import LONGEST, SEQUENCES, read_text
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle.manifest import open_bundle
 from mars_export.runtime.errors import ExportError
@@ -341,7 +341,10 @@ def test_what_is_chosen_when_nothing_is_said(checkpoint: Checkpoint, tmp_path: P
 
     assert choose_quantizer(ours, None) is None
     assert (
-        chosen(ours, four) == chosen(ours, four, "gptq") == chosen(ours, eight, "gptq") == ("gptq", BUILT_IN)
+        chosen(ours, four)
+        == chosen(ours, four, "gptq")
+        == chosen(ours, eight, "gptq")
+        == ("gptq", default.calibration_text())
     )
     assert chosen(ours, eight) == chosen(checkpoint, eight) == chosen(ours, four, "round") == ("round", None)
     assert chosen(checkpoint, four, "auto", rows) == chosen(checkpoint, eight, "auto", rows) == ("gptq", rows)
@@ -384,7 +387,7 @@ def test_the_built_in_rows_are_of_the_calibration_splits() -> None:
         return {json.dumps(json.loads(line)["messages"]) for line in path.read_text().splitlines()}
 
     data, example = ROOT / "calibration" / "tasks" / "data", ROOT / "examples" / "default-checkpoint" / "data"
-    ours = prompts(BUILT_IN)
+    ours = prompts(default.calibration_text())
     known = set().union(
         *map(prompts, data.glob("*.calibration.jsonl")), prompts(example / "chat.calibration.jsonl")
     )

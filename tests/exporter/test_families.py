@@ -17,6 +17,7 @@ import pytest
 from support import families, tiny
 from support.families import FAMILIES, FULL, LONGROPE, SLIDING, judge
 from support.graphs import KEPT, TOKENS, forward
+from support.missing import need
 from support.oracle import Oracle
 
 from mars_export.exporter.check import reference
@@ -319,7 +320,9 @@ def test_a_bd3lm_checkpoint_is_known_by_its_name_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["phi3", "gemma3", "hunyuan"])
 def test_adapters_of_a_family_are_peft_s(name: str, written: Callable[[str], Path], tmp_path: Path) -> None:
     """LoRA on every Linear map, fused ones too: the second opinion compares the merged graph with peft."""
-    peft = pytest.importorskip("peft")
+    need("peft", "export")
+    import peft
+
     base = written(name)
     model = peft.get_peft_model(
         tiny.load(FAMILIES[name], base),

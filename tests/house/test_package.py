@@ -15,6 +15,7 @@ from support.missing import need
 from support.paths import ROOT
 
 import mars_export
+from mars_export.exporter.checkpoint import default
 from mars_export.runtime import Engine
 
 NAMES = {"Session", "Batcher", "GenerationConfig", "Limits", "Completion", "Event"}
@@ -54,7 +55,9 @@ def test_python_m_and_the_version() -> None:
 
 def test_one_version() -> None:
     cmake = (ROOT / "runtime" / "cpp" / "CMakeLists.txt").read_text(encoding="utf-8")
+    data = tomllib.loads((ROOT / "exporter" / "default" / "pyproject.toml").read_text(encoding="utf-8"))
     assert f"project(mars VERSION {mars_export.__version__} " in cmake
+    assert data["project"]["version"] == mars_export.__version__
 
 
 def test_every_room_is_packaged() -> None:
@@ -90,4 +93,26 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     # Without an __init__.py: the namespace is optimum's (PEP 420).
     assert lent == {"optimum/commands/register/register_mars.py"}
     meant.remove("exporter/optimum/register_mars.py")
+    meant -= {name for name in meant if name.startswith("exporter/default/")}  # a package of its own
     assert packed == meant | {"__init__.py", "__main__.py", "cli.py", "py.typed"}
+
+
+def test_the_default_adapter_is_a_package_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("setuptools", "dev")
+    folder = tmp_path / "default"
+    shutil.copytree(default.IN_CLONE, folder, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=folder, capture_output=True, check=True)
+    (file,) = (folder / "dist").glob(f"mars_export_default-{mars_export.__version__}-*.whl")
+    with zipfile.ZipFile(file) as wheel:
+        wheel.extractall(tmp_path / "site")
+    monkeypatch.setattr(default, "IN_CLONE", tmp_path / "nowhere")
+    with pytest.raises(mars_export.CheckpointError, match=r"pip install \./exporter/default"):
+        default.adapter_directory()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    installed = tmp_path / "site" / default.PACKAGE
+    assert default.adapter_directory() == installed
+    assert default.is_embedded(installed)
+    assert default.calibration_text().is_file()
+    here = {path.name for path in (ROOT / "exporter" / "default").iterdir() if path.is_file()}
+    assert {path.name for path in installed.iterdir()} == here - {"pyproject.toml"}

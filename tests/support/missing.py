@@ -20,5 +20,9 @@ def lacking(message: str) -> NoReturn:
 
 def need(module: str, extra: str) -> None:
     """The test, or the whole test module, needs `module`, which the extra `extra` installs."""
-    if find_spec(module) is None:
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:  # a package above it is not there
+        found = None
+    if found is None:
         lacking(f"{module} is not installed: pip install 'mars-export[{extra}]'")

@@ -2,9 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
+#include "bundle/bundle.hpp"
 #include "deep.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

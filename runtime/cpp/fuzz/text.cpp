@@ -1,4 +1,6 @@
 // Any bytes as a text, a stream of tokens and stop strings: whole characters, the same text again, no crash.
+#include "text/text.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include <mars/errors.hpp>
-#include <mars/text.hpp>
 
 #include "../tests/small_tokenizer.hpp"
 #include "utf8.hpp"

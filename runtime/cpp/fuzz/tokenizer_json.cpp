@@ -5,9 +5,9 @@
 #include <string_view>
 
 #include <mars/errors.hpp>
-#include <mars/text.hpp>
 
 #include "deep.hpp"
+#include "text/text.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The acceptance rules: twenty lines that decide.
-#include <algorithm>
+#include "accept.hpp"
 
-#include <mars/accept.hpp>
+#include <algorithm>
 
 namespace mars {
 
@@ -12,18 +12,6 @@ bool is_one_of(std::int64_t token, const std::vector<std::int64_t>& tokens) {
 }
 
 } // namespace
-
-std::string_view to_string(Metric metric) {
-    switch (metric) {
-    case Metric::margin:
-        return "margin";
-    case Metric::entropy:
-        return "entropy";
-    case Metric::probability:
-        break;
-    }
-    return "probability";
-}
 
 bool is_one_token(double tau, Metric metric) { return metric == Metric::entropy ? tau <= 0.0 : tau >= 1.0; }
 

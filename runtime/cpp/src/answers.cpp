@@ -5,12 +5,12 @@
 #include <chrono>
 #include <cmath>
 
-#include <mars/blocks.hpp>
+#include "decode/blocks.hpp"
 
 namespace mars {
 
-Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-                         const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system)
+Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
+                 const Commit& commit, const std::optional<std::string>& system)
     : session_(std::move(session)) {
     const auto began = std::chrono::steady_clock::now();
     if (configs.size() != prompts.size())
@@ -52,7 +52,7 @@ Stream::Answers::Answers(std::shared_ptr<const Session::Opened> session, const s
 }
 
 /// Deadlines are heard between two steps and inside of one.
-void Stream::Answers::watch(std::chrono::steady_clock::time_point began) {
+void Answers::watch(std::chrono::steady_clock::time_point began) {
     running_ = schedule_->cache();
     for (Answer& answer : answers_) {
         Row* row = answer.row.get();
@@ -67,12 +67,12 @@ void Stream::Answers::watch(std::chrono::steady_clock::time_point began) {
 }
 
 /// End the forward that runs, where nobody wants its outcome any more.
-void Stream::Answers::interrupt() const {
+void Answers::interrupt() const {
     if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
     if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();
 }
 
-std::optional<std::vector<Event>> Stream::Answers::next() {
+std::optional<std::vector<Event>> Answers::next() {
     if (!schedule_) return std::nullopt;
     // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
     std::unique_ptr<Schedule> schedule = std::move(schedule_);
@@ -86,12 +86,12 @@ std::optional<std::vector<Event>> Stream::Answers::next() {
     return events;
 }
 
-void Stream::Answers::cancel(std::int64_t row_index) {
+void Answers::cancel(std::int64_t row_index) {
     row(static_cast<std::size_t>(row_index)).cancel();
     interrupt();
 }
 
-Event Stream::Answers::event(Accepted accepted) {
+Event Answers::event(Accepted accepted) {
     Answer& answer = answers_[static_cast<std::size_t>(accepted.row)];
     answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     std::string text;
@@ -99,7 +99,7 @@ Event Stream::Answers::event(Accepted accepted) {
     return {std::move(text), std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row};
 }
 
-Completion Stream::Answers::completion(std::size_t i) const {
+Completion Answers::completion(std::size_t i) const {
     const Answer& answer = answers_[i];
     const Row& own = *answer.row;
     Completion done;
@@ -114,7 +114,7 @@ Completion Stream::Answers::completion(std::size_t i) const {
     return done;
 }
 
-std::vector<Completion> Stream::Answers::completions() const {
+std::vector<Completion> Answers::completions() const {
     std::vector<Completion> done;
     for (std::size_t i = 0; i < answers_.size(); ++i) done.push_back(completion(i));
     return done;

@@ -8,13 +8,15 @@
 #include <string>
 #include <vector>
 
-#include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
 #include "alarm.hpp"
+#include "bundle/bundle.hpp"
 #include "costs.hpp"
 #include "decode/prefix.hpp"
+#include "decode/schedule.hpp"
 #include "grammar.hpp"
+#include "text/text.hpp"
 
 namespace mars {
 
@@ -30,11 +32,12 @@ class Openings {
 };
 
 /// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
-struct Session::Opened {
+struct Opened {
     Bundle bundle;
     std::unique_ptr<Backend> backend;
     std::optional<Text> text;
     std::string variant;      // the name of the one that runs
+    std::string device;       // as a bundle names it; empty on a backend of the caller's
     std::string text_problem; // why there is none although the bundle has a tokenizer
     std::vector<std::string> warnings = {};
     std::unique_ptr<Costs> costs = std::make_unique<Costs>();
@@ -43,6 +46,12 @@ struct Session::Opened {
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
     std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
+
+    /// A session on any backend, such as a fake one; `bundle.path` need not exist then.
+    static Session over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text = std::nullopt,
+                        std::int64_t cache_bytes = 0);
+
+    const Variant& runs() const { return bundle.variant(variant); }
 
     /// What a step costs here; may be measured at the first call, which takes about a second.
     std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
@@ -64,9 +73,9 @@ struct Session::Opened {
     void check(const GenerationConfig& config) const;
 };
 
-struct Stream::Answers {
-    Answers(std::shared_ptr<const Session::Opened> session, const std::vector<Prompt>& prompts,
-            const std::vector<GenerationConfig>& configs, const Commit& commit, const std::optional<std::string>& system = std::nullopt);
+struct Answers {
+    Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
+            const Commit& commit, const std::optional<std::string>& system = std::nullopt);
 
     /// The next step's events, none for a prefill chunk; no value when all rows are done.
     std::optional<std::vector<Event>> next();
@@ -89,7 +98,7 @@ struct Stream::Answers {
     void interrupt() const;
     void watch(std::chrono::steady_clock::time_point began);
 
-    std::shared_ptr<const Session::Opened> session_;
+    std::shared_ptr<const Opened> session_;
     std::vector<Answer> answers_;
     std::unique_ptr<Schedule> schedule_;
     std::weak_ptr<Cache> running_; // what its forwards run on

@@ -37,7 +37,7 @@ struct Conversation::State {
         Stream reply;
     };
 
-    std::shared_ptr<const Session::Opened> session;
+    std::shared_ptr<const Opened> session;
     std::optional<std::string> system;
     bool drop_oldest;
     std::int64_t dropped = 0;
@@ -87,7 +87,7 @@ struct Conversation::State {
             }
         }
         if (length() > capacity()) throw SessionError(full(length(), !said.empty()));
-        Stream reply(std::make_unique<Stream::Answers>(session, std::vector<Prompt>{made.ids}, std::vector{config}, Commit(), system));
+        Stream reply(std::make_unique<Answers>(session, std::vector<Prompt>{made.ids}, std::vector{config}, Commit(), system));
         turns = std::move(said);
         dropped = static_cast<std::int64_t>(before - turns.size());
         return asked.emplace(Asked{question, std::move(made), std::move(reply)}).reply;
@@ -122,7 +122,7 @@ struct Conversation::State {
     }
 };
 
-Conversation::Conversation(std::shared_ptr<const Session::Opened> session, std::optional<std::string> system, bool drop_oldest)
+Conversation::Conversation(std::shared_ptr<const Opened> session, std::optional<std::string> system, bool drop_oldest)
     : state_(new State{std::move(session), std::move(system), drop_oldest, 0, {}, {}}) {}
 Conversation::~Conversation() = default;
 Conversation::Conversation(Conversation&&) noexcept = default;

@@ -4,13 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include <mars/errors.hpp>
-#include <mars/ort.hpp>
 
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
 #include "bundle/profiles.hpp"
 #include "bundle/sha256.hpp"
 #include "bundle/stamps.hpp"
+#include "device/ort.hpp"
 #include "machine.hpp"
 
 namespace mars {

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include <mars/bundle.hpp>
-#include <mars/cost.hpp>
+#include "bundle/bundle.hpp"
+#include "decode/cost.hpp"
 
 namespace mars {
 

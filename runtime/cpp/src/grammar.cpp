@@ -9,12 +9,12 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t most_settled = 256;    // tokens that are forced at once; more follow in the next run
-constexpr std::int64_t per_byte = 4;         // continuations that begin with the same byte, of those that are tried
-constexpr std::size_t look_back = 4;         // forced tokens at the end that a longer token may replace
-constexpr std::size_t remembered = 4096;     // states whose masks are kept, and writings
-constexpr std::size_t most_open = 16;        // automata
-constexpr std::int64_t most_certain = 4096;  // tokens: a longer text that is forced from end to end counts as a choice
+constexpr std::size_t most_settled = 256;   // tokens that are forced at once; more follow in the next run
+constexpr std::int64_t per_byte = 4;        // continuations that begin with the same byte, of those that are tried
+constexpr std::size_t look_back = 4;        // forced tokens at the end that a longer token may replace
+constexpr std::size_t remembered = 4096;    // states whose masks are kept, and writings
+constexpr std::size_t most_open = 16;       // automata
+constexpr std::int64_t most_certain = 4096; // tokens: a longer text that is forced from end to end counts as a choice
 constexpr const char* simpler = "; make the schema, regex or tools simpler";
 
 std::size_t num_alike(const std::vector<std::int64_t>& one, const std::vector<std::int64_t>& other) {
@@ -237,8 +237,7 @@ Walk::Ways Walk::ways(const std::string& data, const TokenSet& behind) const {
         ++counts[variant.front()];
     }
     for (const auto& [token, count] : counts) found.first.push_back(token);
-    std::stable_sort(found.first.begin(), found.first.end(),
-                     [&](std::int64_t a, std::int64_t b) { return counts.at(a) > counts.at(b); });
+    std::stable_sort(found.first.begin(), found.first.end(), [&](std::int64_t a, std::int64_t b) { return counts.at(a) > counts.at(b); });
     if (num > 0) found.share = static_cast<double>(counts.at(found.first.front())) / static_cast<double>(num);
     return found;
 }
@@ -266,8 +265,8 @@ std::unique_ptr<Matcher> Grammars::matcher(const Bundle& bundle, const Tokenizer
     if (found == grammars.end()) {
         std::string known;
         for (const StoredGrammar& each : grammars) known += (known.empty() ? "" : ", ") + each.name;
-        throw SessionError(bundle.path.string() + ": no grammar `" + name.substr(0, 60) + "` (there are: " +
-                           (known.empty() ? "none" : known) + "); `mars-export grammar` makes one");
+        throw SessionError(bundle.path.string() + ": no grammar `" + name.substr(0, 60) +
+                           "` (there are: " + (known.empty() ? "none" : known) + "); `mars-export grammar` makes one");
     }
     const std::lock_guard<std::mutex> guard(lock_);
     auto walk = walks_.find(found->file);

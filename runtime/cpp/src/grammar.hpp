@@ -12,18 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include <mars/bundle.hpp>
-#include <mars/export.hpp>
-#include <mars/tokenizer.hpp>
-
 #include "bundle/automaton.hpp"
+#include "bundle/bundle.hpp"
 #include "decode/guide.hpp"
+#include "text/tokenizer.hpp"
 #include "vocabulary.hpp"
 
 namespace mars {
 
 /// What is known of an automaton over one vocabulary; shared by the answers that follow it. Any thread.
-class MARS_API Walk : public std::enable_shared_from_this<Walk> {
+class Walk : public std::enable_shared_from_this<Walk> {
   public:
     /// What must follow: tokens, or where the same text can be written in several ways, the tokens that it may begin with.
     struct Forced {

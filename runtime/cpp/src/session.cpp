@@ -1,16 +1,17 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
 #include <cctype>
+#include <set>
 
 #include <mars/conversation.hpp>
-#include <mars/draft.hpp>
-#include <mars/ort.hpp>
 #include <mars/session.hpp>
 
 #include "answers.hpp"
 #include "bundle/files.hpp"
 #include "bundle/prefix_file.hpp"
 #include "bundle/profiles.hpp"
+#include "decode/draft.hpp"
+#include "device/ort.hpp"
 #include "device/variants.hpp"
 #include "machine.hpp"
 
@@ -71,11 +72,11 @@ std::string vocabulary_of(const Manifest& manifest) {
 
 } // namespace
 
-Session::Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes) {
-    Opened opened{std::move(bundle), std::move(backend), std::move(text), "", ""};
+Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes) {
+    Opened opened{std::move(bundle), std::move(backend), std::move(text), "", "", ""};
     opened.variant = opened.bundle.manifest.variants.front().name;
     opened.prefixes = std::make_unique<Prefixes>(cache_bytes, opened.backend->firm_slots());
-    opened_ = std::make_shared<Opened>(std::move(opened));
+    return Session(std::make_shared<Opened>(std::move(opened)));
 }
 
 Session Session::open(const std::filesystem::path& path, const Options& options) {
@@ -89,8 +90,8 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
         backend = open_engine(bundle, chosen);
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
-    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), ""};
     const std::string device = plain(options.device);
+    Opened opened{std::move(bundle), std::move(backend), std::nullopt, name, device, ""};
     const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
     opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads));
@@ -115,7 +116,7 @@ Completion Session::generate(const Prompt& prompt, const GenerationConfig& confi
 
 std::vector<Completion> Session::generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
                                                 const OnEvent& on_event, const Commit& commit) const {
-    Stream::Answers answers(opened_, prompts, configs, commit);
+    Answers answers(opened_, prompts, configs, commit);
     while (const auto events = answers.next())
         for (const Event& event : *events)
             if (on_event && on_event(event)) answers.cancel(event.row);
@@ -123,7 +124,7 @@ std::vector<Completion> Session::generate_batch(const std::vector<Prompt>& promp
 }
 
 Stream Session::stream(const Prompt& prompt, const GenerationConfig& config, const Commit& commit) const {
-    return Stream(std::make_unique<Stream::Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
+    return Stream(std::make_unique<Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
 }
 
 Conversation Session::conversation(std::optional<std::string> system, bool drop_oldest) const {
@@ -133,7 +134,7 @@ Conversation Session::conversation(std::optional<std::string> system, bool drop_
 
 void Session::warm_up() const { opened_->measured(); }
 
-void Session::set_cost(Cost cost) const { opened_->costs->set(std::move(cost)); }
+void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) const { opened_->costs->set(Cost(std::move(points))); }
 
 PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
 
@@ -151,12 +152,35 @@ void Session::check(const GenerationConfig& config) const { opened_->check(confi
 
 TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
 
-const Bundle& Session::bundle() const { return opened_->bundle; }
-
-const Variant& Session::variant() const { return opened_->bundle.variant(opened_->variant); }
+SessionInfo Session::info() const {
+    const Manifest& manifest = opened_->bundle.manifest;
+    const Variant& variant = opened_->runs();
+    SessionInfo info;
+    info.variant = variant.name;
+    info.backend = variant.backend;
+    info.precision = variant.precision;
+    info.device = opened_->device;
+    info.outputs = opened_->backend->outputs();
+    info.vocab_size = manifest.model.vocab_size;
+    info.context_length = max_capacity();
+    info.block = manifest.block;
+    info.mask_id = manifest.tokens.mask;
+    info.eos_ids = manifest.tokens.eos;
+    info.has_text = has_text();
+    std::set<std::string> names; // one name may stand for several variants
+    for (const Profile& profile : manifest.profiles) {
+        try {
+            config_of_profile(profile.name);
+            names.insert(profile.name);
+        } catch (const SessionError&) { // stale, or of another variant
+        }
+    }
+    info.profiles.assign(names.begin(), names.end());
+    return info;
+}
 
 GenerationConfig Session::config_of_profile(const std::string& name) const {
-    const Profile& found = find_profile(opened_->bundle, variant(), name);
+    const Profile& found = find_profile(opened_->bundle, opened_->runs(), name);
     GenerationConfig config;
     config.tau = found.tau;
     config.metric = found.metric;
@@ -167,13 +191,13 @@ GenerationConfig Session::config_of_profile(const std::string& name) const {
 
 std::int64_t Session::max_capacity() const { return opened_->backend->max_capacity(); }
 
-std::unique_ptr<Proposer> Session::Opened::new_draft(const GenerationConfig& config) const {
+std::unique_ptr<Proposer> Opened::new_draft(const GenerationConfig& config) const {
     if (!draft || !config.is_exact()) return nullptr;
     const Manifest& manifest = draft->bundle.manifest;
     return std::make_unique<Draft>(*draft->backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos);
 }
 
-std::unique_ptr<Guide> Session::Opened::new_guide(const GenerationConfig& config) const {
+std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
     if (config.grammar.empty()) return nullptr;
     std::unique_ptr<Matcher> matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
     const auto& outputs = backend->outputs();
@@ -185,8 +209,8 @@ std::unique_ptr<Guide> Session::Opened::new_guide(const GenerationConfig& config
                                    bundle.manifest.block - 1);
 }
 
-std::shared_ptr<Stem> Session::Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
-                                                const std::optional<std::string>& system) const {
+std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                       const std::optional<std::string>& system) const {
     const std::string* opening = system ? &*system : nullptr;
     if (const auto* messages = std::get_if<std::vector<Message>>(&prompt); messages && messages->front().role == "system")
         opening = &messages->front().content;
@@ -210,13 +234,13 @@ std::int64_t Openings::length(const Text& text, const std::string& system, const
     return std::mismatch(own.begin(), end, ids.begin()).first - own.begin();
 }
 
-const Text& Session::Opened::needs_text() const {
+const Text& Opened::needs_text() const {
     if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");
     if (!text) throw SessionError(bundle.path.string() + ": this bundle has no tokenizer; pass token ids instead of text");
     return *text;
 }
 
-std::vector<std::int64_t> Session::Opened::encode(const Prompt& prompt) const {
+std::vector<std::int64_t> Opened::encode(const Prompt& prompt) const {
     std::vector<std::int64_t> ids;
     if (const auto* given = std::get_if<std::vector<std::int64_t>>(&prompt))
         ids = *given;
@@ -238,7 +262,7 @@ std::vector<std::int64_t> Session::Opened::encode(const Prompt& prompt) const {
     return ids;
 }
 
-void Session::Opened::check(const GenerationConfig& config) const {
+void Opened::check(const GenerationConfig& config) const {
     config.check();
     const auto& outputs = backend->outputs();
     const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
@@ -251,7 +275,7 @@ void Session::Opened::check(const GenerationConfig& config) const {
     if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");
     if (!config.grammar.empty()) needs_text();
     if (config.is_exact())
-        if (const auto reason = why_not_exact(bundle, bundle.variant(variant))) throw SessionError(bundle.path.string() + ": " + *reason);
+        if (const auto reason = why_not_exact(bundle, runs())) throw SessionError(bundle.path.string() + ": " + *reason);
 }
 
 } // namespace mars

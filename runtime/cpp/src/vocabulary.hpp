@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include <mars/tokenizer.hpp>
+#include "text/tokenizer.hpp"
 
 namespace mars {
 

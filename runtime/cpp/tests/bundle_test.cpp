@@ -5,9 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
+#include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "bundle/sha256.hpp"
 #include "bundle/stamps.hpp"

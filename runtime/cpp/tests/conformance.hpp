@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include <mars/accept.hpp>
+#include "accept.hpp"
 
 inline nlohmann::json conformance(const std::string& name) {
     std::ifstream file(std::string(CONFORMANCE) + "/" + name);

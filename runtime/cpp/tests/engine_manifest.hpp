@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <mars/bundle.hpp>
+#include "bundle/bundle.hpp"
 
 /// What the engines of a test are built for; `fixed`: exactly `batch` rows of `block` slots.
 struct EngineShape {

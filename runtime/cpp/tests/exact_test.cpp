@@ -1,9 +1,9 @@
 // Exact mode: tests/conformance/exact.json and splits.json exactly, and the one-token text whatever is proposed.
-#include <mars/draft.hpp>
 #include <mars/errors.hpp>
-#include <mars/schedule.hpp>
 
 #include "conformance.hpp"
+#include "decode/draft.hpp"
+#include "decode/schedule.hpp"
 #include "fake.hpp"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include <mars/backend.hpp>
+#include "decode/backend.hpp"
 
 namespace fake {
 

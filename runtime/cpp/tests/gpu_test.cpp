@@ -12,7 +12,7 @@ namespace {
 constexpr int skipped = 77;
 
 int compare(const mars::Session& gpu, const mars::Session& cpu) {
-    const std::int64_t vocab = cpu.bundle().manifest.model.vocab_size;
+    const std::int64_t vocab = cpu.info().vocab_size;
     int wrong = 0, compared = 0;
     for (const double tau : {1.0, 0.7, 0.3})
         for (const std::size_t length : {1U, 5U, 40U}) {

@@ -7,8 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include <mars/ort.hpp>
 #include <mars/session.hpp>
+
+#include "answers.hpp"
+#include "device/ort.hpp"
 
 namespace {
 
@@ -18,7 +20,7 @@ void run(const char* path, int threads, std::int64_t tokens) {
     mars::Bundle bundle = mars::open_bundle(path);
     auto backend = std::make_unique<mars::OrtBackend>(bundle, bundle.manifest.variants.front(), "cpu", threads);
     const mars::OrtBackend& watched = *backend;
-    const mars::Session session(std::move(bundle), std::move(backend), std::nullopt);
+    const mars::Session session = mars::Opened::over(std::move(bundle), std::move(backend));
     std::vector<std::int64_t> prompt;
     for (int i = 0; i < prompt_tokens; ++i) prompt.push_back(1 + i % 200);
     mars::GenerationConfig config;

@@ -1,8 +1,8 @@
 // Both cache loops over a fake model: tests/conformance/loops.json exactly, and rows that change their minds.
-#include <mars/blocks.hpp>
 #include <mars/errors.hpp>
 
 #include "conformance.hpp"
+#include "decode/blocks.hpp"
 #include "fake.hpp"
 
 namespace {

@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include <mars/errors.hpp>
-#include <mars/policy.hpp>
-#include <mars/schedule.hpp>
 
 #include "conformance.hpp"
+#include "decode/policy.hpp"
+#include "decode/schedule.hpp"
 #include "fake.hpp"
 
 namespace {

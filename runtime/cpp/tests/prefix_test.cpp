@@ -1,11 +1,10 @@
 // Saved prefixes: what a hit restores is what reading the prompt gives, and memory stays under the budget.
 #include <random>
 
-#include <mars/blocks.hpp>
-#include <mars/schedule.hpp>
-
 #include "conformance.hpp"
+#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
+#include "decode/schedule.hpp"
 #include "fake.hpp"
 
 namespace {

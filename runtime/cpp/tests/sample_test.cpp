@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include <mars/errors.hpp>
-#include <mars/sample.hpp>
 
 #include "conformance.hpp"
+#include "decode/sample.hpp"
 
 TEST_CASE("every case of uniform.json") {
     for (const auto& each : conformance("uniform.json")) {

@@ -2,10 +2,11 @@
 #include <atomic>
 #include <thread>
 
-#include <mars/ort.hpp>
 #include <mars/session.hpp>
 
+#include "answers.hpp"
 #include "conformance.hpp"
+#include "device/ort.hpp"
 #include "fake.hpp"
 #include "manifest.hpp"
 
@@ -15,7 +16,7 @@ constexpr std::int64_t context = 64;
 
 mars::Session session(const fake::Predict& predict = fake::hashed) {
     mars::Bundle bundle{"nowhere", mars::parse_manifest(valid().dump())};
-    return {std::move(bundle), std::make_unique<fake::Backend>(predict, context), std::nullopt};
+    return mars::Opened::over(std::move(bundle), std::make_unique<fake::Backend>(predict, context));
 }
 
 /// Every prediction is the number of known tokens, and sure.
@@ -195,7 +196,8 @@ TEST_CASE("a device that is not there is an error that names those that are") {
 TEST_CASE("an answer is ended in the middle of a step, if nobody else is in it") {
     auto backend = std::make_unique<fake::Backend>(counting, context);
     fake::Backend& device = *backend;
-    const mars::Session opened({"nowhere", mars::parse_manifest(valid().dump())}, std::move(backend), std::nullopt, 1 << 20);
+    const mars::Session opened =
+        mars::Opened::over({"nowhere", mars::parse_manifest(valid().dump())}, std::move(backend), std::nullopt, 1 << 20);
     mars::Stream stream = opened.stream(fake::Tokens{4, 5, 6}, config_of(1, 40));
     stream.next();
     device.hangs = true;
@@ -239,13 +241,13 @@ TEST_CASE("costs are measured once, or told") {
     auto backend = std::make_unique<fake::Backend>(counting, context);
     fake::Backend& device = *backend;
     device.record = true;
-    const mars::Session opened({"nowhere", mars::parse_manifest(valid().dump())}, std::move(backend), std::nullopt);
-    opened.set_cost(mars::Cost({{1, 1.0}, {8, 1.5}}));
+    const mars::Session opened = mars::Opened::over({"nowhere", mars::parse_manifest(valid().dump())}, std::move(backend));
+    opened.set_cost({{1, 1.0}, {8, 1.5}});
     opened.warm_up();
     CHECK(device.steps.empty());
     mars::GenerationConfig config = config_of(0.5, 4);
     config.window = mars::auto_window;
     opened.generate(fake::Tokens{4}, config);
     for (const mars::StepInput& step : device.steps) CHECK(step.input_ids.front() != fake::mask); // none that only measures
-    CHECK_THROWS_AS(mars::Cost({{8, 1.0}, {1, 1.0}}), mars::SessionError);
+    CHECK_THROWS_AS(opened.set_cost({{8, 1.0}, {1, 1.0}}), mars::SessionError);
 }

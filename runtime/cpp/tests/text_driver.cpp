@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include <mars/errors.hpp>
-#include <mars/text.hpp>
 
+#include "text/text.hpp"
 #include "text/unicode.hpp"
 
 namespace {

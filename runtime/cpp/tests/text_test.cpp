@@ -6,10 +6,10 @@
 #include <doctest/doctest.h>
 
 #include <mars/errors.hpp>
-#include <mars/text.hpp>
 
 #include "small_tokenizer.hpp"
 #include "text/metaspace.hpp"
+#include "text/text.hpp"
 #include "utf8.hpp"
 
 namespace {

@@ -8,12 +8,12 @@
 
 #include <doctest/doctest.h>
 
-#include <mars/blocks.hpp>
 #include <mars/errors.hpp>
-#include <mars/schedule.hpp>
 #include <mars/session.hpp>
 
+#include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
+#include "decode/schedule.hpp"
 #include "device/here.hpp"
 #include "device/trt.hpp"
 #include "engine_manifest.hpp"

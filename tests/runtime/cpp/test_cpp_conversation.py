@@ -293,7 +293,6 @@ def test_a_deadline_ends_an_answer_with_what_it_has(library: Library, bundles: N
 def test_a_stored_prefix_is_taken_at_the_first_request(
     library: Library, bundle: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    pytest.importorskip("mars_export.runtime.prefix_maker")
     directory, system = tmp_path / "bundle", "you are the inner man; " * 8
     shutil.copytree(bundle(512), directory, ignore=shutil.ignore_patterns(".*"))
     (tmp_path / "system.txt").write_text(system, encoding="utf-8")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.missing import need
 
 from mars_export.runtime import SessionError
 from mars_export.runtime.device import cuda
@@ -195,7 +196,9 @@ def test_runs_are_copied_by_one_call(opened: Any) -> None:
 
 
 def test_the_real_bindings_take_what_a_copy_says() -> None:
-    real = pytest.importorskip("cuda.bindings.runtime")
+    need("cuda.bindings.runtime", "rtx")
+    from cuda.bindings import runtime as real
+
     copy = real.cudaMemcpy3DParms()
     copy.dstPtr, copy.srcPtr = (
         real.make_cudaPitchedPtr(4096, 64, 64, 7),

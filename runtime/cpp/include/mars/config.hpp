@@ -7,10 +7,15 @@
 #include <string_view>
 #include <vector>
 
-#include <mars/accept.hpp>
 #include <mars/export.hpp>
 
 namespace mars {
+
+/// What a tau bounds.
+enum class Metric { probability, margin, entropy };
+
+/// Name of a metric, as the manifest and the command line spell it.
+MARS_API std::string_view to_string(Metric metric);
 
 /// A window: the most predictions made in one step, 1 or more; or one of these.
 constexpr std::int64_t auto_window = 0;  ///< as many as is fastest, chosen step by step
@@ -25,7 +30,7 @@ constexpr double default_tau = 0.95; ///< of the paper's tables, where tau is wa
 ///
 /// Exact mode is the default: several tokens a step, and the very text of one-token decoding. A tau instead is the speed/quality knob;
 /// giving a tau turns exact off, giving both is an error.
-struct MARS_API GenerationConfig {
+struct GenerationConfig {
     std::optional<double> tau;           ///< confidence bound; >= 1 (entropy: <= 0) is one-token mode
     std::optional<bool> exact;           ///< by default: where no tau is given
     Metric metric = Metric::probability; ///< what tau bounds: probability, margin (top-2) or entropy (nats)
@@ -45,7 +50,7 @@ struct MARS_API GenerationConfig {
     std::string grammar;                              ///< the name of a grammar of the bundle that the answer follows; empty: none
 
     /// Throws SessionError that lists every value out of range.
-    void check() const;
+    MARS_API void check() const;
 
     bool is_greedy() const { return temperature == 0; }
 
@@ -57,7 +62,8 @@ struct MARS_API GenerationConfig {
     /// The tau that counts where the request is not exact.
     double bound() const { return tau.value_or(default_tau); }
 
-    bool one_token() const { return !is_exact() && is_one_token(bound(), metric); }
+    /// Whether it asks for exactly one token a step.
+    MARS_API bool one_token() const;
 };
 
 } // namespace mars

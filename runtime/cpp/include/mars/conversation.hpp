@@ -55,7 +55,7 @@ class MARS_API Conversation {
   private:
     friend class Session;
     struct State;
-    Conversation(std::shared_ptr<const Session::Opened> session, std::optional<std::string> system, bool drop_oldest);
+    Conversation(std::shared_ptr<const Opened> session, std::optional<std::string> system, bool drop_oldest);
 
     std::unique_ptr<State> state_;
 };

@@ -7,16 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/bundle.hpp>
 #include <mars/config.hpp>
-#include <mars/cost.hpp>
 #include <mars/errors.hpp>
 #include <mars/export.hpp>
-#include <mars/row.hpp>
 #include <mars/stats.hpp>
 #include <mars/text.hpp>
 
@@ -57,6 +54,21 @@ using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
 class Conversation;
+struct Opened;
+struct Answers;
+
+/// A session in words and numbers, as the bundle's manifest has them (docs/format.md).
+struct SessionInfo {
+    std::string variant, backend, precision; ///< of the graph or engine that runs
+    std::string device;                      ///< "cpu", "cuda", ...: where it was opened
+    std::vector<std::string> outputs;        ///< what the graph can give, such as "logits"
+    std::int64_t vocab_size = 0;
+    std::int64_t context_length = 0; ///< most tokens that a row can hold, prompt and answer together
+    std::int64_t block = 0, mask_id = 0;
+    std::vector<std::int64_t> eos_ids;
+    std::vector<std::string> profiles; ///< the calibrated ones that count for what runs; stale ones are left out
+    bool has_text = false;             ///< whether prompts may be text
+};
 
 /// A bundle opened on a device. Any number of threads may use one: each call owns its rows and their KV memory.
 class MARS_API Session {
@@ -76,9 +88,6 @@ class MARS_API Session {
     static Session open(const std::filesystem::path& path, const Options& options);
     static Session open(const std::filesystem::path& path) { return open(path, Options()); }
 
-    /// A session on any backend, such as a fake one; `bundle.path` need not exist then.
-    Session(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes = 0);
-
     /// Answer one prompt. Throws SessionError.
     Completion generate(const Prompt& prompt, const GenerationConfig& config = {}, const OnEvent& on_event = nullptr,
                         const Commit& commit = {}) const;
@@ -97,8 +106,9 @@ class MARS_API Session {
     /// wrote it down.
     void warm_up() const;
 
-    /// Take this for what a step costs, and measure nothing: the same windows in every run.
-    void set_cost(Cost cost) const;
+    /// Take this for what a step costs, and measure nothing: the same windows in every run. `points`: positions of a step (rows x slots),
+    /// rising, and the seconds it takes, both above 0. Throws SessionError for others.
+    void set_cost(std::vector<std::pair<std::int64_t, double>> points) const;
 
     /// What the store of KV entries was asked, what it had, and what it holds.
     PrefixStats prefix_stats() const;
@@ -124,10 +134,8 @@ class MARS_API Session {
     /// A reader of token ids as they come. Throws SessionError for a bundle without a tokenizer.
     TextStream text_stream() const;
 
-    const Bundle& bundle() const;
-
-    /// The variant that runs; the bundle's first where the session was made on a backend of the caller's.
-    const Variant& variant() const;
+    /// What runs here, and what it runs.
+    SessionInfo info() const;
 
     /// The settings that a calibrated profile of the bundle names: tau, its metric and the window. Throws SessionError for an unknown
     /// profile, and for a stale one: made for another graph, other weights or another precision.
@@ -136,9 +144,8 @@ class MARS_API Session {
     /// Most tokens that a row can hold, prompt and answer together.
     std::int64_t max_capacity() const;
 
-    struct Opened;
-
   private:
+    friend struct Opened;
     explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 
     std::shared_ptr<const Opened> opened_;
@@ -182,8 +189,6 @@ class MARS_API Stream {
 
     /// The answer so far; `finish_reason` is cancelled while it is not finished.
     Completion completion() const;
-
-    struct Answers;
 
   private:
     friend class Session;

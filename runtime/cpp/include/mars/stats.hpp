@@ -1,21 +1,28 @@
-// What a request cost. Values that are returned, never printed.
+// How a request ended and what it cost. Values that are returned, never printed.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <string_view>
 
 #include <mars/export.hpp>
 
 namespace mars {
 
+/// Why an answer ended.
+enum class FinishReason { eos, stop, length, capacity, cancelled, deadline };
+
+MARS_API std::string_view to_string(FinishReason reason);
+
 /// Counts and times of one row.
 ///
-/// cached_tokens: prompt tokens whose KV entries were there before. forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the prefill
-/// chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens that were fed to be verified;
-/// verified: those that held. forced: tokens that a grammar gave; they are in `tokens`, not in `accepted`. Times in seconds from `began`, before the prompt became tokens: queue_time until the row's first forward,
+/// cached_tokens: prompt tokens whose KV entries were there before. forwards: steps this row took part in, from the last prefill chunk
+/// on, block-commit forwards included; the prefill chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens.
+/// proposed: tokens that were fed to be verified; verified: those that held. forced: tokens that a grammar gave; they are in `tokens`, not
+/// in `accepted`. Times in seconds from `began`, before the prompt became tokens: queue_time until the row's first forward,
 /// prefill_time from there to its first token, time_to_first_token both together, decode_time after it.
-struct MARS_API Stats {
+struct Stats {
     std::int64_t prompt_tokens = 0;
     std::int64_t cached_tokens = 0;
     std::int64_t tokens = 0;

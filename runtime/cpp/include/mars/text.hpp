@@ -1,56 +1,35 @@
-// Text in, text out: tokenizer and chat template together, streaming, stop strings. Twin of runtime/text.py.
+// Text in, text out: chat messages, and the growing text of an answer with its stop strings.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <mars/tokenizer.hpp>
-#include <mars/turns.hpp>
+#include <mars/export.hpp>
 
 namespace mars {
 
-/// The tokenizer and chat template of a bundle. Immutable; any number of threads may use one.
-class MARS_API Text {
-  public:
-    explicit Text(Tokenizer tokenizer, ChatTurns chat = {});
+class Text;
+class Tokenizer;
 
-    /// Token ids of a text as it stands.
-    std::vector<int64_t> encode(std::string_view prompt) const;
-
-    /// Token ids of messages in the chat template, ready for the answer. Raises SessionError as ChatTurns::render does.
-    std::vector<int64_t> encode(const std::vector<Message>& messages) const;
-
-    /// Token ids of what goes on with a rendered prompt.
-    std::vector<int64_t> encode_part(std::string_view text) const;
-
-    /// The text of ids with their special tokens written out.
-    std::string spelled(const std::vector<int64_t>& ids) const;
-
-    /// The chat template's text for `messages` and the beginning of an answer.
-    std::string render(const std::vector<Message>& messages) const;
-
-    /// The text of token ids, special tokens left out.
-    std::string decode(const std::vector<int64_t>& ids) const;
-
-    const Tokenizer& tokenizer() const { return tokenizer_; }
-
-  private:
-    Tokenizer tokenizer_;
-    ChatTurns chat_;
+/// One turn of a conversation; UTF-8.
+struct Message {
+    std::string role;
+    std::string content;
 };
 
-/// The growing text of one answer. Never shows half a character, nor text that may turn out to be a stop string.
-/// One thread at a time.
+/// The growing text of one answer, which Session::text_stream begins. Never shows half a character, nor text that may turn out to be a
+/// stop string. One thread at a time.
 class MARS_API TextStream {
   public:
-    /// Raises SessionError when a stop string is empty or not valid UTF-8.
+    /// Throws SessionError when a stop string is empty or not valid UTF-8.
     explicit TextStream(const Text& text, std::vector<std::string> stop = {});
 
     /// Add a token; returns whether it completes a stop string, which ends the text before that string.
-    bool push(int64_t token);
+    bool push(std::int64_t token);
 
     /// The text that became certain since the last call.
     std::string read();
@@ -65,15 +44,15 @@ class MARS_API TextStream {
 
   private:
     void append(std::string_view piece);
-    size_t held_back() const;
-    std::string up_to(size_t end);
+    std::size_t held_back() const;
+    std::string up_to(std::size_t end);
 
-    Tokenizer tokenizer_;
+    std::shared_ptr<const Tokenizer> tokenizer_;
     std::vector<std::string> stop_;
-    size_t longest_stop_ = 0;
-    std::vector<int64_t> pending_; // tokens that do not end in a whole character yet
+    std::size_t longest_stop_ = 0;
+    std::vector<std::int64_t> pending_; // tokens that do not end in a whole character yet
     std::string text_;
-    size_t shown_ = 0;
+    std::size_t shown_ = 0;
     bool stopped_ = false;
 };
 

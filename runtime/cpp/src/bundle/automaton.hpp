@@ -8,12 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include <mars/export.hpp>
-
 namespace mars {
 
 /// States from 0, where it begins. The edges of state s are first[s] ... first[s + 1] - 1, in the order of their bytes.
-struct MARS_API Automaton {
+struct Automaton {
     std::vector<std::uint32_t> first, target;
     std::vector<unsigned char> low, high; ///< an edge's bytes, both included
     std::vector<bool> ends;               ///< where an answer may end
@@ -37,6 +35,6 @@ struct MARS_API Automaton {
 Automaton read_automaton(const std::filesystem::path& path);
 
 /// The automaton in the content of a file, in which nothing is trusted. Throws BundleError.
-MARS_API Automaton parse_automaton(std::string_view content, const std::string& where);
+Automaton parse_automaton(std::string_view content, const std::string& where);
 
 } // namespace mars

@@ -1,9 +1,9 @@
 // Which range takes a shape, and how a manifest writes all this.
-#include "bundle/engine_info.hpp"
-
 #include <algorithm>
 #include <cctype>
 #include <sys/utsname.h>
+
+#include "bundle/engine_fields.hpp"
 
 namespace mars {
 

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <vector>
 
-#include <mars/bundle.hpp>
+#include "bundle/bundle.hpp"
 
 namespace mars {
 

@@ -3,10 +3,10 @@
 #include <map>
 #include <set>
 
-#include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
-#include "bundle/engine_info.hpp"
+#include "bundle/bundle.hpp"
+#include "bundle/engine_fields.hpp"
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
 #include "bundle/prefix_file.hpp"

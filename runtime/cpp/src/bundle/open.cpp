@@ -1,9 +1,9 @@
 // Opening a bundle directory: manifest, checksum, files.
 #include <algorithm>
 
-#include <mars/bundle.hpp>
 #include <mars/errors.hpp>
 
+#include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "bundle/sha256.hpp"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/bundle.hpp>
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
 
 namespace mars {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <mars/bundle.hpp>
+#include "bundle/bundle.hpp"
 
 namespace mars {
 

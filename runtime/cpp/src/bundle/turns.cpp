@@ -1,10 +1,11 @@
 // Rendering by table: the text before each content depends on the role before it and its own, nothing else.
+#include "bundle/turns.hpp"
+
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
 
 #include <mars/errors.hpp>
-#include <mars/turns.hpp>
 
 #include "bundle/fields.hpp"
 #include "utf8.hpp"

@@ -200,9 +200,8 @@ void mars_session_close(mars_session* session) { delete session; }
 mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error) {
     return guarded(error, [&] {
         const mars::Session& opened = needed(session, "session").session;
-        const mars::Manifest& manifest = opened.bundle().manifest;
-        const mars_session_info values{sizeof(values), manifest.model.vocab_size, opened.max_capacity(),
-                                       manifest.block, manifest.tokens.mask,      opened.has_text() ? 1 : 0};
+        const mars::SessionInfo own = opened.info();
+        const mars_session_info values{sizeof(values), own.vocab_size, own.context_length, own.block, own.mask_id, own.has_text ? 1 : 0};
         fill(info, values, "info");
     });
 }
@@ -216,7 +215,7 @@ mars_status mars_session_set_cost(const mars_session* session, const int64_t* po
     return guarded(error, [&] {
         std::vector<std::pair<std::int64_t, double>> points;
         for (std::size_t i = 0; i < num; ++i) points.emplace_back((&needed(positions, "positions"))[i], (&needed(seconds, "seconds"))[i]);
-        needed(session, "session").session.set_cost(mars::Cost(std::move(points)));
+        needed(session, "session").session.set_cost(std::move(points));
     });
 }
 

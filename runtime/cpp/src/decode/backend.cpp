@@ -1,7 +1,7 @@
 // How capacities grow, for every backend.
-#include <algorithm>
+#include "decode/backend.hpp"
 
-#include <mars/backend.hpp>
+#include <algorithm>
 
 namespace mars {
 

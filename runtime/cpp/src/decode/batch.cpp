@@ -1,7 +1,7 @@
 // The rectangle of a step: rows by slots, filled up with masks.
-#include <algorithm>
+#include "decode/batch.hpp"
 
-#include <mars/batch.hpp>
+#include <algorithm>
 
 #include "decode/guide.hpp"
 #include "decode/prefix.hpp"

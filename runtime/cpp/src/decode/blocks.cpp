@@ -1,9 +1,10 @@
 // Block commit: inner steps against a frozen cache, then one forward that writes the blocks.
+#include "decode/blocks.hpp"
+
 #include <algorithm>
 #include <map>
 #include <string>
 
-#include <mars/blocks.hpp>
 #include <mars/errors.hpp>
 
 namespace mars {

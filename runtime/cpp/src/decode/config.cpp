@@ -7,7 +7,21 @@
 #include <mars/config.hpp>
 #include <mars/errors.hpp>
 
+#include "accept.hpp"
+
 namespace mars {
+
+std::string_view to_string(Metric metric) {
+    switch (metric) {
+    case Metric::margin:
+        return "margin";
+    case Metric::entropy:
+        return "entropy";
+    case Metric::probability:
+        break;
+    }
+    return "probability";
+}
 
 std::optional<std::int64_t> window_of(std::string_view text) {
     if (text == "auto") return auto_window;
@@ -16,6 +30,8 @@ std::optional<std::int64_t> window_of(std::string_view text) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     return error == std::errc() && end == text.data() + text.size() && number >= 1 ? std::optional(number) : std::nullopt;
 }
+
+bool GenerationConfig::one_token() const { return !is_exact() && is_one_token(bound(), metric); }
 
 void GenerationConfig::check() const {
     std::ostringstream wrong;

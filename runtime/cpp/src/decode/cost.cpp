@@ -1,10 +1,11 @@
 // The table of a step's cost, and how it is measured.
+#include "decode/cost.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <set>
 
-#include <mars/cost.hpp>
 #include <mars/errors.hpp>
 
 namespace mars {

@@ -1,8 +1,9 @@
 // The small model's own loop, at the settings of runtime/decode/draft.py.
+#include "decode/draft.hpp"
+
 #include <algorithm>
 
-#include <mars/draft.hpp>
-#include <mars/policy.hpp>
+#include "decode/policy.hpp"
 
 namespace mars {
 

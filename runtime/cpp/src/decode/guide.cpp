@@ -8,7 +8,7 @@
 
 #include <mars/errors.hpp>
 
-#include <mars/row.hpp>
+#include "decode/row.hpp"
 
 namespace mars {
 

@@ -10,10 +10,9 @@
 #include <vector>
 
 #include <mars/config.hpp>
-#include <mars/export.hpp>
 
-#include <mars/proposals.hpp>
-#include <mars/sample.hpp>
+#include "decode/proposals.hpp"
+#include "decode/sample.hpp"
 #include "decode/token_set.hpp"
 
 namespace mars {
@@ -21,7 +20,7 @@ namespace mars {
 struct Predictions;
 
 /// What a grammar says of the answer so far. Knows no end-of-sequence token: the end is a state.
-class MARS_API Matcher {
+class Matcher {
   public:
     virtual ~Matcher() = default;
 
@@ -50,7 +49,7 @@ class MARS_API Matcher {
 /// A forced run is always appended whole before the matcher is asked again, so the answer does not depend on how many tokens a step
 /// gives. `can_ask`: whether the graph can return logits; without, nothing but its top-k is chosen from. `most_masks`: those that the model
 /// was trained for; what further ones say is proposed, and not accepted by tau.
-class MARS_API Guide {
+class Guide {
   public:
     Guide(std::unique_ptr<Matcher> matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks = 64);
 

@@ -1,8 +1,8 @@
 // The constants are those of runtime/decode/pass_rates.py; tests/conformance/windows.json holds both together.
+#include "decode/pass_rates.hpp"
+
 #include <algorithm>
 #include <numeric>
-
-#include <mars/pass_rates.hpp>
 
 namespace mars {
 

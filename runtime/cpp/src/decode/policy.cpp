@@ -1,7 +1,7 @@
 // The choice of a step's feeds. In the order of runtime/decode/policy.py, so that doubles round alike.
-#include <algorithm>
+#include "decode/policy.hpp"
 
-#include <mars/policy.hpp>
+#include <algorithm>
 
 namespace mars {
 
@@ -111,8 +111,7 @@ std::vector<Feed> widest_feeds(const std::vector<Row*>& rows, const std::vector<
         const std::int64_t proposals = std::max(std::int64_t{0}, std::min(row.num_proposals(), rooms[i]));
         std::int64_t masks = std::min(row.most_masks(block), rooms[i] - proposals);
         const bool exact = row.config().is_exact();
-        if (exact || proposals > 0)
-            masks = row.ends_at(proposals) ? 0 : std::min(masks, row.remaining() - proposals - (exact ? 2 : 1));
+        if (exact || proposals > 0) masks = row.ends_at(proposals) ? 0 : std::min(masks, row.remaining() - proposals - (exact ? 2 : 1));
         feeds.push_back({row.num_pending(), proposals, std::max(std::int64_t{0}, masks)});
     }
     return feeds;

@@ -13,8 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include <mars/backend.hpp>
 #include <mars/stats.hpp>
+
+#include "decode/backend.hpp"
 
 namespace mars {
 

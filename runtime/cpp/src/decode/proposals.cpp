@@ -1,8 +1,8 @@
 // The constants and the order of sums are those of runtime/decode/proposals.py, so that doubles round alike.
+#include "decode/proposals.hpp"
+
 #include <algorithm>
 #include <numeric>
-
-#include <mars/proposals.hpp>
 
 namespace mars {
 

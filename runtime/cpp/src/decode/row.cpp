@@ -1,11 +1,12 @@
 // Rows: what is accepted, and how a sequence ends.
+#include "decode/row.hpp"
+
 #include <algorithm>
 #include <cassert>
 
-#include <mars/row.hpp>
-#include <mars/sample.hpp>
-
+#include "accept.hpp"
 #include "decode/guide.hpp"
+#include "decode/sample.hpp"
 
 namespace mars {
 

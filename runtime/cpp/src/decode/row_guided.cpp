@@ -1,10 +1,9 @@
 // Rows that follow a grammar: what is accepted, what is forced, what is proposed then. The rule of runtime/decode/row.py.
 #include <algorithm>
-#include <cassert>
 
-#include <mars/row.hpp>
-
+#include "accept.hpp"
 #include "decode/guide.hpp"
+#include "decode/row.hpp"
 
 namespace mars {
 
@@ -98,8 +97,7 @@ void Row::propose(const Predictions& predictions, const std::vector<std::int64_t
     if (!config_.is_exact()) {
         std::vector<bool> passed;
         for (std::int64_t i = num_fed; i < predicted; ++i)
-            passed.push_back(i < count ||
-                             passes(predictions.confidences[static_cast<std::size_t>(i)], config_.bound(), config_.metric));
+            passed.push_back(i < count || passes(predictions.confidences[static_cast<std::size_t>(i)], config_.bound(), config_.metric));
         pass_rates.saw(std::max(count - num_fed, std::int64_t{0}), passed);
     }
     proposals = {};
@@ -112,9 +110,9 @@ void Row::propose(const Predictions& predictions, const std::vector<std::int64_t
         foresight_.saw(hopes);
         // Predictions behind another token than the model's own are void, as in `settle`.
         const std::int64_t end = std::min(count, predicted);
-        const bool is_own = count <= predicted && std::equal(given.begin() + std::min(num_fed, count), given.end(),
-                                                             predictions.token_ids.begin() + std::min(num_fed, end),
-                                                             predictions.token_ids.begin() + end);
+        const bool is_own =
+            count <= predicted && std::equal(given.begin() + std::min(num_fed, count), given.end(),
+                                             predictions.token_ids.begin() + std::min(num_fed, end), predictions.token_ids.begin() + end);
         if (config_.needs_logits() || is_own) {
             if (config_.needs_logits())
                 guess.token_ids = candidates(predictions, count).token_ids;

@@ -1,10 +1,10 @@
 // Draws and confidences. Sums are in double, where the Python twin sums float32: the two agree to float32's last digits.
+#include "decode/sample.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
-
-#include <mars/sample.hpp>
 
 #include "decode/token_set.hpp"
 

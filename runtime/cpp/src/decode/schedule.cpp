@@ -1,7 +1,7 @@
 // The loop, and cursor commit.
-#include <algorithm>
+#include "decode/schedule.hpp"
 
-#include <mars/schedule.hpp>
+#include <algorithm>
 
 namespace mars {
 

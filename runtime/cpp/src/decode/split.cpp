@@ -1,7 +1,7 @@
 // In the order of runtime/decode/split.py, so that doubles round alike; tests/conformance/splits.json holds both together.
-#include <algorithm>
+#include "decode/split.hpp"
 
-#include <mars/split.hpp>
+#include <algorithm>
 
 namespace mars {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include <mars/backend.hpp>
-#include <mars/bundle.hpp>
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
 
 namespace mars {
 

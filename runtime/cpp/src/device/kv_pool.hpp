@@ -8,8 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include <mars/backend.hpp>
-
+#include "decode/backend.hpp"
 #include "device/cuda.hpp"
 
 namespace mars {

@@ -11,7 +11,8 @@
 #include <onnxruntime_cxx_api.h>
 
 #include <mars/errors.hpp>
-#include <mars/ort.hpp>
+
+#include "device/ort.hpp"
 
 namespace mars {
 

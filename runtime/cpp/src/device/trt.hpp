@@ -9,9 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/bundle.hpp>
-
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
 #include "device/kv_pool.hpp"
 #include "device/trt_engine.hpp"
 

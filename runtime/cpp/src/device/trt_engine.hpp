@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <mars/bundle.hpp>
-
+#include "bundle/bundle.hpp"
 #include "device/cuda.hpp"
 
 namespace mars {

@@ -4,8 +4,7 @@
 #include <optional>
 #include <string>
 
-#include <mars/bundle.hpp>
-
+#include "bundle/bundle.hpp"
 #include "device/here.hpp"
 
 namespace mars {

@@ -1,9 +1,10 @@
 // Streaming text: whole characters only, and nothing that a stop string may still swallow.
+#include "text/text.hpp"
+
 #include <algorithm>
 #include <utility>
 
 #include <mars/errors.hpp>
-#include <mars/text.hpp>
 
 #include "utf8.hpp"
 
@@ -23,7 +24,8 @@ std::string Text::render(const std::vector<Message>& messages) const { return ch
 
 std::string Text::decode(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size()); }
 
-TextStream::TextStream(const Text& text, std::vector<std::string> stop) : tokenizer_(text.tokenizer()), stop_(std::move(stop)) {
+TextStream::TextStream(const Text& text, std::vector<std::string> stop)
+    : tokenizer_(std::make_shared<const Tokenizer>(text.tokenizer())), stop_(std::move(stop)) {
     for (const std::string& word : stop_) {
         if (word.empty() || !utf8::is_valid(word)) throw SessionError("stop strings must be non-empty UTF-8");
         longest_stop_ = std::max(longest_stop_, word.size());
@@ -32,7 +34,7 @@ TextStream::TextStream(const Text& text, std::vector<std::string> stop) : tokeni
 
 bool TextStream::push(std::int64_t token) {
     pending_.push_back(token);
-    const std::string piece = tokenizer_.decode(pending_.data(), pending_.size(), true, text_.empty());
+    const std::string piece = tokenizer_->decode(pending_.data(), pending_.size(), true, text_.empty());
     if (!piece.empty() && !utf8::ends_broken(piece)) {
         append(piece);
         pending_.clear();
@@ -44,7 +46,7 @@ std::string TextStream::read() { return up_to(text_.size() - (stopped_ ? 0 : hel
 
 std::string TextStream::finish() {
     if (!stopped_) {
-        append(tokenizer_.decode(pending_.data(), pending_.size(), true, text_.empty()));
+        append(tokenizer_->decode(pending_.data(), pending_.size(), true, text_.empty()));
         pending_.clear();
     }
     return up_to(text_.size());

@@ -1,9 +1,10 @@
 // Encoding and decoding: added tokens first, then normalisation, words, merges.
+#include "text/tokenizer.hpp"
+
 #include <algorithm>
 #include <utility>
 
 #include <mars/errors.hpp>
-#include <mars/tokenizer.hpp>
 
 #include "text/tokenizer_state.hpp"
 #include "text/unicode.hpp"

@@ -8,12 +8,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include <mars/tokenizer.hpp>
-
 #include "text/added_tokens.hpp"
 #include "text/bpe.hpp"
 #include "text/metaspace.hpp"
 #include "text/pretokenize.hpp"
+#include "text/tokenizer.hpp"
 
 namespace mars {
 

@@ -9,8 +9,6 @@
 #include <mutex>
 #include <vector>
 
-#include <mars/export.hpp>
-
 namespace mars {
 
 enum class Source { masks, lookup, draft };
@@ -34,7 +32,7 @@ struct Proposals {
 /// How likely a proposal holds once all before it did: its confidence, corrected by how such ones did.
 ///
 /// Shared by the rows of a session, so that a new row starts with what earlier rows have shown. Any thread.
-class MARS_API Hopes {
+class Hopes {
   public:
     /// Between 0 and 1; NaN counts as 0.
     double of(Source source, double confidence) const;
@@ -57,7 +55,7 @@ class MARS_API Hopes {
 /// What the masks of one row are worth: for the first mask, the second, ..., how likely its proposal holds.
 ///
 /// Every mask of every step counts, by the hope that its confidence gives: nothing waits for a verification.
-class MARS_API Foresight {
+class Foresight {
   public:
     /// A step's masks gave proposals of these hopes.
     void saw(const std::vector<double>& hopes);
@@ -70,7 +68,7 @@ class MARS_API Foresight {
 };
 
 /// Another source of proposals than a row's own masks.
-class MARS_API Proposer {
+class Proposer {
   public:
     virtual ~Proposer() = default;
 
@@ -79,7 +77,7 @@ class MARS_API Proposer {
 };
 
 /// Proposes what followed the last `length` tokens when they stood in the prompt or the answer before.
-class MARS_API Lookup : public Proposer {
+class Lookup : public Proposer {
   public:
     explicit Lookup(std::int64_t length) : length_(length) {}
 

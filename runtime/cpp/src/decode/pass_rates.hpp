@@ -4,15 +4,13 @@
 #include <cstdint>
 #include <vector>
 
-#include <mars/export.hpp>
-
 namespace mars {
 
 /// For the prediction of the next token, k = 0, and that of the k-th mask, k = 1, 2, ...: how often it passed tau.
 ///
 /// Predictions behind the first that did not pass count too: one full window tells text that the model cannot predict from text that
 /// it can. Old observations fade with new ones of the same prediction, not with time: what is not tried is not forgotten.
-class MARS_API PassRates {
+class PassRates {
   public:
     /// A step accepted `accepted` tokens, and nothing but tau ended its run; `passed[k]`: whether prediction k passed.
     void saw(std::int64_t accepted, const std::vector<bool>& passed);

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <mars/errors.hpp>
-#include <mars/export.hpp>
 
 namespace mars {
 
@@ -33,7 +32,7 @@ struct StepOutput {
 };
 
 /// A copy of a row's first entries that outlives the cache it is from; only caches of the same backend can read it.
-class MARS_API Saved {
+class Saved {
   public:
     explicit Saved(std::int64_t num_entries) : length(num_entries) {}
     virtual ~Saved() = default;
@@ -44,7 +43,7 @@ class MARS_API Saved {
 };
 
 /// A forward was ended before its time, because nobody wants its outcome any more.
-class MARS_API Interrupted : public DeviceError {
+class Interrupted : public DeviceError {
   public:
     using DeviceError::DeviceError;
 };
@@ -58,7 +57,7 @@ struct HostEntries {
 };
 
 /// KV memory of some rows. Rows are contiguous, so that a step can run on any run of neighbours.
-class MARS_API Cache {
+class Cache {
   public:
     virtual ~Cache() = default;
 
@@ -88,7 +87,7 @@ class MARS_API Cache {
 };
 
 /// A variant of a bundle, loaded on a device. One backend may serve several threads, each with a cache of its own.
-class MARS_API Backend {
+class Backend {
   public:
     virtual ~Backend() = default;
 
@@ -120,6 +119,6 @@ class MARS_API Backend {
 };
 
 /// The capacity to grow to from `present` when `needed` entries are wanted: at least a quarter more, in steps of `growth`.
-MARS_API std::int64_t bucket(std::int64_t needed, std::int64_t present);
+std::int64_t bucket(std::int64_t needed, std::int64_t present);
 
 } // namespace mars

@@ -5,16 +5,15 @@
 #include <cstdint>
 #include <vector>
 
-#include <mars/batch.hpp>
-#include <mars/export.hpp>
-#include <mars/proposals.hpp>
+#include "decode/batch.hpp"
+#include "decode/proposals.hpp"
 
 namespace mars {
 
 /// One row of the small model, kept in step with one row of the large one.
 ///
 /// Its KV entries stay valid as far as the tokens agree; the rest is written again. Throws what the backend throws.
-class MARS_API Draft : public Proposer {
+class Draft : public Proposer {
   public:
     /// `backend` outlives this.
     Draft(Backend& backend, std::int64_t block, std::int64_t mask_id, std::vector<std::int64_t> eos_ids);

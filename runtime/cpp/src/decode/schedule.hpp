@@ -6,14 +6,13 @@
 #include <optional>
 #include <vector>
 
-#include <mars/batch.hpp>
-#include <mars/export.hpp>
-#include <mars/policy.hpp>
+#include "decode/batch.hpp"
+#include "decode/policy.hpp"
 
 namespace mars {
 
 /// Rows on their way: one prompt after the other, then steps of all rows together, until each has ended. Python's generator, as an object.
-class MARS_API Schedule {
+class Schedule {
   public:
     virtual ~Schedule() = default;
 
@@ -51,7 +50,7 @@ class MARS_API Schedule {
 /// verifies the proposals and makes the next predictions (paper: "cursor-based cache management"). The last prefill chunk carries
 /// masks too, so the first step already yields a run. A row's tau and exact may change, and a row may be cancelled, between two steps.
 /// `cost` is asked for rows whose window is automatic; without it they get full windows.
-MARS_API std::unique_ptr<Schedule> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
-                                          CostSource cost = nullptr);
+std::unique_ptr<Schedule> decode(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
+                                 CostSource cost = nullptr);
 
 } // namespace mars

@@ -6,18 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include <mars/export.hpp>
+#include <mars/text.hpp>
 
 namespace mars {
 
-/// One turn of a conversation; UTF-8.
-struct Message {
-    std::string role;
-    std::string content;
-};
-
 /// The manifest's `text.chat`: what stands between the contents of a conversation (docs/format.md).
-class MARS_API ChatTurns {
+class ChatTurns {
   public:
     /// A template that refuses everything: the bundle has none, or one that needs jinja2 itself.
     ChatTurns() = default;

@@ -1,7 +1,7 @@
 // The paper's cache loop: whole finished blocks are committed, and rows wait for each other at block boundaries.
 #pragma once
 
-#include <mars/schedule.hpp>
+#include "decode/schedule.hpp"
 
 namespace mars {
 
@@ -11,7 +11,7 @@ namespace mars {
 /// The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block as it stands, accepted tokens and
 /// then masks, against the frozen cache; masks never reach past the block's end. When every row's block is full, one
 /// more forward writes the blocks into the cache; its last output is the prediction for the next block's first token.
-MARS_API std::unique_ptr<Schedule> decode_blocks(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
-                                                 std::int64_t cache_block);
+std::unique_ptr<Schedule> decode_blocks(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id,
+                                        std::int64_t cache_block);
 
 } // namespace mars

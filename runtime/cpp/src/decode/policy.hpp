@@ -6,11 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include <mars/cost.hpp>
-#include <mars/export.hpp>
-#include <mars/pass_rates.hpp>
-#include <mars/row.hpp>
-#include <mars/split.hpp>
+#include "decode/cost.hpp"
+#include "decode/pass_rates.hpp"
+#include "decode/row.hpp"
+#include "decode/split.hpp"
 
 namespace mars {
 
@@ -29,7 +28,7 @@ using CostSource = std::function<std::shared_ptr<const Cost>()>;
 ///
 /// A step is a rectangle: rows at a tau get the same number of masks, exact rows share a width. A share of the time is set aside for trying
 /// more masks. `few_sizes`: choose among few sizes of a step, for a device that prepares something for each.
-class MARS_API Policy {
+class Policy {
   public:
     explicit Policy(CostSource cost, bool few_sizes = false);
 

@@ -5,9 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include <mars/cost.hpp>
-#include <mars/export.hpp>
-#include <mars/feed.hpp>
+#include "decode/cost.hpp"
+#include "decode/feed.hpp"
 
 namespace mars {
 
@@ -31,7 +30,7 @@ struct Chances {
 ///
 /// The choice maximizes what is expected of this step and of the masks' proposals in the next one, against what the slots cost at the
 /// speed that the rows have shown (the relative value of an average-reward decision process).
-class MARS_API Splitter {
+class Splitter {
   public:
     explicit Splitter(bool few_sizes = false) : few_sizes_(few_sizes) {}
 

@@ -9,8 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include <mars/export.hpp>
-
 namespace mars {
 
 /// A BPE read from a `tokenizer.json`. Immutable and cheap to copy; any number of threads may use one.
@@ -18,7 +16,7 @@ namespace mars {
 /// Reads the GPT-2 / SmolLM, Qwen2 / Qwen3 and Llama 3 kinds: byte-level BPE, an optional NFC normaliser, their split
 /// patterns, single digits; and the Llama 2 / Mistral kind, whose characters fall back to bytes. Added tokens, a template
 /// post-processor. Everything else is refused by name.
-class MARS_API Tokenizer {
+class Tokenizer {
   public:
     /// Read the text of a `tokenizer.json`; `where` is what error messages call it.
     /// Raises BundleError, with everything that is wrong or not supported.

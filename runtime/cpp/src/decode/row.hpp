@@ -6,25 +6,20 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
-#include <mars/backend.hpp>
 #include <mars/config.hpp>
-#include <mars/export.hpp>
-#include <mars/pass_rates.hpp>
-#include <mars/proposals.hpp>
-#include <mars/split.hpp>
 #include <mars/stats.hpp>
+
+#include "decode/backend.hpp"
+#include "decode/pass_rates.hpp"
+#include "decode/proposals.hpp"
+#include "decode/split.hpp"
 
 namespace mars {
 
 class Guide;
 class Stem;
-
-enum class FinishReason { eos, stop, length, capacity, cancelled, deadline };
-
-MARS_API std::string_view to_string(FinishReason reason);
 
 /// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens.
 struct Accepted {
@@ -38,7 +33,7 @@ struct Accepted {
 /// `topk_logprobs` are empty or [size, top_k], best first.
 ///
 /// `confidences` are of the metric that the row asked for, `probabilities` always probabilities.
-struct MARS_API Predictions {
+struct Predictions {
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences, probabilities;
     std::vector<float> logits;
@@ -61,7 +56,7 @@ struct MARS_API Predictions {
 /// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
 /// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none. `guide`: a grammar that the answer
 /// follows, or none.
-class MARS_API Row {
+class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
         std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr,

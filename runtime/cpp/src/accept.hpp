@@ -2,40 +2,34 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
-#include <mars/export.hpp>
+#include <mars/config.hpp>
 
 namespace mars {
-
-enum class Metric { probability, margin, entropy };
-
-/// Name of a metric, as the manifest and the command line spell it.
-MARS_API std::string_view to_string(Metric metric);
 
 /// Whether `tau` means exactly one token a step, so that no masks are needed: tau >= 1, for entropy tau <= 0.
 ///
 /// A rule of its own, because in floating point a confident probability rounds to exactly 1.0 (paper: tau = 1.0 is
 /// ordinary one-token decoding).
-MARS_API bool is_one_token(double tau, Metric metric);
+bool is_one_token(double tau, Metric metric);
 
 /// Probability or margin >= tau; entropy (nats) <= tau. NaN never passes.
-MARS_API bool passes(double confidence, double tau, Metric metric);
+bool passes(double confidence, double tau, Metric metric);
 
 /// How many of the predictions to accept, from the left: 0 only if there are none or `limit` is 0.
 ///
 /// The first always; then each next one while its confidence passes `tau`; none after an end-of-sequence token; at most
 /// `limit`. `token_ids` and `confidences` have equal length, in position order.
-MARS_API std::int64_t accept(const std::vector<std::int64_t>& token_ids, const std::vector<double>& confidences, double tau, Metric metric,
-                             const std::vector<std::int64_t>& eos_ids, std::int64_t limit);
+std::int64_t accept(const std::vector<std::int64_t>& token_ids, const std::vector<double>& confidences, double tau, Metric metric,
+                    const std::vector<std::int64_t>& eos_ids, std::int64_t limit);
 
 /// How many of the model's own next tokens stand, from the left: 0 only if there are none or `limit` is 0.
 ///
 /// `token_ids[j]` is what the model itself says, one token at a time, behind the first j of `proposals`. The first always stands; each
 /// next one while the proposal before it was that very token; none after an end-of-sequence token; at most `limit`. So what stands is the
 /// one-token answer, whatever was proposed.
-MARS_API std::int64_t verify(const std::vector<std::int64_t>& token_ids, const std::vector<std::int64_t>& proposals,
-                             const std::vector<std::int64_t>& eos_ids, std::int64_t limit);
+std::int64_t verify(const std::vector<std::int64_t>& token_ids, const std::vector<std::int64_t>& proposals,
+                    const std::vector<std::int64_t>& eos_ids, std::int64_t limit);
 
 } // namespace mars

@@ -5,13 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/export.hpp>
+#include "decode/backend.hpp"
 
 namespace mars {
 
 /// Seconds of a step by its positions, which are rows x slots.
-class MARS_API Cost {
+class Cost {
   public:
     /// `points`: (positions, seconds), both above 0, the positions rising. Throws SessionError for others.
     ///
@@ -28,6 +27,6 @@ class MARS_API Cost {
 };
 
 /// Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds. About a second.
-MARS_API Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id);
+Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id);
 
 } // namespace mars

@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/bundle.hpp>
-#include <mars/export.hpp>
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
 
 namespace mars {
 
 /// A step graph in an ONNX Runtime session.
-class MARS_API OrtBackend : public Backend {
+class OrtBackend : public Backend {
   public:
     /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without "ExecutionProvider",
     /// in any case ("cpu", "CUDA", "tensorrt"). `threads`: compute threads, nothing for ONNX Runtime's choice.

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <mars/config.hpp>
-#include <mars/engine_info.hpp>
-#include <mars/export.hpp>
+
+#include "bundle/engine_info.hpp"
 
 namespace mars {
 
@@ -121,7 +121,7 @@ struct Manifest {
 };
 
 /// An opened bundle: a directory whose manifest is valid and whose files are the ones it lists.
-struct MARS_API Bundle {
+struct Bundle {
     std::filesystem::path path;
     Manifest manifest;
 
@@ -133,9 +133,9 @@ struct MARS_API Bundle {
 ///
 /// Throws BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
 /// files that are missing, of the wrong size or of the wrong content.
-MARS_API Bundle open_bundle(const std::filesystem::path& path, bool full = false);
+Bundle open_bundle(const std::filesystem::path& path, bool full = false);
 
 /// Parse and check manifest text; throws BundleError that lists every wrong field.
-MARS_API Manifest parse_manifest(std::string_view text, const std::string& where = "manifest.json");
+Manifest parse_manifest(std::string_view text, const std::string& where = "manifest.json");
 
 } // namespace mars

@@ -5,10 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include <mars/backend.hpp>
-#include <mars/export.hpp>
-#include <mars/feed.hpp>
-#include <mars/row.hpp>
+#include "decode/backend.hpp"
+#include "decode/feed.hpp"
+#include "decode/row.hpp"
 
 namespace mars {
 
@@ -18,7 +17,7 @@ constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill fo
 enum class Keep { nothing, known };
 
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
-class MARS_API Batch {
+class Batch {
   public:
     Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id);
 
