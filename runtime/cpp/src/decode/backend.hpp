@@ -17,10 +17,10 @@ constexpr std::int64_t growth = 128; ///< entries: capacity grows in multiples o
 /// The inputs of one forward over some neighbouring rows, row after row.
 struct StepInput {
     std::int64_t rows = 0, slots = 0, outputs = 0;
-    bool want_topk = false; ///< the likeliest tokens of each prediction, from a graph that has them
     std::vector<std::int64_t> input_ids;    ///< [rows, slots]
     std::vector<std::int64_t> kv_length;    ///< [rows]
     std::vector<std::int64_t> output_index; ///< [rows, outputs]
+    bool want_topk = false;                 ///< the likeliest tokens of each prediction, where the graph has them
 };
 
 /// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size], topk_ids and topk_logprobs [rows, outputs, top_k],
