@@ -229,6 +229,7 @@ Chat read_chat(const std::string& body, const Limits& limits) {
     if (const auto metric = fields.text("metric")) config.metric = metric_of(*metric);
     if (const auto window = fields.any("window")) config.window = window_of(*window);
     config.cache_salt = fields.text("cache_salt").value_or("");
+    config.grammar = fields.text("grammar").value_or("");
     if (fields.flag("ignore_eos").value_or(false)) config.eos_ids.emplace();
     chat.profile = fields.text("profile");
     for (const char* knob : {"exact", "tau", "metric", "window"}) {
@@ -274,11 +275,15 @@ Json Steps::shown(const Step& step) {
 Json Steps::push(const mars::Event& event, std::int64_t verified) {
     if (!event.token_ids.empty()) {
         Step step{number_++, {}, 0};
+        const auto is_forced = [&](std::size_t i) {
+            return std::find(event.forced.begin(), event.forced.end(), static_cast<std::int64_t>(i)) != event.forced.end();
+        };
+        std::int64_t own = 0; // tokens that the model chose
         for (std::size_t i = 0; i < event.token_ids.size(); ++i) {
             text_.push(event.token_ids[i]);
             std::string text = text_.read();
             spelled_ += text.size();
-            const char* how = static_cast<std::int64_t>(i) < verified ? "verified" : "accepted";
+            const char* how = is_forced(i) ? "forced" : own++ < verified ? "verified" : "accepted";
             step.tokens.push_back({event.token_ids[i], std::move(text), event.confidences[i], how});
         }
         step.end = spelled_;

@@ -188,7 +188,8 @@ def test_calls_have_the_language_of_the_library(dialect: Dialect) -> None:
 
 REGEXES = [
     r"[A-Z]{2}[0-9]{4}", r"(a|bc)*d?", r"[^\n]{2,3}x", r".+\.txt", "(foo|bar){2}|\u00e9+", "[^\u00e9]a",
-    "[\u00e0-\u00fc]{1,2}", r"[\u4e00-\u9fff]", r"a{3,}b*", r"\x41\+\.\-", r"[\]\-a]", r"[]a]", r"a||b", r"(?:ab)+",
+    "[\u00e0-\u00fc]{1,2}",
+    r"[\u4e00-\u9fff]", r"a{3,}b*", r"\x41\+\.\-", r"[\]\-a]", r"[]a]", r"a||b", r"(?:ab)+",
 ]  # fmt: skip
 
 

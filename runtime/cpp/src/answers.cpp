@@ -96,7 +96,8 @@ Event Answers::event(Accepted accepted) {
     answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     std::string text;
     if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
-    return {std::move(text), std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row};
+    return {std::move(text), std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason,
+            accepted.row,    std::move(accepted.forced)};
 }
 
 Completion Answers::completion(std::size_t i) const {

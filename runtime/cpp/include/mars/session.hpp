@@ -47,6 +47,7 @@ struct Event {
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
+    std::vector<std::int64_t> forced = {}; ///< the places of tokens that a grammar gave
 };
 
 /// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.

@@ -21,12 +21,14 @@ namespace mars {
 class Guide;
 class Stem;
 
-/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens.
+/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens. Those at the places `forced` are a
+/// grammar's.
 struct Accepted {
     std::int64_t row = 0;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
+    std::vector<std::int64_t> forced = {};
 };
 
 /// Consecutive predictions for one row, the first for its next unknown position; `logits` is empty or [size, vocab_size], `topk_ids` and

@@ -1,5 +1,6 @@
 // Rows that follow a grammar: what is accepted, what is forced, what is proposed then. The rule of runtime/decode/row.py.
 #include <algorithm>
+#include <numeric>
 
 #include "accept.hpp"
 #include "decode/guide.hpp"
@@ -43,13 +44,16 @@ std::optional<Accepted> Row::begin(std::int64_t most) {
     else if (given.empty())
         return std::nullopt;
     std::vector<double> sure(given.size(), sure_of(config_.metric));
-    return Accepted{index, std::move(given), std::move(sure), finish_reason};
+    std::vector<std::int64_t> places(given.size());
+    std::iota(places.begin(), places.end(), std::int64_t{0});
+    return Accepted{index, std::move(given), std::move(sure), finish_reason, std::move(places)};
 }
 
 std::optional<Accepted> Row::follow(const Predictions& predictions, std::int64_t num_proposals) {
     const std::int64_t first = num_tokens(), left = remaining(), predicted = size_of(predictions.token_ids);
     std::vector<double> confidences;
-    std::int64_t num_held = 0, num_forced = 0, i = 0;
+    std::vector<std::int64_t> forced;
+    std::int64_t num_held = 0, i = 0;
     bool follows = true; // whether the next prediction has seen what was appended
     for (; !finish_reason && i < left; ++i) {
         std::optional<std::int64_t> token = guide->forced();
@@ -66,7 +70,7 @@ std::optional<Accepted> Row::follow(const Predictions& predictions, std::int64_t
             confidence = choice->confidence;
         }
         confidences.push_back(confidence);
-        if (is_forced) ++num_forced;
+        if (is_forced) forced.push_back(i);
         append(*token);
         if (i < num_proposals) {
             follows = follows && *token == proposals.token_ids[static_cast<std::size_t>(i)];
@@ -81,9 +85,9 @@ std::optional<Accepted> Row::follow(const Predictions& predictions, std::int64_t
         finish_reason = FinishReason::stop;
     else if (given.empty())
         return std::nullopt;
-    if (!given.empty()) stats.count(size_of(given) - num_forced, num_forced);
+    if (!given.empty()) stats.count(size_of(given) - size_of(forced), size_of(forced));
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
-    return Accepted{index, std::move(given), std::move(confidences), finish_reason};
+    return Accepted{index, std::move(given), std::move(confidences), finish_reason, std::move(forced)};
 }
 
 /// As `settle`, under a grammar: what was predicted behind what was `given` is led by it.
