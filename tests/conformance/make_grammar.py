@@ -6,8 +6,8 @@ there, and where nothing is, the tokens that may follow (bits, the lowest first,
 answer may end, and what is likely. Masks come from the slow loop here, each token's bytes one by one; masks,
 forced and likely tokens are also those of llguidance (tests/runtime/test_stored_grammars.py).
 
-`answers` are rows over the model of tests/support/scripted.py: `runs` and `fed` ([known, proposals, masks]) of
-each forward come from the Python loop; where no tau decides, the whole answer comes from the slow loop here:
+`answers` are rows over the model of tests/support/scripted.py: `runs` and `fed` ([known, proposals, masks])
+of each forward come from the Python loop; where no tau decides, the whole answer comes from the slow loop here:
 one token after the other, the best that is allowed.
 """
 
@@ -84,7 +84,7 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "a schema",
         {"schema": PERSON},
-        '{"name": "Zo\u00eb \\"Z\\"", "age": 31, "tags": ["\u00e9t\u00e9", "a"], "score": -1.5e3, "ok": true}',
+        '{"name": "Zo\u00eb \\"Z\\"", "age": 31, "tags": ["\u00e9t\u00e9", "a"], "score": -1e3, "ok": true}',
     ),
     ("a regex", {"regex": r"[A-Z]{2}[0-9]{4}(-[a-z]+)?"}, "AB1234-xyz"),
     ("choices", {"choice": ("yes", "no", "yes, but", "n\u00f6")}, "yes, but"),

@@ -126,7 +126,7 @@ HOMES: dict[str, set[str]] = {
     "huggingface_hub": {"runtime/hub", "exporter/checkpoint"},
     "llguidance": {"runtime/grammar"},
     "jinja2": {"runtime/template", "runtime/text", "calibration"},
-    "tokenizers": {"runtime/text", "exporter"},
+    "tokenizers": {"runtime/text", "runtime/stored_grammars", "exporter"},
     "matplotlib": {"calibration"},
     "lm_eval": {"calibration/lm_eval"},
     "starlette": {"runtime/serve"},
