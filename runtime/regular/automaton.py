@@ -177,9 +177,9 @@ def _classes(nodes: _Nodes) -> tuple[list[list[int]], dict[tuple[Range, ...], tu
             for byte in range(low, high + 1):
                 marks[byte].append(i)
     classes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for byte, mark in enumerate(marks):
-        if mark:
-            classes[tuple(mark)].append(byte)
+    for byte, sets_with_it in enumerate(marks):
+        if sets_with_it:
+            classes[tuple(sets_with_it)].append(byte)
     of: list[list[int]] = [[] for _ in sets]
     for number, mark in enumerate(classes):
         for i in mark:

@@ -168,7 +168,8 @@ class Schemas:
             for name, inner in properties.items()
         ]
         # What may follow the first i properties, once one is there, and where none is.
-        behind, alone = EMPTY, EMPTY
+        behind: Expression = EMPTY
+        alone: Expression = EMPTY
         for item, is_required in reversed(items):
             begun = sequence(item, behind)
             alone = begun if is_required else choice([begun, alone])

@@ -7,8 +7,8 @@ answer may end, and what is likely. Masks come from the slow loop here, each tok
 forced and likely tokens are also those of llguidance (tests/runtime/test_stored_grammars.py).
 
 `answers` are rows over the model of tests/support/scripted.py: `runs` and `fed` ([known, proposals, masks])
-of each forward come from the Python loop; where no tau decides, the whole answer comes from the slow loop here:
-one token after the other, the best that is allowed.
+of each forward come from the Python loop; where no tau decides, the whole answer comes from the slow loop
+here: one token after the other, the best that is allowed.
 """
 
 from __future__ import annotations
