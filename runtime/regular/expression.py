@@ -74,7 +74,9 @@ def sequence(*parts: Expression) -> Expression:
 
 
 def choice(options: Iterable[Expression]) -> Expression:
-    each = tuple(dict.fromkeys(options))
+    # Texts that are the same become one; what is nested is not looked into, for it may be shared many times.
+    kept = {option.data if isinstance(option, Text) else id(option): option for option in options}
+    each = tuple(kept.values())
     return each[0] if len(each) == 1 else Choice(each)
 
 

@@ -67,6 +67,7 @@ class Schemas:
         self._root = root
         self._item, self._key = (text(separator) for separator in separators)
         self._open: list[str] = []  # references that are being followed
+        self._known: dict[str, Expression] = {}
 
     def expression(self, schema: Any, where: str) -> Expression:
         """Raises SessionError that names what is not regular, or not supported."""
@@ -129,6 +130,8 @@ class Schemas:
             raise _beyond(where, f"`$ref` to {json.dumps(reference)[:60]}: references stay inside the schema")
         if reference in self._open:
             raise _beyond(where, f"recursion by `$ref` {reference[:60]}")
+        if reference in self._known:
+            return self._known[reference]
         found = self._root
         for part in reference.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
@@ -136,10 +139,9 @@ class Schemas:
                 raise SessionError(f"{where}: `$ref` {reference[:60]} leads nowhere; correct the schema")
             found = found[key]
         self._open.append(reference)
-        try:
-            return self.expression(found, reference)
-        finally:
-            self._open.pop()
+        self._known[reference] = self.expression(found, reference)
+        self._open.pop()
+        return self._known[reference]
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any], where: str) -> Expression:
         if kind == "object":
@@ -219,7 +221,15 @@ def _cases(digit: int) -> list[str]:
     return sorted({f"{digit:x}", f"{digit:X}"})
 
 
-CHARACTER = choice([PLAIN, *(_written(chr(code)) for code in (*CONTROLS, 34, 92))])
+HEX = characters([(48, 57), (65, 70), (97, 102)])
+# Any character of a string: the same ways as `_written` gives, with their beginnings in common.
+ESCAPED = choice(
+    [
+        characters([(ord(letter),) * 2 for letter in SHORT.values()]),
+        sequence(Text(b"u00"), choice([sequence(characters([(48, 49)]), HEX), text("7f"), text("7F")])),
+    ]
+)
+CHARACTER = choice([PLAIN, sequence(Text(b"\\"), ESCAPED)])
 
 
 def _integers(schema: Mapping[str, Any], where: str) -> Expression:

@@ -287,7 +287,11 @@ def test_a_regex_of_another_dialect_is_refused(regex: str) -> None:
         built(pattern_expression(regex))
 
 
+DOUBLING = {f"a{i}": {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/a{i - 1}"}, {
+    "type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i - 1}"}}, "additionalProperties": False,
+}]}} for i in range(1, 40)}  # fmt: skip
 HUGE: list[dict[str, Any]] = [
+    {"schema": {"$ref": "#/$defs/a39", "$defs": {"a0": {"type": "integer"}, **DOUBLING}}},
     {"schema": {"type": "string", "maxLength": 100_000}},
     {"schema": {"type": "array", "items": {"type": "string", "maxLength": 300}, "maxItems": 300}},
     {"regex": "(a|b)*a(a|b){20}"},

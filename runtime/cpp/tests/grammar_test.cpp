@@ -38,7 +38,7 @@ std::string decoded(const std::string& base64) {
 }
 
 /// The conformance file, and what its parts are.
-struct Given {
+struct Kept {
     Json json = conformance("grammar.json");
     mars::Tokenizer tokenizer = mars::Tokenizer::from_json(json["tokenizer"].get<std::string>());
     std::shared_ptr<mars::Vocabulary> vocabulary = std::make_shared<mars::Vocabulary>(tokenizer, json["vocab_size"].get<std::int64_t>());
@@ -52,8 +52,8 @@ struct Given {
     }
 };
 
-const Given& given() {
-    static const Given all;
+const Kept& kept() {
+    static const Kept all;
     return all;
 }
 
@@ -87,7 +87,7 @@ class Scripted : public mars::Backend {
 
     void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool want_logits, mars::StepOutput& output) override {
         plain.step(cache, first, input, false, output);
-        output.vocab_size = given().vocabulary->size();
+        output.vocab_size = kept().vocabulary->size();
         output.top_k = input.want_topk ? top_k_ : 0;
         output.logits.clear();
         output.topk_ids.clear();
@@ -113,8 +113,8 @@ class Scripted : public mars::Backend {
     std::pair<std::int64_t, float> wanted(const fake::Tokens& known, std::int64_t masks) const {
         const auto at = static_cast<std::uint64_t>(known.size()) + static_cast<std::uint64_t>(masks);
         const std::uint64_t state = fake::mix(seed_ ^ fake::mix(at));
-        const auto place = static_cast<std::int64_t>(at) - static_cast<std::int64_t>(given().prompt.size());
-        const auto drawn = 1 + static_cast<std::int64_t>(fake::mix(state) % static_cast<std::uint64_t>(given().vocabulary->size() - 1));
+        const auto place = static_cast<std::int64_t>(at) - static_cast<std::int64_t>(kept().prompt.size());
+        const auto drawn = 1 + static_cast<std::int64_t>(fake::mix(state) % static_cast<std::uint64_t>(kept().vocabulary->size() - 1));
         const bool follows = place >= 0 && place < static_cast<std::int64_t>(script_.size()) && state % 8 != 0;
         const std::uint64_t draw = fake::mix(state + static_cast<std::uint64_t>(masks)) % (1U << 24U);
         return {follows ? script_[static_cast<std::size_t>(place)] : drawn, 0.5F + static_cast<float>(draw) / 33554432.0F};
@@ -125,7 +125,7 @@ class Scripted : public mars::Backend {
         if (num > 0) found.push_back(first);
         for (std::uint64_t i = 0; static_cast<std::int64_t>(found.size()) < num; ++i) {
             const std::uint64_t drawn = fake::mix(seed_ ^ fake::mix(static_cast<std::uint64_t>(at) * 1000 + i));
-            const auto token = 1 + static_cast<std::int64_t>(drawn % static_cast<std::uint64_t>(given().vocabulary->size() - 1));
+            const auto token = 1 + static_cast<std::int64_t>(drawn % static_cast<std::uint64_t>(kept().vocabulary->size() - 1));
             if (std::find(found.begin(), found.end(), token) == found.end()) found.push_back(token);
         }
         return found;
@@ -161,28 +161,28 @@ std::string thrown(Run run) {
 }
 
 /// A directory with the automata, and a bundle of it that a fake model may run behind.
-struct Directory {
-    Directory() {
+struct KeptGrammars {
+    KeptGrammars() {
         std::string name = (std::filesystem::temp_directory_path() / "mars-grammar-XXXXXX").string();
         REQUIRE(mkdtemp(name.data()) != nullptr);
         path = name;
         Json manifest = valid();
-        manifest["model"]["vocab_size"] = given().vocabulary->size();
+        manifest["model"]["vocab_size"] = kept().vocabulary->size();
         manifest["model"]["context_length"] = 512;
-        manifest["tokens"] = {{"mask", 0}, {"eos", {given().end}}, {"pad", 0}};
-        for (std::size_t i = 0; i < given().json["files"].size(); ++i) {
+        manifest["tokens"] = {{"mask", 0}, {"eos", {kept().end}}, {"pad", 0}};
+        for (std::size_t i = 0; i < kept().json["files"].size(); ++i) {
             const std::string file = "grammar-000000000000000" + std::to_string(i) + ".dfa";
-            std::ofstream(path / file, std::ios::binary) << given().content(i);
-            manifest["files"].push_back({{"path", file}, {"size", given().content(i).size()}, {"sha256", "a"}});
+            std::ofstream(path / file, std::ios::binary) << kept().content(i);
+            manifest["files"].push_back({{"path", file}, {"size", kept().content(i).size()}, {"sha256", "a"}});
             manifest["grammars"].push_back({{"name", "g" + std::to_string(i)}, {"file", file}, {"kind", "schema"}, {"states", 2}});
         }
         bundle = {path, mars::parse_manifest(manifest.dump())};
     }
-    ~Directory() { std::filesystem::remove_all(path); }
+    ~KeptGrammars() { std::filesystem::remove_all(path); }
 
     mars::Session session(const Json& wanted) const {
         auto model = std::make_unique<Scripted>(wanted["script"].get<fake::Tokens>(), wanted);
-        return mars::Opened::over(bundle, std::move(model), mars::Text(given().tokenizer, mars::ChatTurns::from_json("null")));
+        return mars::Opened::over(bundle, std::move(model), mars::Text(kept().tokenizer, mars::ChatTurns::from_json("null")));
     }
 
     std::filesystem::path path;
@@ -192,10 +192,10 @@ struct Directory {
 } // namespace
 
 TEST_CASE("every state of grammar.json: the same masks, ends, forced and likely tokens") {
-    for (std::size_t number = 0; number < given().json["files"].size(); ++number) {
-        const auto walk = given().walk(number);
-        for (const Json& state : given().json["files"][number]["states"]) {
-            CAPTURE(given().json["files"][number]["name"].get<std::string>());
+    for (std::size_t number = 0; number < kept().json["files"].size(); ++number) {
+        const auto walk = kept().walk(number);
+        for (const Json& state : kept().json["files"][number]["states"]) {
+            CAPTURE(kept().json["files"][number]["name"].get<std::string>());
             CAPTURE(state["tokens"].dump());
             const std::unique_ptr<mars::Matcher> matcher = walk->matcher();
             for (const std::int64_t token : state["tokens"]) matcher->consume(token);
@@ -214,11 +214,11 @@ TEST_CASE("every state of grammar.json: the same masks, ends, forced and likely 
 }
 
 TEST_CASE("every answer of grammar.json: the same runs, feeds and counts") {
-    for (const Json& wanted : given().json["answers"]) {
+    for (const Json& wanted : kept().json["answers"]) {
         CAPTURE(wanted["name"].get<std::string>());
         Scripted model(wanted["script"].get<fake::Tokens>(), wanted);
-        mars::Row row(0, given().prompt, config_of(wanted), {given().end});
-        row.guide = std::make_unique<mars::Guide>(given().walk(wanted["grammar"])->matcher(), fake::Tokens{given().end},
+        mars::Row row(0, kept().prompt, config_of(wanted), {kept().end});
+        row.guide = std::make_unique<mars::Guide>(kept().walk(wanted["grammar"])->matcher(), fake::Tokens{kept().end},
                                                   wanted["logits"].get<bool>(), wanted["block"].get<std::int64_t>() - 1);
         const Json& expected = wanted["expected"];
         std::vector<fake::Tokens> runs, fed;
@@ -244,17 +244,17 @@ TEST_CASE("every answer of grammar.json: the same runs, feeds and counts") {
 }
 
 TEST_CASE("a session's answers follow the grammar that the request names, alone and side by side") {
-    const Directory directory;
+    const KeptGrammars directory;
     std::vector<mars::Prompt> prompts;
     std::vector<mars::GenerationConfig> configs;
     const Json* last = nullptr;
-    for (const Json& wanted : given().json["answers"]) {
+    for (const Json& wanted : kept().json["answers"]) {
         // The cost of a step is not measured for fixed windows, so the steps are those of the file.
         if (!wanted["expected"]["error"].is_null() || wanted["max_slots"] != Json() || wanted["block"] != 4 || wanted["seed"] == 0)
             continue;
         mars::GenerationConfig config = config_of(wanted);
         config.grammar = "g" + std::to_string(wanted["grammar"].get<int>());
-        const mars::Completion done = directory.session(wanted).generate(given().prompt, config);
+        const mars::Completion done = directory.session(wanted).generate(kept().prompt, config);
         fake::Tokens answer;
         for (const Json& run : wanted["expected"]["runs"])
             for (const Json& token : run) answer.push_back(token);
@@ -262,14 +262,14 @@ TEST_CASE("a session's answers follow the grammar that the request names, alone 
         CHECK(done.stats.forced == wanted["expected"]["forced"].get<std::int64_t>());
         last = &wanted;
         config.tau = 1.0;
-        prompts.emplace_back(given().prompt);
+        prompts.emplace_back(kept().prompt);
         configs.push_back(config);
     }
     REQUIRE(last != nullptr);
     configs.emplace_back(); // and one without a grammar
     configs.back().max_new_tokens = 9;
     configs.back().window = mars::full_window;
-    prompts.emplace_back(given().prompt);
+    prompts.emplace_back(kept().prompt);
     const mars::Session session = directory.session(*last);
     const auto together = session.generate_batch(prompts, configs);
     for (std::size_t i = 0; i < configs.size(); ++i) CHECK(together[i].token_ids == session.generate(prompts[i], configs[i]).token_ids);
@@ -277,24 +277,24 @@ TEST_CASE("a session's answers follow the grammar that the request names, alone 
 }
 
 TEST_CASE("what a session cannot follow is said before it runs") {
-    const Directory directory;
-    Json wanted = given().json["answers"][0];
+    const KeptGrammars directory;
+    Json wanted = kept().json["answers"][0];
     mars::GenerationConfig config;
     config.window = mars::full_window;
     config.grammar = "tols";
-    const auto error = [&] { return thrown([&] { directory.session(wanted).generate(given().prompt, config); }); };
+    const auto error = [&] { return thrown([&] { directory.session(wanted).generate(kept().prompt, config); }); };
     CHECK(error().find("no grammar `tols` (there are: g0, g1, g2, g3, g4, g5)") != std::string::npos);
     config.grammar = "g0";
     CHECK(thrown([&] {
               mars::Commit commit;
               commit.kind = mars::Commit::Kind::block;
-              directory.session(wanted).generate(given().prompt, config, nullptr, commit);
+              directory.session(wanted).generate(kept().prompt, config, nullptr, commit);
           }).find("cursor commit") != std::string::npos);
     wanted["top_k"] = 0;
     wanted["logits"] = false;
     CHECK(error().find("--top-k 16 or --logits") != std::string::npos);
     config.grammar = "g5"; // one text: nothing is ever chosen
-    CHECK(directory.session(wanted).generate(given().prompt, config).text == "there is only this answer, {}");
+    CHECK(directory.session(wanted).generate(kept().prompt, config).text == "there is only this answer, {}");
     std::ofstream(directory.path / "grammar-0000000000000005.dfa") << "nonsense";
     CHECK(error().find("not the automaton of a grammar") != std::string::npos);
     std::filesystem::remove(directory.path / "grammar-0000000000000005.dfa");
@@ -315,7 +315,7 @@ TEST_CASE("manifests with odd grammars are refused") {
 }
 
 TEST_CASE("files that are no automata are refused, whatever is wrong with them") {
-    const std::string good = given().content(3);
+    const std::string good = kept().content(3);
     const auto changed = [&](std::size_t at, const std::string& bytes) {
         std::string content = good;
         return content.replace(at, bytes.size(), bytes);
@@ -345,11 +345,11 @@ TEST_CASE("files that are no automata are refused, whatever is wrong with them")
         for (const char byte : {'\0', '\x01', '\x7F', '\xFF'}) {
             const std::string content = changed(at, std::string(1, byte));
             if (!error(content).empty()) continue;
-            const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(content, "it"), given().vocabulary);
+            const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(content, "it"), kept().vocabulary);
             const std::unique_ptr<mars::Matcher> matcher = walk->matcher();
             for (int i = 0; i < 40 && !matcher->is_over(); ++i) {
                 fake::Tokens next = matcher->forced();
-                for (std::int64_t token = 0; next.empty() && token < given().vocabulary->size(); ++token)
+                for (std::int64_t token = 0; next.empty() && token < kept().vocabulary->size(); ++token)
                     if (matcher->mask().has(token)) next = {token};
                 for (const std::int64_t token : next) matcher->consume(token);
             }
@@ -357,8 +357,8 @@ TEST_CASE("files that are no automata are refused, whatever is wrong with them")
 }
 
 TEST_CASE("a state that no token leaves is an error, not an answer") {
-    const auto few = std::make_shared<mars::Vocabulary>(given().tokenizer, 20); // no letters
-    const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(given().content(3), "it"), few);
+    const auto few = std::make_shared<mars::Vocabulary>(kept().tokenizer, 20); // no letters
+    const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(kept().content(3), "it"), few);
     CHECK(thrown([&] { walk->matcher()->mask(); }).find("nothing that is allowed so far can be continued") != std::string::npos);
     CHECK_THROWS_AS(walk->matcher()->consume(39999), mars::SessionError);
     CHECK_THROWS_AS(walk->matcher()->consume(5), mars::SessionError);
