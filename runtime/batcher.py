@@ -63,7 +63,12 @@ class Batcher:
         self._closed = self._stopped = False
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # Python's word for it
+            raise SessionError(
+                f"the batcher's thread cannot be started ({error}); free memory, or allow more threads"
+            ) from error
         _RUNNING.add(self)
         LOG.info("batcher started: %r, %r, %s", manifest.source, session.variant.name, self.limits)
 
@@ -83,7 +88,8 @@ class Batcher:
 
         wait: seconds to wait for room, None for any time until the deadline. deadline: seconds from now after
         which the request ends with what it has, finish_reason "deadline", whether it waits or runs. client:
-        whose share of the places it takes (`Limits.client_share`), None for nobody's.
+        whose turn it takes and whose share of the places (`Limits`), None for nobody's: those take turns with
+        the others as one client, and have no share that ends.
 
         Raises Overloaded when there is no room, SessionError for a prompt or config that cannot be served,
         for a batcher that is closed or has failed, and in a process that was forked from its own.
@@ -252,6 +258,7 @@ class Batcher:
         self.limits.check(config)
         row, text = self.session.new_row(next(self._numbers), prompt, config, self.limits.max_prompt_tokens)
         self._budget.check(row)
+        row.client = client
         return Request(row, text, self._end, until, client), row
 
     def _start(self, request: Request, row: Row) -> Request:

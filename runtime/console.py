@@ -29,6 +29,14 @@ BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Safe = Annotated[
+    bool,
+    typer.Option(
+        "--safe/--trust",
+        help="For a bundle that may be anybody's: hash everything, run no chat template and no engine, take"
+        " no more than a bundle needs.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
 
 

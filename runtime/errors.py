@@ -51,7 +51,8 @@ class MarsWarning(UserWarning):
 
 def listed(problems: Sequence[str], most: int = 20) -> str:
     """Problems as the end of a message: each on a line of its own, and how many more there are
-    than `most`.
+    than `most`. What is long in one (a foreign file's name for something) is cut out.
     """
-    shown = [*problems[:most], *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
+    short = [p if len(p) <= 1000 else f"{p[:700]}...{p[-200:]}" for p in problems[:most]]
+    shown = [*short, *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
     return "".join(f"\n  {problem}" for problem in shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 MOST_BYTES = 1_000_000  # of a schema, of tools
@@ -13,6 +14,8 @@ MOST_REGEX = 2048  # characters; a pattern of a schema, too
 MOST_SPELLED = 20_000  # characters of a regex with its repetitions {n} written out
 MOST_MULTIPLE = 100_000  # of multipleOf
 MOST_CHOICES, MOST_TOOLS = 10_000, 1000
+MOST_CONSTANTS = 200_000  # characters of all constants and enums of a schema
+MOST_PROPERTIES = 10_000  # of all objects of a schema
 MOST_DEPTH = 64  # objects and lists in one another
 
 PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[0-9]{0,9},?[0-9]{0,9}\}|.", re.DOTALL)
@@ -66,9 +69,18 @@ def structure_problems(
     return wrong
 
 
-def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> list[str]:
+def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> Sequence[str]:
     if not isinstance(text, str):
         return [f"{name} must be {what}, not {_shown(text)}"]
+    return _text_problems(name, text, kinds, what)
+
+
+@lru_cache(maxsize=16)  # a text is asked for again and again, and looked through each time
+def _text_problems(name: str, text: str, kinds: tuple[type, ...], what: str) -> tuple[str, ...]:
+    return tuple(_problems_of(name, text, kinds, what))
+
+
+def _problems_of(name: str, text: str, kinds: tuple[type, ...], what: str) -> list[str]:
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
         return [f"{name} has more than {MOST_BYTES} bytes; give a smaller one"]
     try:
@@ -79,7 +91,8 @@ def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> 
         return [f"{name} must be {what}, not {_shown(value)}"]
     if _depth(value) > MOST_DEPTH:
         return [f"{name} is nested more than {MOST_DEPTH} deep; make it flatter, or use $ref"]
-    return [f"{name}: {problem}" for problem in dict.fromkeys(_costly(value))] or (
+    problems = [*dict.fromkeys(_costly(value)), *_large(value)]
+    return [f"{name}: {problem}" for problem in problems] or (
         _tool_problems(value) if name == "tools" else []
     )
 
@@ -103,6 +116,26 @@ def _costly(value: Any) -> Iterator[str]:
             yield f"multipleOf is more than {MOST_MULTIPLE}; leave it out and check the answer"
         for inner in value.values():
             yield from _costly(inner)
+
+
+def _large(value: Any) -> Iterator[str]:
+    """What takes seconds or hundreds of megabytes by its size alone."""
+    characters = properties = 0
+    rest = [value]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, list):
+            rest += part
+        elif isinstance(part, dict):
+            rest += part.values()
+            named = part.get("properties")
+            properties += len(named) if isinstance(named, dict) else 0
+            constants = [part[key] for key in ("const", "enum") if key in part]
+            characters += sum(len(json.dumps(constant)) for constant in constants)
+    if characters > MOST_CONSTANTS:
+        yield f"const and enum have more than {MOST_CONSTANTS} characters; give fewer or shorter values"
+    if properties > MOST_PROPERTIES:
+        yield f"its objects have more than {MOST_PROPERTIES} properties; give fewer"
 
 
 def _tool_problems(tools: Any) -> list[str]:

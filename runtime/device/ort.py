@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..bundle.held import Watched
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import BundleError, SessionError
@@ -40,6 +41,12 @@ LEVELED = ("int4", "int8")
 FIRM = ("float32", "w8a8")
 # Angles are computed many at a time, and what is left over in another way: nothing may be left over.
 FIRM_ANGLES = 16
+# What ONNX Runtime says where the directory of a graph was renamed while it was loaded, and how often it is
+# believed.
+MOVED, MOST_MOVES = "escapes model directory", 5
+GPU_ADVICE = (
+    "check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+)
 NO_KERNELS = (
     "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
     " --precision fp16 or fp32"
@@ -50,7 +57,7 @@ class OrtBackend:
     """A step graph in an ONNX Runtime session.
 
     `outputs` are the prediction outputs it must have; KV tensors follow `model`. `memory` None: that of
-    `device`.
+    `device`. `place` is where `graph` is opened, by its own name if None.
     """
 
     def __init__(
@@ -64,8 +71,10 @@ class OrtBackend:
         accuracy_level: int = FASTEST_LEVEL,
         kv_layout: str = "static",
         memory: Memory | None = None,
+        place: Path | None = None,
     ) -> None:
         ort = _import(device)
+        self._watched = Watched(None, ())
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
@@ -84,16 +93,15 @@ class OrtBackend:
             options.intra_op_num_threads = threads
         try:
             providers = [(PROVIDERS[device], SETTINGS[device])]
-            self._session = ort.InferenceSession(graph, options, providers=providers)
+            self._session = _loaded(ort, place or graph, options, providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
-            raise SessionError(
-                f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}"
-            ) from error
+            why = _first_line(error).replace(str((place or graph).parent), str(graph.parent))
+            advice = "" if device == "cpu" else f"; {GPU_ADVICE}"
+            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}{advice}") from error
         if PROVIDERS[device] not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
-                f" check the GPU with"
-                " nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+                f" {GPU_ADVICE}"
             )
         self._check_signature(graph, ORT_TYPES[kv_dtype])
         own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device])
@@ -126,8 +134,11 @@ class OrtBackend:
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
         backend = cls(
-            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout
-        )
+            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
+            place=bundle.place(variant.file),
+        )  # fmt: skip
+        if device == "cpu" and variant.weights is not None:
+            backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
@@ -146,6 +157,7 @@ class OrtBackend:
     ) -> StepOutput:
         assert isinstance(cache, KvRows)
         rows, slots = input_ids.shape
+        self._watched.check()
         try:
             binding = self._binding(cache, first, rows, want_logits)
             binding.write("input_ids", input_ids)
@@ -248,6 +260,20 @@ class OrtBackend:
             )
 
 
+def _loaded(ort: Any, graph: Path, options: Any, providers: list[Any]) -> Any:
+    """A session. One that failed because the graph's directory got another name meanwhile is tried again: it
+    is the same directory, and ONNX Runtime compares names. Its fallback to the CPU is off: it prints to the
+    standard output, and tries the same again.
+    """
+    for _ in range(MOST_MOVES):
+        try:
+            return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+        except Exception as error:
+            if MOVED not in str(error):
+                raise
+    return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -316,7 +342,7 @@ def open_graph(
     options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
     try:
-        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]])
+        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]], enable_fallback=0)
     except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
         raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]

@@ -22,6 +22,7 @@ from .refusals import Refused, busy
 LOG = logging.getLogger("mars_export.serve")
 WARMING = 5.0  # seconds after which to ask again
 COMPILING = 2  # grammars at a time: one may take a second and 300 MB
+STEP_TIME = 60.0  # seconds for an answer of one token
 STEP_HANGS = 120.0  # seconds of one step from which a server is not healthy
 
 
@@ -48,13 +49,22 @@ class Served:
         """Measure what steps cost and answer once, so that no client waits for it. In a thread of its own."""
         try:
             batcher = Batcher(self.session, self._options.limits)
-            mask = self.session.bundle.manifest.tokens.mask
-            batcher.submit([1 if mask == 0 else 0], GenerationConfig(max_new_tokens=1)).result(60)
+            self._step(batcher)
             self.batcher = batcher
             LOG.info("%s is warm", self.name)
         except BaseException as error:
             self.fault = error
             LOG.critical("%s cannot be served: %s", self.name, type(error).__name__)
+
+    def check(self) -> None:
+        """Have a step done, unless requests run: theirs are steps, too. Raises SessionError."""
+        batcher = self.running()
+        if batcher.num_running + batcher.num_waiting == 0:
+            self._step(batcher)
+
+    def _step(self, batcher: Batcher) -> None:
+        mask = self.session.bundle.manifest.tokens.mask
+        batcher.submit([1 if mask == 0 else 0], GenerationConfig(max_new_tokens=1)).result(STEP_TIME)
 
     @property
     def is_ready(self) -> bool:
@@ -165,6 +175,14 @@ class Models:
                 return
             self._started = True
         threading.Thread(target=self._warm, name="mars-warm", daemon=True).start()
+
+    def warm(self) -> None:
+        """`start`, to its end. Raises what kept a bundle from being served."""
+        with self._lock:
+            self._started = True
+        self._warm()
+        for fault in self.faults.values():
+            raise fault
 
     def _warm(self) -> None:
         for each in self.served.values():

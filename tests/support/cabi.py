@@ -40,6 +40,7 @@ class SessionOptions(c.Structure):
         ("variant", c.c_char_p),
         ("draft", c.c_char_p),
         ("cache_bytes", c.c_int64),
+        ("safe", c.c_int32),
     )
 
 

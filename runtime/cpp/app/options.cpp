@@ -39,6 +39,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --variant NAME          which of the bundle's variants [the first that runs here]
       --threads N             compute threads [the backend's choice]
       --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
+      --safe                  for a bundle that may be anybody's: hash everything, run no engine, limit sizes
       --runs                  mark the tokens that were accepted together
       --json                  print the result as JSON
       --version, --help
@@ -131,7 +132,7 @@ Options parse_options(int argc, char** argv) {
     };
     const std::map<std::string, bool*> switches{
         {"--raw", &options.raw},   {"--json", &options.json},       {"--runs", &options.runs},           {"--exact", &exact},
-        {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids},
+        {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids}, {"--safe", &options.session.safe},
     };
     const std::map<std::string, std::string> shorts{{"-p", "--prompt"}, {"-f", "--file"}, {"-h", "--help"}};
     for (int i = 1; i < argc; ++i) {

@@ -1,6 +1,7 @@
 // The answers of one call: rows, their texts and the loop that decodes them. What a stream and a batch have in common.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,12 @@ class Openings {
   private:
     std::mutex mutex_;
     std::map<std::string, Ids> known_;
+};
+
+/// A row, and the text that its stop condition feeds: nothing for a bundle without a tokenizer.
+struct NewRow {
+    std::unique_ptr<TextStream> text;
+    std::unique_ptr<Row> row;
 };
 
 /// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
@@ -67,7 +74,14 @@ struct Opened {
                                    const std::optional<std::string>& system) const;
 
     const Text& needs_text() const;
-    std::vector<std::int64_t> encode(const Prompt& prompt) const;
+
+    /// Token ids of a prompt of at most `most` tokens and what the context holds.
+    std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;
+
+    /// A row for a prompt of at most `most` tokens, and its growing text if there is a tokenizer. `began`: when its clock started.
+    /// Throws SessionError as encode and check do.
+    NewRow new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config, std::chrono::steady_clock::time_point began,
+                   const std::optional<std::string>& system = std::nullopt, std::optional<std::int64_t> most = std::nullopt) const;
 
     /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
     void check(const GenerationConfig& config) const;

@@ -405,14 +405,17 @@ def test_stamps_lie_with_the_user_and_never_in_the_bundle(
     names = {path.name for path in directory.iterdir()}
     with CSession(library, directory, threads=1):
         pass
-    (file,) = (tmp_path / "cache" / "verified-cpp").iterdir()
+    (file,) = (tmp_path / "cache" / "verified").iterdir()
+    theirs, state = file.read_bytes(), file.stat()
+    monkeypatch.setattr("mars_export.runtime.bundle.files.sha256_of", lambda _: pytest.fail("hashed again"))
     manifest = open_bundle(directory).manifest
-    assert json.loads(file.read_text()).keys() == {entry.path for entry in manifest.files}
-    (own,) = (tmp_path / "cache" / "verified").iterdir()
-    assert own.name == file.name
-    assert json.loads(own.read_text()) == json.loads(
-        file.read_text()
-    )  # the same words, each believing its own
+    assert json.loads(theirs).keys() == {entry.path for entry in manifest.files}
+    assert file.stat() == state, "Python believes it as it stands"
+    monkeypatch.undo()
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    file.unlink()
+    open_bundle(directory)
+    assert json.loads(file.read_bytes()) == json.loads(theirs), "and says the same"
     assert {path.name for path in directory.iterdir()} == names
 
 

@@ -40,13 +40,15 @@ struct Completion {
 
 /// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
 ///
-/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch.
+/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch. The first
+/// `verified` tokens had been proposed and held.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
+    std::int64_t verified = 0;
     std::vector<std::int64_t> forced = {}; ///< the places of tokens that a grammar gave
 };
 
@@ -55,6 +57,7 @@ using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
 class Conversation;
+class Batcher;
 struct Opened;
 struct Answers;
 
@@ -83,6 +86,8 @@ class MARS_API Session {
         std::optional<std::filesystem::path> draft = std::nullopt;
         /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
+        /// For a bundle that may be anybody's: all is hashed and nothing remembered, engines and prefixes are left alone, sizes are limited.
+        bool safe = false;
     };
 
     /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.
@@ -146,6 +151,7 @@ class MARS_API Session {
     std::int64_t max_capacity() const;
 
   private:
+    friend class Batcher;
     friend struct Opened;
     explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 

@@ -75,7 +75,6 @@ Variant read_variant(Fields& fields) {
         fields.wrong("outputs", "topk_ids and topk_logprobs are there together or not at all");
     variant.name = fields.text("name");
     variant.backend = fields.text("backend", {"onnx", "tensorrt", "tensorrt_rtx"});
-    if (has("topk_ids") && variant.backend != "onnx") fields.wrong("outputs", "engines have no topk_ids and topk_logprobs");
     variant.file = fields.text("file");
     variant.weights = fields.optional_text("weights");
     variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8"});

@@ -8,8 +8,8 @@
 
 namespace mars {
 
-Batch::Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id)
-    : backend(device), mask_id_(mask_id), cache_(device.new_cache(num_rows)) {}
+Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int64_t piece)
+    : backend(device), num_rows(rows), mask_id_(mask_id), piece_(piece), cache_(device.new_cache(rows)) {}
 
 std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep) {
     std::vector<Predictions> made;
@@ -67,10 +67,17 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
     backend.step(*cache_, first, input_, want_logits, output_);
 }
 
-void Batch::recall(Row& row) {
+void Batch::recall(Row& row, std::optional<std::int64_t> most) {
     if (!row.stem || row.finish_reason) return;
-    row.cursor = row.stem->recall(*cache_, index_of(row), row.tokens, piece(), backend.max_capacity());
+    row.cursor = row.stem->recall(*cache_, index_of(row), row.tokens, piece(), backend.max_capacity(), most);
     row.stats.cached_tokens = row.cursor;
+}
+
+void Batch::move(std::int64_t source, std::int64_t target) {
+    if (source == target) return;
+    Row* row = active[static_cast<std::size_t>(source)];
+    cache_->move(source, target, row->cursor);
+    active[static_cast<std::size_t>(target)] = row;
 }
 
 void Batch::keep(const Row& row) {
@@ -118,7 +125,7 @@ void Batch::catch_up(Row& row, std::int64_t most) {
     }
 }
 
-std::int64_t Batch::piece() const { return std::min(prefill_chunk, backend.max_slots().value_or(prefill_chunk)); }
+std::int64_t Batch::piece() const { return std::min(piece_, backend.max_slots().value_or(piece_)); }
 
 std::int64_t Batch::room(const Row& row) const {
     const std::int64_t known = row.num_pending();

@@ -141,7 +141,8 @@ Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals)
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
     chosen.token_ids.resize(static_cast<std::size_t>(count));
     chosen.confidences.resize(static_cast<std::size_t>(count));
-    return {index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason};
+    const std::int64_t num_held = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
+    return {index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_held, nullptr};
 }
 
 /// Proposals that held are final like known tokens; what was predicted behind them is proposed next.
@@ -207,7 +208,13 @@ std::optional<double> Row::tau() const {
 
 Accepted Row::finish(FinishReason reason) {
     finish_reason = reason;
-    return {index, {}, {}, reason};
+    return {index, {}, {}, reason, 0, nullptr};
+}
+
+Accepted Row::fail(std::exception_ptr error) {
+    if (!finish_reason) finish_reason = FinishReason::cancelled;
+    stem = nullptr;
+    return {index, {}, {}, finish_reason, 0, std::move(error)};
 }
 
 void Row::refresh() {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,13 +22,15 @@ namespace mars {
 class Guide;
 class Stem;
 
-/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens. Those at the places `forced` are a
-/// grammar's.
+/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens; `error` where that failed.
+/// The first `verified` tokens had been proposed and held; those at the places `forced` are a grammar's.
 struct Accepted {
     std::int64_t row = 0;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
+    std::int64_t verified = 0;
+    std::exception_ptr error = nullptr;
     std::vector<std::int64_t> forced = {};
 };
 
@@ -116,6 +119,9 @@ class Row {
 
     /// End the row without tokens.
     Accepted finish(FinishReason reason);
+
+    /// End the row because of `error`; what it has stays, and nothing of it is kept for others.
+    Accepted fail(std::exception_ptr error);
 
     /// Any thread: the tau from the next step on, which ends exact mode. The caller has checked it.
     void set_tau(double tau) { wanted_.store(tau); }

@@ -46,7 +46,7 @@ std::optional<Accepted> Row::begin(std::int64_t most) {
     std::vector<double> sure(given.size(), sure_of(config_.metric));
     std::vector<std::int64_t> places(given.size());
     std::iota(places.begin(), places.end(), std::int64_t{0});
-    return Accepted{index, std::move(given), std::move(sure), finish_reason, std::move(places)};
+    return Accepted{index, std::move(given), std::move(sure), finish_reason, 0, nullptr, std::move(places)};
 }
 
 std::optional<Accepted> Row::follow(const Predictions& predictions, std::int64_t num_proposals) {
@@ -87,7 +87,7 @@ std::optional<Accepted> Row::follow(const Predictions& predictions, std::int64_t
         return std::nullopt;
     if (!given.empty()) stats.count(size_of(given) - size_of(forced), size_of(forced));
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
-    return Accepted{index, std::move(given), std::move(confidences), finish_reason, std::move(forced)};
+    return Accepted{index, std::move(given), std::move(confidences), finish_reason, num_held, nullptr, std::move(forced)};
 }
 
 /// As `settle`, under a grammar: what was predicted behind what was `given` is led by it.

@@ -14,12 +14,15 @@
 
 #include "device/ort.hpp"
 
+#include "bundle/held.hpp"
+
 namespace mars {
 
 namespace {
 
 using Shape = std::vector<std::int64_t>;
 
+constexpr int most_moves = 5;
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 
 void init_api() {
@@ -33,6 +36,23 @@ void init_api() {
 std::string first_line(const std::exception& error) {
     const std::string text = error.what();
     return text.substr(0, text.find('\n'));
+}
+
+std::string replaced(std::string text, const std::string& part, const std::string& with) {
+    for (std::size_t at = 0; part != with && (at = text.find(part, at)) != std::string::npos; at += with.size())
+        text.replace(at, part.size(), with);
+    return text;
+}
+
+/// A session. One that failed because the graph's directory got another name meanwhile is tried again: it is the same directory, and ONNX
+/// Runtime compares names.
+Ort::Session loaded(const Ort::Env& env, const std::filesystem::path& graph, const Ort::SessionOptions& options) {
+    for (int left = most_moves; left > 0; --left) try {
+            return Ort::Session(env, graph.c_str(), options);
+        } catch (const Ort::Exception& error) {
+            if (std::string_view(error.what()).find("escapes model directory") == std::string_view::npos) throw;
+        }
+    return Ort::Session(env, graph.c_str(), options);
 }
 
 std::string lower(std::string text) {
@@ -181,6 +201,7 @@ struct OrtBackend::Graph {
     std::int64_t max_capacity = 0, vocab_size = 0, top_k = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
     bool on_cpu = true, is_firm = false;
+    Watched weights; // ONNX Runtime has them mapped
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
     Ort::Env env{nullptr};
     Ort::Session session{nullptr};
@@ -292,6 +313,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
             graph.past_names.push_back("past_key_values." + std::to_string(i) + kind);
             graph.present_names.push_back("present." + std::to_string(i) + kind);
         }
+    const std::filesystem::path place = bundle.place(variant.file);
     try {
         graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
         graph.memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
@@ -301,10 +323,13 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
                                std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
         append_provider(options, provider);
-        graph.session = Ort::Session(graph.env, graph.file.c_str(), options);
+        graph.session = loaded(graph.env, place, options);
+        if (graph.on_cpu && variant.weights && bundle.held)
+            graph.weights = Watched(bundle.place(*variant.weights), bundle.path / *variant.weights);
         graph.check_signature();
     } catch (const Ort::Exception& error) {
-        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " + first_line(error));
+        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() +
+                           " cannot load the graph: " + replaced(first_line(error), place.parent_path().string(), bundle.path.string()));
     }
 }
 
@@ -326,6 +351,7 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     Graph& graph = *graph_;
     output.outputs = input.outputs;
     output.vocab_size = graph.vocab_size;
+    graph.weights.check();
     try {
         const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
         // Another device gets a copy of a host tensor when it is bound, so there the KV must be bound at every step.
