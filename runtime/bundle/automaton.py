@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import struct
 from hashlib import sha256
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-
-import numpy as np
 
 from ..errors import BundleError
 from ..regular.automaton import MOST_EDGES, MOST_STATES, Automaton
@@ -22,17 +20,17 @@ def written(automaton: Automaton) -> bytes:
     """The content of the file."""
     edges = [edge for each in automaton.edges for edge in each]
     sizes = [len(each) for each in automaton.edges]
-    low, high, target = (np.array([edge[i] for edge in edges], np.int64) for i in range(3))
-    ends = np.zeros(len(sizes), bool)
-    ends[sorted(automaton.ends)] = True
+    ends = bytearray(-(-len(sizes) // 8))
+    for state in automaton.ends:
+        ends[state // 8] |= 1 << state % 8
     return b"".join(
         [
             HEADER.pack(MAGIC, len(sizes), len(edges)),
-            np.cumsum([0, *sizes]).astype("<u4").tobytes(),
-            target.astype("<u4").tobytes(),
-            low.astype(np.uint8).tobytes(),
-            high.astype(np.uint8).tobytes(),
-            np.packbits(ends, bitorder="little").tobytes(),
+            struct.pack(f"<{len(sizes) + 1}I", *accumulate(sizes, initial=0)),
+            struct.pack(f"<{len(edges)}I", *(target for _, _, target in edges)),
+            bytes(low for low, _, _ in edges),
+            bytes(high for _, high, _ in edges),
+            bytes(ends),
         ]
     )
 
@@ -66,25 +64,28 @@ def parsed(content: bytes, where: str) -> Automaton:
     if len(content) != HEADER.size + 4 * (states + 1) + 6 * edges + (states + 7) // 8:
         raise wrong(f"{len(content)} bytes are not {states} states and {edges} edges")
     at = HEADER.size
-    first = np.frombuffer(content, "<u4", states + 1, at).astype(np.int64)
+    first = struct.unpack_from(f"<{states + 1}I", content, at)
     at += 4 * (states + 1)
-    target = np.frombuffer(content, "<u4", edges, at).astype(np.int64)
+    target = struct.unpack_from(f"<{edges}I", content, at)
     at += 4 * edges
-    low = np.frombuffer(content, np.uint8, edges, at).astype(np.int64)
-    high = np.frombuffer(content, np.uint8, edges, at + edges).astype(np.int64)
-    bits = np.unpackbits(np.frombuffer(content, np.uint8, -1, at + 2 * edges), bitorder="little")
-    if first[0] != 0 or first[-1] != edges or (np.diff(first) < 0).any():
+    low, high, bits = (
+        content[at : at + edges],
+        content[at + edges : at + 2 * edges],
+        content[at + 2 * edges :],
+    )
+    if first[0] != 0 or first[-1] != edges or any(b < a for a, b in pairwise(first)):
         raise wrong("the edges of its states are not one behind the other")
-    begins = np.zeros(edges + 1, bool)
-    begins[first] = True
-    if (target >= states).any() or (low > high).any() or (~begins[1:-1] & (low[1:] <= high[:-1])).any():
+    each = list(zip(low, high, target, strict=True))
+    found = Automaton(
+        tuple(tuple(each[a:b]) for a, b in pairwise(first)),
+        frozenset(i for i in range(8 * len(bits)) if bits[i // 8] >> i % 8 & 1),
+    )
+    if any(to >= states or a > b for a, b, to in each) or any(
+        later[0] <= before[1] for own in found.edges for before, later in pairwise(own)
+    ):
         raise wrong("an edge leads nowhere, or bytes are not in order")
-    if bits[states:].any():
+    if max(found.ends, default=0) >= states:
         raise wrong("an end that is no state")
-    ends = frozenset(np.flatnonzero(bits[:states]).tolist())
-    each = list(zip(low.tolist(), high.tolist(), target.tolist(), strict=True))
-    bounds = first.tolist()
-    found = Automaton(tuple(tuple(each[a:b]) for a, b in pairwise(bounds)), ends)
     if not _ends_everywhere(found):
         raise wrong("there are states from which no answer can end")
     return found
