@@ -273,6 +273,7 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
     if (const auto metric = fields.text("metric")) config.metric = metric_of(*metric);
     if (const auto window = fields.any("window")) config.window = window_of(*window);
     config.cache_salt = fields.text("cache_salt").value_or("");
+    config.grammar = fields.text("grammar").value_or("");
     if (fields.flag("ignore_eos").value_or(false)) config.eos_ids.emplace();
     ask.profile = fields.text("profile");
     for (const char* knob : {"exact", "tau", "metric", "window"}) {
