@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -50,10 +50,12 @@ def load(
     accuracy_level: int | None,
     *,
     safe: bool = False,
+    options: Mapping[str, str] | None = None,
 ) -> tuple[Variant, Backend]:
     """The variant that runs on `device`, by name or the one that fits, and its backend.
 
-    `safe` refuses engines, and files that the memory does not hold. Raises SessionError when none runs here.
+    `safe` refuses engines, and files that the memory does not hold. `options` are ONNX Runtime's own. Raises
+    SessionError when none runs here.
     """
     from .device.variants import choose, look_around, why_not
 
@@ -63,7 +65,7 @@ def load(
     reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
     if reason is not None:
         raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
-    backend = _backend(bundle, chosen, device, threads, accuracy_level)
+    backend = _backend(bundle, chosen, device, threads, accuracy_level, options)
     # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
     return (chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)), backend
 
@@ -83,14 +85,21 @@ def _check_safe(bundle: Bundle, variant: Variant) -> None:
 
 
 def _backend(
-    bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None
+    bundle: Bundle,
+    variant: Variant,
+    device: str,
+    threads: int | None,
+    accuracy_level: int | None,
+    options: Mapping[str, str] | None,
 ) -> Backend:
     if variant.is_engine:
         if accuracy_level is not None:
             raise SessionError(f"variant {variant.name} is an engine: an accuracy level is for ONNX Runtime")
+        if options:
+            raise SessionError(f"variant {variant.name} is an engine: options are for ONNX Runtime")
         from .device.trt import TrtBackend
 
         return TrtBackend.of(bundle, variant)
     from .device.ort import OrtBackend
 
-    return OrtBackend.of(bundle, variant, device, threads, accuracy_level)
+    return OrtBackend.of(bundle, variant, device, threads, accuracy_level, options)

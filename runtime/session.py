@@ -113,6 +113,7 @@ class Session:
         draft: str | Path | None = None,
         cache_bytes: int | None = None,
         safe: bool = False,
+        options: Mapping[str, str] | None = None,
     ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
         backend's choice).
@@ -125,8 +126,10 @@ class Session:
         (docs/conversations.md); None for a small share of what is free, 0 to keep none, and to leave the
         bundle's prefixes alone. `safe`, for a bundle that may be anybody's (docs/security.md): all is hashed
         and nothing remembered, its chat template does not run (its table of turns is used), its engines and
-        prefixes are left alone, and sizes are limited. Raises BundleError for a bad bundle, SessionError
-        when no variant runs here; never falls back to another device.
+        prefixes are left alone, and sizes are limited. `options` are ONNX Runtime's own: names with a dot are
+        a session's ("0" for "session.intra_op.allow_spinning"), the others the device's ("device_id"). Raises
+        BundleError for a bad bundle, SessionError when no variant runs here; never falls back to another
+        device.
         """
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
@@ -134,8 +137,10 @@ class Session:
             raise SessionError(f"cache_bytes must be 0 or more, not {cache_bytes}")
 
         def use(bundle: Bundle) -> Session:
-            running, backend = load(bundle, device, threads, variant, accuracy_level, safe=safe)
-            cost_file = CostFile.of(bundle, running, device, threads)
+            running, backend = load(
+                bundle, device, threads, variant, accuracy_level, safe=safe, options=options
+            )
+            cost_file = CostFile.of(bundle, running, device, threads, options)
             budget = _share(device) if cache_bytes is None else cache_bytes
             session = cls(bundle, running, backend, cost_file, budget, device, safe=safe)
             if budget > 0 and not safe:
@@ -144,7 +149,9 @@ class Session:
 
         session = using(path, use, full=verify, safe=safe)
         if draft is not None:
-            session._draft = cls.open(draft, device, threads=threads, verify=verify, cache_bytes=0, safe=safe)
+            session._draft = cls.open(
+                draft, device, threads=threads, verify=verify, cache_bytes=0, safe=safe, options=options
+            )
             _check_draft(session.bundle, session._draft.bundle)
         return session
 

@@ -179,9 +179,10 @@ def honest(
 ) -> tuple[list[float], Counter[str]]:
     """One client that asks at least `rounds` times, and until it is over; where there is no room, again.
 
-    How long each answer took from the first try on, and what it got.
+    Returns how long each answer took from its first try on, and what it got.
     """
-    seconds, outcomes = [], Counter[str]()
+    seconds: list[float] = []
+    outcomes = Counter[str]()
     text = json.dumps(asked(max_tokens=24, tau=1.0, stream=number % 2 == 0))
     while len(seconds) < rounds or not is_over():
         began = monotonic()

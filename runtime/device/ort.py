@@ -20,6 +20,7 @@ from .cuda_libraries import load_libraries
 from .kv import KvRows
 from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
+from .ort_options import parted
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -72,8 +73,10 @@ class OrtBackend:
         kv_layout: str = "static",
         memory: Memory | None = None,
         place: Path | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         ort = _import(device)
+        entries, provider_options = parted(settings or {}, device)
         self._watched = Watched(None, ())
         self.outputs = outputs
         self.max_capacity = model.context_length
@@ -92,7 +95,9 @@ class OrtBackend:
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            providers = [(PROVIDERS[device], SETTINGS[device])]
+            for key, value in entries.items():
+                options.add_session_config_entry(key, value)
+            providers = [(PROVIDERS[device], SETTINGS[device] | provider_options)]
             self._session = _loaded(ort, place or graph, options, providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             why = _first_line(error).replace(str((place or graph).parent), str(graph.parent))
@@ -117,9 +122,10 @@ class OrtBackend:
         device: str,
         threads: int | None,
         accuracy_level: int | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> OrtBackend:
         """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured
-        at.
+        at. `settings` are ONNX Runtime's own, as `parted` reads them.
         """
         if accuracy_level is not None and variant.precision not in LEVELED:
             raise SessionError(
@@ -135,7 +141,7 @@ class OrtBackend:
         graph, model = bundle.path / variant.file, bundle.manifest.model
         backend = cls(
             graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
-            place=bundle.place(variant.file),
+            place=bundle.place(variant.file), settings=settings,
         )  # fmt: skip
         if device == "cpu" and variant.weights is not None:
             backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped

@@ -13,6 +13,7 @@
 #include "decode/draft.hpp"
 #include "device/ort.hpp"
 #include "device/variants.hpp"
+#include "log.hpp"
 #include "machine.hpp"
 
 namespace mars {
@@ -89,16 +90,18 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
     const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
     const std::string name = chosen.name;
     if (options.safe) check_safe(bundle, chosen);
+    if (chosen.is_engine() && !options.options.empty())
+        throw SessionError("variant " + name + " is an engine: options are for ONNX Runtime");
     std::unique_ptr<Backend> backend;
     if (chosen.is_engine())
         backend = open_engine(bundle, chosen);
     else
-        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
+        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads, options.options, options.on_log);
     const std::string device = plain(options.device);
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device, ""};
     const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
-    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads));
+    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads, options.options));
     if (budget > 0 && !options.safe) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);
@@ -139,9 +142,15 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
     if (options.cache_bytes && *options.cache_bytes < 0)
         throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
     Opened opened = from_verified(path, options);
+    note(options.on_log, LogLevel::info, path.string() + ": variant " + opened.variant + " on " + options.device);
+    if (!opened.text_problem.empty()) note(options.on_log, LogLevel::warning, opened.text_problem);
+    for (const std::string& warning : opened.warnings) note(options.on_log, LogLevel::warning, warning);
     if (options.draft) {
-        opened.draft =
-            open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt, 0, options.safe}).opened_;
+        Options same = options;
+        same.variant = std::nullopt;
+        same.draft = std::nullopt;
+        same.cache_bytes = 0;
+        opened.draft = open(*options.draft, same).opened_;
         if (vocabulary_of(opened.bundle.manifest) != vocabulary_of(opened.draft->bundle.manifest))
             throw SessionError(options.draft->string() + ": the draft has another tokenizer than " + path.string() +
                                "; export both from checkpoints of one family");
@@ -251,7 +260,7 @@ std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
 std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                        const std::optional<std::string>& system) const {
     const std::string* opening = system ? &*system : nullptr;
-    if (const auto* messages = std::get_if<std::vector<Message>>(&prompt); messages && messages->front().role == "system")
+    if (const auto* messages = prompt.messages(); messages && !messages->empty() && messages->front().role == "system")
         opening = &messages->front().content;
     if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->stem(salt);
     return prefixes->stem(salt, {openings->length(*text, *opening, ids)});
@@ -299,12 +308,12 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
 
 std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
     std::vector<std::int64_t> ids;
-    if (const auto* given = std::get_if<std::vector<std::int64_t>>(&prompt))
+    if (const auto* given = prompt.token_ids())
         ids = *given;
-    else if (const auto* messages = std::get_if<std::vector<Message>>(&prompt))
+    else if (const auto* messages = prompt.messages())
         ids = needs_text().encode(*messages);
     else
-        ids = needs_text().encode(std::get<std::string>(prompt));
+        ids = needs_text().encode(*prompt.text());
     if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");
     const std::int64_t vocab_size = bundle.manifest.model.vocab_size;
     std::string outside;

@@ -64,7 +64,8 @@ constexpr std::int64_t context = 4000;
 
 struct Opened {
     explicit Opened(std::unique_ptr<Gated> made = std::make_unique<Gated>(fake::hashed, context))
-        : backend(*made), session(mars::Opened::over({"nowhere", mars::parse_manifest(valid().dump())}, std::move(made), std::nullopt, 1 << 20)) {
+        : backend(*made),
+          session(mars::Opened::over({"nowhere", mars::parse_manifest(valid().dump())}, std::move(made), std::nullopt, 1 << 20)) {
         session.set_cost({{1, 1e-4}, {64, 3e-4}}); // no steps of a measurement pass the gate
     }
 

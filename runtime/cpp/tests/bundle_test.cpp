@@ -10,6 +10,7 @@
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "bundle/held.hpp"
+#include "bundle/libcrypto.hpp"
 #include "bundle/sha256.hpp"
 #include "bundle/stamps.hpp"
 #include "conformance.hpp"
@@ -112,9 +113,9 @@ struct Directory {
         write("manifest.sha256", hash_of(manifest.dump()) + "  manifest.json\n");
     }
 
-    std::string refusal(bool full = false, bool safe = false) const {
+    std::string refusal(mars::Verify how = mars::Verify::once, bool safe = false) const {
         try {
-            mars::open_bundle(path, full, safe);
+            mars::open_bundle(path, how, safe);
             return "";
         } catch (const mars::BundleError& error) {
             return error.what();
@@ -129,6 +130,19 @@ TEST_CASE("SHA-256 of known texts") {
     CHECK(hash_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     CHECK(hash_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
           "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    const bool has_system = mars::Libcrypto::find() != nullptr;
+    MESSAGE("libcrypto: " << (has_system ? "found" : "not found, both are our own"));
+    std::string bytes;
+    for (int size = 0; size < 300; ++size, bytes += static_cast<char>(size * 7)) { // in one piece, and in two
+        const std::string_view all = bytes, half = all.substr(0, all.size() / 3);
+        mars::Sha256 whole(mars::Hasher::system), parts(mars::Hasher::system);
+        whole.add(all);
+        parts.add(half);
+        parts.add(all.substr(half.size()));
+        const std::string expected = hash_of(bytes);
+        CHECK(whole.hex() == expected);
+        CHECK(parts.hex() == expected);
+    }
     mars::Sha256 million;
     for (int i = 0; i < 1000; ++i) million.add(std::string(1000, 'a'));
     CHECK(million.hex() == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
@@ -249,10 +263,14 @@ TEST_CASE("a bundle directory") {
     bundle.write_bundle();
     CHECK(bundle.refusal() == "");
     CHECK(bundle.refusal() == ""); // by its stamps
-    CHECK(bundle.refusal(true) == "");
+    CHECK(bundle.refusal(mars::Verify::always) == "");
+    CHECK(bundle.refusal(mars::Verify::never) == "");
 
     SUBCASE("a file of another content") {
         bundle.write("weights.bin", "content of weights.bim");
+        CHECK(says(bundle.refusal(), "weights.bin: its content does not match the manifest's sha256"));
+        CHECK(says(bundle.refusal(mars::Verify::always), "weights.bin: its content does not match the manifest's sha256"));
+        CHECK(bundle.refusal(mars::Verify::never) == ""); // and nothing of it is believed later
         CHECK(says(bundle.refusal(), "weights.bin: its content does not match the manifest's sha256"));
     }
     SUBCASE("files of another size, or missing, are all named") {
@@ -260,6 +278,8 @@ TEST_CASE("a bundle directory") {
         fs::remove(bundle.path / "model.onnx");
         CHECK(says(bundle.refusal(), "weights.bin: 5 bytes, the manifest says 22"));
         CHECK(says(bundle.refusal(), "model.onnx: missing"));
+        CHECK(says(bundle.refusal(mars::Verify::never), "weights.bin: 5 bytes, the manifest says 22"));
+        CHECK(says(bundle.refusal(mars::Verify::never), "model.onnx: missing"));
     }
     SUBCASE("a directory in a file's place") {
         fs::remove(bundle.path / "model.onnx");
@@ -322,7 +342,7 @@ TEST_CASE("a bundle directory") {
         forged["weights.bin"][3] = std::int64_t{state.st_ctim.tv_sec} * 1000000000 + state.st_ctim.tv_nsec;
         std::ofstream(file) << forged; // the user's own word, which is believed unless all is to be looked into
         CHECK(bundle.refusal() == "");
-        CHECK(says(bundle.refusal(true), "weights.bin: its content does not match"));
+        CHECK(says(bundle.refusal(mars::Verify::always), "weights.bin: its content does not match"));
     }
     SUBCASE("no place for stamps: all is hashed, nothing is written") {
         setenv("MARS_EXPORT_CACHE", "/dev/null/cache", 1);
@@ -379,17 +399,18 @@ TEST_CASE("safe mode: no loops and functions, no stamps, no more than a bundle n
     const Directory bundle;
     bundle.write_bundle();
     const std::string graph = Json::parse(bundle.read("manifest.json"))["variants"][0]["file"];
-    CHECK(bundle.refusal(false, true).empty());
+    CHECK(bundle.refusal(mars::Verify::once, true).empty());
     CHECK_FALSE(fs::exists(bundle.cache / "verified"));
     for (const std::string& nested : {field(7, field(1, field(5, field(6, field(2, "body"))))), field(25, field(1, "ours"))}) {
         bundle.relist(graph, nested);
         CHECK(bundle.refusal().empty());
-        CHECK(says(bundle.refusal(false, true), graph + ": the graph has loops, branches or functions, which safe mode refuses"));
+        CHECK(says(bundle.refusal(mars::Verify::once, true),
+                   graph + ": the graph has loops, branches or functions, which safe mode refuses"));
     }
     bundle.write_bundle();
     bundle.relist("tokenizer.json", std::string(64000001, ' '));
     CHECK(bundle.refusal().empty());
-    CHECK(says(bundle.refusal(false, true), "bytes of tokenizer.json: 64000001, 64000000 are taken"));
+    CHECK(says(bundle.refusal(mars::Verify::once, true), "bytes of tokenizer.json: 64000001, 64000000 are taken"));
     bundle.write_bundle();
     bundle.relist("tokenizer.json", "content of tokenizer.jsom"); // as long, with a stamp that calls it good
     CHECK(bundle.refusal().empty());

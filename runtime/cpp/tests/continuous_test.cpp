@@ -1,10 +1,10 @@
 // Rows that join and leave: tests/conformance/batcher.json exactly, the KV budget, and what one row's failure leaves of the others.
 #include <mars/errors.hpp>
-#include "decode/schedule.hpp"
 
 #include "conformance.hpp"
 #include "decode/continuous.hpp"
 #include "decode/prefix.hpp"
+#include "decode/schedule.hpp"
 #include "fake.hpp"
 
 namespace {

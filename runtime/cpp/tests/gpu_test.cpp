@@ -44,7 +44,7 @@ int main() {
         return skipped;
     }
     try {
-        return compare(mars::Session::open(bundle, {"cuda", {}, {}, false}), mars::Session::open(bundle));
+        return compare(mars::Session::open(bundle, {"cuda"}), mars::Session::open(bundle));
     } catch (const std::exception& error) {
         std::cerr << error.what() << "\n";
         return 1;

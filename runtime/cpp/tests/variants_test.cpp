@@ -3,8 +3,10 @@
 
 #include <mars/errors.hpp>
 
+#include "device/ort_options.hpp"
 #include "device/variants.hpp"
 #include "engine_manifest.hpp"
+#include "log.hpp"
 #include "manifest.hpp"
 
 namespace {
@@ -29,6 +31,25 @@ std::string refusal(const mars::Bundle& from, const mars::Here& here) {
 }
 
 } // namespace
+
+TEST_CASE("options of ONNX Runtime are told apart by their names") {
+    const auto parts = mars::parted({{"session.intra_op.allow_spinning", "0"}, {"device_id", "1"}}, false);
+    CHECK(parts.entries == mars::OrtOptions{{"session.intra_op.allow_spinning", "0"}});
+    CHECK(parts.of_provider == mars::OrtOptions{{"device_id", "1"}});
+    CHECK_THROWS_WITH_AS(mars::parted({{"device_id", "1"}}, true), doctest::Contains("the CPU has no option device_id"),
+                         mars::SessionError);
+    CHECK_THROWS_WITH_AS(mars::parted({{"session.qdq_matmulnbits_accuracy_level", "0"}}, false), doctest::Contains("the variant has it"),
+                         mars::SessionError);
+}
+
+TEST_CASE("a log that throws is not heard, and hurts nobody") {
+    mars::note(nullptr, mars::LogLevel::info, "nobody");
+    mars::note([](mars::LogLevel, std::string_view) { throw std::runtime_error("no"); }, mars::LogLevel::info, "somebody");
+    std::string heard;
+    mars::note([&](mars::LogLevel level, std::string_view line) { heard = level == mars::LogLevel::error ? line : ""; },
+               mars::LogLevel::error, "here");
+    CHECK(heard == "here");
+}
 
 TEST_CASE("an engine before a graph on a GPU, a graph elsewhere") {
     const mars::Bundle from = bundle();

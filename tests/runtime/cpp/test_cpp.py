@@ -332,7 +332,7 @@ def test_corrupted_bundles_end_in_an_error_code(library: Library, bundles: Named
                 CSession(library, directory, threads=1)
             assert error.value.status == 1, what
     assert count > 400
-    with CSession(library, directory, threads=1, verify=1) as session:
+    with CSession(library, directory, threads=1, verify="always") as session:
         assert session.generate([1], max_new_tokens=2).token_ids
 
 

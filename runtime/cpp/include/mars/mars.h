@@ -61,21 +61,42 @@ typedef struct mars_session mars_session;
 
 #define MARS_CACHE_AUTO (-1)
 
+/* Whether files are hashed: where an earlier start did not find them good, always, or never (sizes are looked at in any case). */
+typedef enum mars_verify { MARS_VERIFY_ONCE = 0, MARS_VERIFY_ALWAYS = 1, MARS_VERIFY_NEVER = 2 } mars_verify;
+
+typedef enum mars_log_level { MARS_LOG_DEBUG = 0, MARS_LOG_INFO = 1, MARS_LOG_WARNING = 2, MARS_LOG_ERROR = 3 } mars_log_level;
+/* Hears one line of a session's log, from any thread, until the session and its streams are closed. The line is good during the call. */
+typedef void (*mars_on_log)(int32_t level, const char* line, void* user);
+
 typedef struct mars_session_options {
     size_t struct_size;
     const char* device;  /* an execution provider: "cpu", "cuda", "tensorrt", ...; NULL: "cpu". A missing one is an error, never another */
     int32_t threads;     /* compute threads; 0: the backend's choice */
-    int32_t verify;      /* not 0: hash all files even if they were found good before */
+    int32_t verify;      /* a mars_verify: whether files are hashed */
     const char* variant; /* NULL: the first that runs here */
     const char* draft;   /* a smaller model's bundle with the same tokenizer, whose proposals exact mode verifies; NULL: none */
     int64_t cache_bytes; /* for KV entries of what was read before; 0: keep none; MARS_CACHE_AUTO (default): a small share of free memory */
     int32_t safe;        /* not 0: the bundle may be anybody's; all is hashed, no engine runs, sizes are limited (docs/security.md) */
+    const char* const* option_names; /* settings of ONNX Runtime by its own names: with a dot a session's, without one the provider's */
+    const char* const* option_values;
+    size_t num_options;
+    mars_on_log on_log; /* NULL: silence */
+    void* log_user;
 } mars_session_options;
 
 typedef struct mars_session_info {
     size_t struct_size;
     int64_t vocab_size, context_length, block, mask_id;
-    int32_t has_text; /* whether prompts may be text; else only token ids */
+    int32_t has_text;                          /* whether prompts may be text; else only token ids */
+    int32_t reserved;                          /* 0 */
+    const char *variant, *backend, *precision; /* of the graph or engine that runs */
+    const char* device;                        /* where it was opened: "cpu", "cuda", ... */
+    const int64_t* eos_ids;
+    size_t num_eos_ids;
+    const char* const* profiles; /* the calibrated ones that count for what runs; stale ones are left out */
+    size_t num_profiles;
+    const char* const* outputs; /* what the graph can give, such as "logits" */
+    size_t num_outputs;
 } mars_session_info;
 
 MARS_API void mars_session_options_init(mars_session_options* options, size_t struct_size);

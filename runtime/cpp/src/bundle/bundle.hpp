@@ -139,12 +139,12 @@ struct Bundle {
     std::vector<std::string> changed() const;
 };
 
-/// Open and check a bundle directory. `full` hashes every file even if it was found good before. `safe`, for a bundle that may be anybody's,
-/// does so too, remembers nothing, and has stricter limits (docs/security.md).
+/// Open and check a bundle directory; `how` says which files are hashed. `safe`, for a bundle that may be anybody's, hashes all, remembers
+/// nothing, and has stricter limits (docs/security.md).
 ///
 /// Throws BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
 /// files that are missing, of the wrong size or of the wrong content.
-Bundle open_bundle(const std::filesystem::path& path, bool full = false, bool safe = false);
+Bundle open_bundle(const std::filesystem::path& path, Verify how = Verify::once, bool safe = false);
 
 /// Parse and check manifest text; throws BundleError that lists every wrong field.
 Manifest parse_manifest(std::string_view text, const std::string& where = "manifest.json");

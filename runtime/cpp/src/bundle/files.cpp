@@ -31,7 +31,7 @@ constexpr std::size_t chunk = std::size_t{1} << 20U;
 constexpr std::chrono::milliseconds tick(12); // the longest of Linux's, and some more
 
 std::optional<std::string> hash(PlainFile& file) {
-    Sha256 digest;
+    Sha256 digest(Hasher::system);
     while (const std::optional<std::string> data = file.read(chunk)) {
         if (data->empty()) return digest.hex();
         digest.add(*data);
@@ -70,8 +70,8 @@ std::string problem_inside(const PlainFile& file, const std::vector<FileEntry>& 
     return "";
 }
 
-/// What is wrong with a file, "" if nothing; a good file's stamp goes into `seen`, its state into `held`.
-std::string problem(Held& held, const FileEntry& entry, const std::vector<FileEntry>* of_graph, const Json& stamps, Json& seen, bool safe) {
+/// What is wrong with a file, "" if nothing; a good file's state goes into `held`, and its stamp into `seen`, if it is hashed at all.
+std::string problem(Held& held, const FileEntry& entry, const std::vector<FileEntry>* of_graph, const Json& stamps, Json* seen, bool safe) {
     const fs::path directory = held.place(), path = directory / entry.path;
     std::error_code error;
     if (leads_out(path, directory)) return "a link that leads out of the bundle";
@@ -85,14 +85,16 @@ std::string problem(Held& held, const FileEntry& entry, const std::vector<FileEn
     const auto before = stamps.find(entry.path);
     if (before == stamps.end() || *before != now) {
         settle(state);
-        const std::optional<std::string> found = hash(file);
-        if (!found) return "not readable";
-        if (*found != entry.sha256) return "its content does not match the manifest's sha256";
+        if (seen != nullptr) {
+            const std::optional<std::string> found = hash(file);
+            if (!found) return "not readable";
+            if (*found != entry.sha256) return "its content does not match the manifest's sha256";
+        }
         if (of_graph != nullptr)
             if (std::string inside = problem_inside(file, *of_graph, safe); !inside.empty()) return inside;
         if (file.now() != state) return "was written to while it was read";
     }
-    seen[entry.path] = now;
+    if (seen != nullptr) (*seen)[entry.path] = now;
     held.states[entry.path] = state;
     return "";
 }
@@ -150,7 +152,8 @@ std::optional<State> PlainFile::now() const {
     return file_ >= 0 && fstat(file_, &found) == 0 ? std::optional(state_of(found)) : std::nullopt;
 }
 
-void verify(Held& held, const Manifest& manifest, bool full, bool safe) {
+void verify(Held& held, const Manifest& manifest, Verify how, bool safe) {
+    const bool hashes = how != Verify::never || safe;
     const std::vector<FileEntry>& entries = manifest.files;
     std::set<std::string> graphs;
     for (const Variant& variant : manifest.variants)
@@ -159,12 +162,13 @@ void verify(Held& held, const Manifest& manifest, bool full, bool safe) {
         else if (!variant.is_engine())
             graphs.insert(variant.file);
     const fs::path& directory = held.directory();
-    const std::optional<fs::path> place = safe ? std::nullopt : stamp_file(directory);
-    const Json stamps = full || !place ? Json::object() : read_stamps(*place);
+    const std::optional<fs::path> place = safe || !hashes ? std::nullopt : stamp_file(directory);
+    const Json stamps = how == Verify::once && place ? read_stamps(*place) : Json::object();
     Json seen = Json::object();
     std::string problems;
     for (const FileEntry& entry : entries) {
-        const std::string found = problem(held, entry, graphs.count(entry.path) > 0 ? &entries : nullptr, stamps, seen, safe);
+        const std::string found =
+            problem(held, entry, graphs.count(entry.path) > 0 ? &entries : nullptr, stamps, hashes ? &seen : nullptr, safe);
         if (!found.empty()) problems += "\n  " + entry.path + ": " + found;
     }
     if (!problems.empty())

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bundle/bundle.hpp"
-
 #include "bundle/external.hpp"
 #include "bundle/held.hpp"
 
@@ -49,9 +48,10 @@ std::optional<std::string> read_file(const std::filesystem::path& path);
 /// Check presence, links, sizes and hashes of all files of the manifest, and that graphs take data from these only; throws one BundleError that
 /// lists everything wrong. `held` knows the files' states afterwards.
 ///
-/// A file that was found good and whose stamp (size, times and inode) is that of then is not looked into again, unless `full`. In `safe` mode
-/// everything is, nothing is remembered, and graphs have no loops, branches and functions.
-void verify(Held& held, const Manifest& manifest, bool full, bool safe);
+/// A file that was found good and whose stamp (size, times and inode) is that of then is not looked into again, unless `how` is always. If it
+/// is never, no file is hashed and none remembered; of graphs the names of their files are looked at. In `safe` mode everything is hashed,
+/// nothing is remembered, and graphs have no loops, branches and functions.
+void verify(Held& held, const Manifest& manifest, Verify how, bool safe);
 
 /// What to do about what only safe mode refuses.
 constexpr std::string_view safe_remedy = "if you trust whoever made it, open it without safe mode";

@@ -89,7 +89,7 @@ const Variant& Bundle::variant(std::string_view name) const {
     throw BundleError(path.string() + ": no variant `" + std::string(name) + "` (there are: " + known + ")");
 }
 
-Bundle open_bundle(const fs::path& path, bool full, bool safe) {
+Bundle open_bundle(const fs::path& path, Verify how, bool safe) {
     const fs::path file = path / "manifest.json";
     std::error_code error;
     if (!fs::is_regular_file(file, error)) {
@@ -104,7 +104,7 @@ Bundle open_bundle(const fs::path& path, bool full, bool safe) {
             throw BundleError(path.string() + ": manifest.json does not match manifest.sha256; copy or export the bundle again");
         if (safe) check_sizes(manifest, read.text.size(), path.string());
         try {
-            verify(*held, manifest, full, safe);
+            verify(*held, manifest, how, safe);
             return Bundle{path, std::move(manifest), std::move(held)};
         } catch (const BundleError&) { // a writer may have taken a file away meanwhile, with what lists it, or the whole directory
             auto now = std::make_shared<Held>(path);

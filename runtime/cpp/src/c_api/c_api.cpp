@@ -37,8 +37,6 @@ struct mars_conversation {
 
 namespace {
 
-const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr, nullptr, MARS_CACHE_AUTO, 0};
-
 /// Ask in a conversation: `ask` sends or edits.
 template <typename Ask>
 mars_status asked(mars_conversation* conversation, const char* text, const mars_config* config, mars_stream** stream, mars_error** error,
@@ -88,21 +86,12 @@ double mars_error_retry_after(const mars_error* error) { return error == nullptr
 
 void mars_error_free(mars_error* error) { delete error; }
 
-void mars_session_options_init(mars_session_options* options, size_t struct_size) { init(options, struct_size, default_options); }
+void mars_session_options_init(mars_session_options* options, size_t struct_size) { init(options, struct_size, default_options()); }
 
 mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error) {
     return guarded(error, [&] {
         needed(session, "session") = nullptr;
-        const mars_session_options given = known(options, default_options, "options");
-        mars::Session::Options wanted;
-        if (given.device != nullptr) wanted.device = given.device;
-        if (given.threads != 0) wanted.threads = given.threads;
-        if (given.variant != nullptr) wanted.variant = given.variant;
-        if (given.draft != nullptr) wanted.draft = given.draft;
-        wanted.verify = given.verify != 0;
-        wanted.safe = given.safe != 0;
-        if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
-        *session = new mars_session(mars::Session::open(&needed(path, "path"), wanted));
+        *session = new mars_session(mars::Session::open(&needed(path, "path"), options_of(options)));
     });
 }
 
@@ -110,9 +99,24 @@ void mars_session_close(mars_session* session) { delete session; }
 
 mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error) {
     return guarded(error, [&] {
-        const mars::Session& opened = needed(session, "session").session;
-        const mars::SessionInfo own = opened.info();
-        const mars_session_info values{sizeof(values), own.vocab_size, own.context_length, own.block, own.mask_id, own.has_text ? 1 : 0};
+        const mars_session& opened = needed(session, "session");
+        const mars::SessionInfo& own = opened.info;
+        mars_session_info values{};
+        values.vocab_size = own.vocab_size;
+        values.context_length = own.context_length;
+        values.block = own.block;
+        values.mask_id = own.mask_id;
+        values.has_text = own.has_text ? 1 : 0;
+        values.variant = own.variant.c_str();
+        values.backend = own.backend.c_str();
+        values.precision = own.precision.c_str();
+        values.device = own.device.c_str();
+        values.eos_ids = own.eos_ids.data();
+        values.num_eos_ids = own.eos_ids.size();
+        values.profiles = opened.profiles.data();
+        values.num_profiles = opened.profiles.size();
+        values.outputs = opened.outputs.data();
+        values.num_outputs = opened.outputs.size();
         fill(info, values, "info");
     });
 }

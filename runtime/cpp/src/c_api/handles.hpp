@@ -23,10 +23,16 @@ struct mars_error {
 struct mars_session {
     explicit mars_session(mars::Session opened) : session(std::move(opened)) {
         for (const std::string& each : session.warnings()) warnings += each + "\n";
+        for (const std::string& each : info.profiles) profiles.push_back(each.c_str());
+        for (const std::string& each : info.outputs) outputs.push_back(each.c_str());
     }
+    mars_session(const mars_session&) = delete; // names point into it
+    mars_session& operator=(const mars_session&) = delete;
 
     mars::Session session;
     std::string warnings;
+    const mars::SessionInfo info = session.info();
+    std::vector<const char*> profiles, outputs;
 };
 
 struct mars_completion {

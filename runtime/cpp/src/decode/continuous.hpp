@@ -11,11 +11,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "decode/batch.hpp"
 #include <mars/export.hpp>
-#include "decode/policy.hpp"
 
+#include "decode/batch.hpp"
 #include "decode/budget.hpp"
+#include "decode/policy.hpp"
 
 namespace mars {
 

@@ -12,9 +12,9 @@
 
 #include <mars/errors.hpp>
 
-#include "device/ort.hpp"
-
 #include "bundle/held.hpp"
+#include "device/ort.hpp"
+#include "log.hpp"
 
 namespace mars {
 
@@ -71,26 +71,42 @@ std::string provider_of(const std::string& device) {
                        "); use one of these, or an ONNX Runtime built with the one you want");
 }
 
-void append_provider(Ort::SessionOptions& options, const std::string& provider) {
+void append_provider(Ort::SessionOptions& options, const std::string& provider, const OrtOptions& own) {
     const OrtApi& api = Ort::GetApi();
+    std::vector<const char*> names, values;
+    for (const auto& [name, value] : own) {
+        names.push_back(name.c_str());
+        values.push_back(value.c_str());
+    }
     if (provider == "CUDAExecutionProvider") {
         OrtCUDAProviderOptionsV2* settings = nullptr;
         Ort::ThrowOnError(api.CreateCUDAProviderOptions(&settings));
         const std::unique_ptr<OrtCUDAProviderOptionsV2, decltype(api.ReleaseCUDAProviderOptions)> owner(settings,
                                                                                                         api.ReleaseCUDAProviderOptions);
+        if (!names.empty()) Ort::ThrowOnError(api.UpdateCUDAProviderOptions(settings, names.data(), values.data(), names.size()));
         options.AppendExecutionProvider_CUDA_V2(*settings);
     } else if (provider == "TensorrtExecutionProvider") {
         OrtTensorRTProviderOptionsV2* settings = nullptr;
         Ort::ThrowOnError(api.CreateTensorRTProviderOptions(&settings));
         const std::unique_ptr<OrtTensorRTProviderOptionsV2, decltype(api.ReleaseTensorRTProviderOptions)> owner(
             settings, api.ReleaseTensorRTProviderOptions);
+        if (!names.empty()) Ort::ThrowOnError(api.UpdateTensorRTProviderOptions(settings, names.data(), values.data(), names.size()));
         options.AppendExecutionProvider_TensorRT_V2(*settings);
     } else if (provider != "CPUExecutionProvider") {
-        options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")));
+        options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")), {own.begin(), own.end()});
     }
 }
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
+
+/// `user` is the OnLog of a session that has one.
+void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*, const char*, const char*, const char* message) {
+    const LogLevel level = severity >= ORT_LOGGING_LEVEL_ERROR     ? LogLevel::error
+                           : severity == ORT_LOGGING_LEVEL_WARNING ? LogLevel::warning
+                           : severity == ORT_LOGGING_LEVEL_INFO    ? LogLevel::info
+                                                                   : LogLevel::debug;
+    note(*static_cast<const OnLog*>(user), level, message == nullptr ? "" : message);
+}
 
 /// Of each buffer [kv_heads, length, head_dim], in memory of its own or of somebody else's.
 struct OrtSaved : Saved {
@@ -203,6 +219,7 @@ struct OrtBackend::Graph {
     bool on_cpu = true, is_firm = false;
     Watched weights; // ONNX Runtime has them mapped
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
+    OnLog on_log; // hears the session, to its end
     Ort::Env env{nullptr};
     Ort::Session session{nullptr};
     Ort::MemoryInfo memory{nullptr};
@@ -285,7 +302,8 @@ struct OrtBackend::Graph {
     }
 };
 
-OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads)
+OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads,
+                       const OrtOptions& options, OnLog on_log)
     : graph_(std::make_unique<Graph>()) {
     const std::map<std::string, std::pair<ONNXTensorElementDataType, int>> kv_types{
         {"float32", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4}}, {"float16", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2}}};
@@ -306,6 +324,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     graph.head_dim = model.head_dim;
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
     graph.on_cpu = provider == "CPUExecutionProvider";
+    graph.on_log = std::move(on_log);
+    const OrtParts parts = parted(options, graph.on_cpu);
     // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
     graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
@@ -317,13 +337,15 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     try {
         graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
         graph.memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-        Ort::SessionOptions options;
-        options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
-        if (threads) options.SetIntraOpNumThreads(*threads);
-        options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
-                               std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
-        append_provider(options, provider);
-        graph.session = loaded(graph.env, place, options);
+        Ort::SessionOptions settings;
+        settings.SetLogSeverityLevel(graph.on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
+        if (graph.on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(settings, pass_message, &graph.on_log));
+        if (threads) settings.SetIntraOpNumThreads(*threads);
+        settings.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
+                                std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
+        for (const auto& [name, value] : parts.entries) settings.AddConfigEntry(name.c_str(), value.c_str());
+        append_provider(settings, provider, parts.of_provider);
+        graph.session = loaded(graph.env, place, settings);
         if (graph.on_cpu && variant.weights && bundle.held)
             graph.weights = Watched(bundle.place(*variant.weights), bundle.path / *variant.weights);
         graph.check_signature();
