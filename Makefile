@@ -10,14 +10,14 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v unicode_t
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test browser cpp cpp-aarch64 python-aarch64 attack ray gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check format lint types test programs cpp cpp-aarch64 python-aarch64 attack ray gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
 
 # In CI the builds with sanitizers share the cores with the Python tests, which use one. Some of tests/runtime/cpp
 # run those builds.
-check: lint types cpp browser
+check: lint types cpp programs
 ifdef CI
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target PYTEST=--ignore=tests/runtime/cpp test cpp-asan cpp-tsan
 	$(MAKE) --no-print-directory PYTEST=tests/runtime/cpp test
@@ -39,10 +39,12 @@ types: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST)
 
-# Chromium, for the tests of the server's page. CI installs Debian's; elsewhere they are skipped without one.
-browser:
-	@if [ -n "$$CI" ] && ! command -v chromium >/dev/null; then apt-get update --quiet=2 && \
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium >/dev/null; fi
+# Chromium, for the tests of the server's page, and what signs bundles. CI installs Debian's; elsewhere their tests are
+# skipped without them.
+programs:
+	@if [ -n "$$CI" ] && ! { command -v chromium && command -v ssh-keygen && command -v minisign; } >/dev/null; then apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium openssh-client \
+	minisign >/dev/null; fi
 
 # The C++ runtime, with its tests. Without what it needs, people are told what is missing and go on; CI fails.
 cpp: $(VENV)/.installed

@@ -247,6 +247,12 @@ def trt(
         bool,
         typer.Option("--fixed", "--static", help="An engine for exactly --batch rows of --block slots."),
     ] = False,
+    build: Annotated[
+        bool,
+        typer.Option(
+            "--build/--no-build", help="Build where that can be done, or write graph and recipe in any case."
+        ),
+    ] = True,
     metrics: Metrics = False,
     logits: Logits = False,
     top_k: TopK = 0,
@@ -284,6 +290,7 @@ def trt(
         capacity=capacity,
         prefill=prefill,
         fixed=fixed,
+        build=build,
     )
     if source is None:
         err.print(DEFAULT)

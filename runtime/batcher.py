@@ -63,7 +63,12 @@ class Batcher:
         self._closed = self._stopped = False
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # Python's word for it
+            raise SessionError(
+                f"the batcher's thread cannot be started ({error}); free memory, or allow more threads"
+            ) from error
         _RUNNING.add(self)
         LOG.info("batcher started: %r, %r, %s", manifest.source, session.variant.name, self.limits)
 

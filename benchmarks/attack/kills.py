@@ -1,8 +1,8 @@
 """Writers of every command, killed at any time of their life or just when they write: whatever they wrote to
 opens with all that was there before, and one start later nothing is left behind.
 
-PYTHONPATH=benchmarks python -m attack.kills --trials 500 --state kills.jsonl            # resumable
-PYTHONPATH=benchmarks python -m attack.kills --writers prefix --first SEED --trials 1
+PYTHONPATH=benchmarks python -m attack.kills --kills 500 --state kills.jsonl             # resumable
+PYTHONPATH=benchmarks python -m attack.kills --writers prefix --first SEED --kills 1
 
 A trial is a writer and a seed. The state has one JSON line for each; what is wrong is printed. Writers are
 forks of this process, which opens no session itself.
@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def trial(writer: Writer, seed: int, usual: float) -> dict[str, Any]:
     writer.begin(seed)
     place = writer.home.parent
     before = state_of(place)
+    start = time.monotonic()
     pid = fork(lambda: writer.write(seed))
     if draw.random() < 0.5:
         how, code = "any time", ended(pid, draw.random() * 1.1 * usual)
@@ -99,6 +101,7 @@ def trial(writer: Writer, seed: int, usual: float) -> dict[str, Any]:
     if code is None:
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    seconds = time.monotonic() - start
     at_work = state_of(place) != before
     wrong = list(found(writer))
     again = fork(lambda: writer.finish(seed))
@@ -112,7 +115,11 @@ def trial(writer: Writer, seed: int, usual: float) -> dict[str, Any]:
     if code not in (None, 0):
         wrong.append(f"the writer itself ended with {code}")
     how = "done" if code == 0 else f"killed {how}, {'something' if at_work else 'nothing'} written"
-    return {"writer": writer.name, "seed": seed, "how": how, "wrong": wrong}
+    return {"writer": writer.name, "seed": seed, "how": how, "seconds": round(seconds, 3), "wrong": wrong}
+
+
+def is_killed(line: dict[str, Any]) -> bool:
+    return bool(line["how"].startswith("killed"))
 
 
 def found(writer: Writer, is_done: bool = False) -> Iterator[str]:
@@ -142,26 +149,33 @@ def usual_time(writer: Writer) -> float:
     return sorted(times)[1]
 
 
-def attack(
-    names: list[str], seeds: range, done: set[tuple[str, int]], good: Path
-) -> Iterator[dict[str, Any]]:
-    """The outcome of each trial that is not done yet."""
+Lines = dict[tuple[str, int], dict[str, Any]]
+
+
+def attack(names: list[str], first: int, kills: int, lines: Lines, good: Path) -> Iterator[dict[str, Any]]:
+    """Trials until each writer was killed so often; what is in `lines` and was right is not done again."""
     with ExitStack() as stack:
         if "pull" in names:
             Pull.url = stack.enter_context(fake_hub()).url
             os.environ |= {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         for name in names:
-            left = [seed for seed in seeds if (name, seed) not in done]
-            if not left:
+            done = {seed for (writer, seed), line in lines.items() if writer == name and not line["wrong"]}
+            left = kills - sum(is_killed(lines[name, seed]) for seed in done)
+            if left <= 0:
                 continue
             with tempfile.TemporaryDirectory(prefix="attack-") as place:
                 os.environ[CACHE_VARIABLE] = str(Path(place, "cache"))
                 os.environ["HF_HOME"] = str(Path(place, "cache", "hub"))
                 writer = WRITERS[name](good, Path(place, "home"))
                 usual = usual_time(writer)
-                for seed in left:
+                for seed in (seed for seed in count(first) if seed not in done):
                     line = trial(writer, seed, usual)
+                    left -= is_killed(line)
+                    if line["how"] == "done":  # the machine is quicker now than when it was measured
+                        usual = 0.8 * usual + 0.2 * min(usual, line["seconds"])
                     yield line
+                    if left <= 0:
+                        break
                     if line["wrong"]:
                         writer.renew()
 
@@ -172,17 +186,16 @@ def main() -> int:
     )
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="a good one, small")
     parser.add_argument("--writers", nargs="+", choices=list(WRITERS), default=list(WRITERS))
-    parser.add_argument("--trials", type=int, default=500, help="of each")
+    parser.add_argument("--kills", type=int, default=500, help="of each; who comes to its end is not counted")
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--state", type=Path, help="JSON lines; only what was wrong is done again")
     args = parser.parse_args()
-    lines: dict[tuple[str, int], dict[str, Any]] = {}
+    lines: Lines = {}
     if args.state is not None and args.state.exists():
         for line in map(json.loads, args.state.read_text(encoding="utf-8").splitlines()):
             lines[line["writer"], line["seed"]] = line
-    done = {key for key, line in lines.items() if not line["wrong"]}
     with open(args.state or os.devnull, "a", encoding="utf-8", buffering=1) as state:
-        for line in attack(args.writers, range(args.first, args.first + args.trials), done, args.bundle):
+        for line in attack(args.writers, args.first, args.kills, lines, args.bundle):
             state.write(json.dumps(line) + "\n")
             lines[line["writer"], line["seed"]] = line
             for words in line["wrong"]:

@@ -38,7 +38,7 @@ LIMITS = {"address space": (resource.RLIMIT_AS, "VmSize"), "data": (resource.RLI
 def questions(vocabulary: int) -> list[list[int]]:
     """What each client asks, in turn."""
     draw = random.Random(0)
-    lengths = [draw.choice((5, 90, 700)) for _ in range(CLIENTS * EACH)]
+    lengths = [draw.choice((5, 90, 450)) for _ in range(CLIENTS * EACH)]
     return [[draw.randrange(vocabulary) for _ in range(length)] for length in lengths]
 
 

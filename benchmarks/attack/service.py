@@ -177,8 +177,12 @@ def resident(process: subprocess.Popen[str]) -> int:
 def honest(
     port: int, number: int, rounds: int, is_over: Callable[[], bool]
 ) -> tuple[list[float], Counter[str]]:
-    """One client that asks at least `rounds` times, and until it is over; where there is no room, again. How long each answer took from the first try on, and what it got."""
-    seconds, outcomes = [], Counter[str]()
+    """One client that asks at least `rounds` times, and until it is over; where there is no room, again.
+
+    Returns how long each answer took from its first try on, and what it got.
+    """
+    seconds: list[float] = []
+    outcomes = Counter[str]()
     text = json.dumps(asked(max_tokens=24, tau=1.0, stream=number % 2 == 0))
     while len(seconds) < rounds or not is_over():
         began = monotonic()

@@ -24,7 +24,7 @@ from ..graph.fixed import fixed
 from ..output import replacing
 from . import build as tensorrt
 from .plan import EngineOptions, Plan, make_plan
-from .recipe import RECIPE_FILE, recipe
+from .recipe import RECIPE_FILE, STEPS_FILE, recipe, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +240,11 @@ def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, re
     """Put the engine, or the recipe for it, into a directory with the bundle's files."""
     graph = _fresh(directory / f"{plan.name}.onnx")
     onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
-    described, entry = describe(graph), None
+    new, entry = [describe(graph)], None
     if plan.obstacle is not None:
+        file = _fresh(directory / f"{plan.name}{STEPS_FILE}")
+        file.write_text(steps(plan, variant, new[0]), encoding="utf-8")
+        new.append(describe(file))
         file = _fresh(directory / RECIPE_FILE)
         file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:
@@ -249,8 +252,8 @@ def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, re
         is_fp32 = variant.kv_dtype == "float32"
         built = tensorrt.build(plan, graph, manifest.model, is_fp32, report)
         file.write_bytes(built.data)
-        entry = _entry(variant, plan, built, described)
-    return Addition(plan.name, entry, (described, describe(file)))
+        entry = _entry(variant, plan, built, new[0])
+    return Addition(plan.name, entry, (*new, describe(file)))
 
 
 def _write(directory: Path, manifest: Manifest) -> Manifest:

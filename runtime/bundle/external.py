@@ -51,11 +51,6 @@ def contents(file: int) -> Contents:
         return _contents(data, size)
 
 
-def external_names(file: int) -> set[str]:
-    """All file names in the external data of an open ONNX file. Raises ValueError for what is none."""
-    return contents(file).names
-
-
 def _contents(data: mmap.mmap, size: int) -> Contents:
     names, rest, is_nested = set(), [("model", 0, size)], False
     while rest:

@@ -8,6 +8,8 @@ their backends.
 from __future__ import annotations
 
 from importlib import import_module
+from io import SEEK_END
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,11 +18,11 @@ from ..bundle.files import write_whole
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..errors import SessionError
 from .cuda import find_gpu
+from .trt_io import IDS
 
 EXTRAS = {"tensorrt": "trt", "tensorrt_rtx": "rtx"}
 REMARKS = {"tensorrt": " (on a Jetson it comes with JetPack: python3-libnvinfer)"}
 TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
-IDS = ("token_ids", "topk_ids")  # the outputs that are int64
 INVALIDITIES = (
     *("VERSION_MISMATCH", "UNSUPPORTED_CC", "OLD_CUDA_DRIVER", "OLD_CUDA_RUNTIME", "INSUFFICIENT_GPU_MEMORY"),
     *("MALFORMED_ENGINE", "CUDA_ERROR"),
@@ -72,7 +74,7 @@ class LoadedEngine:
             raise SessionError(missing(variant.backend))
         logger = collecting_logger(trt)
         path = bundle.path / variant.file
-        data = bundle.place(variant.file).read_bytes()
+        data = _mapped(bundle.place(variant.file))
         runtime = trt.Runtime(logger)
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
@@ -200,7 +202,14 @@ def _is_width(size: tuple[int, ...], model: ModelInfo) -> bool:
     return len(size) == 1 and 0 < size[0] <= model.vocab_size
 
 
-def _diagnostics(trt: Any, runtime: Any, data: bytes) -> list[str]:
+def _mapped(path: Path) -> mmap | bytes:
+    """A file as it lies in the page cache: an engine that is read is in host memory twice while it loads."""
+    with path.open("rb") as file:
+        size = file.seek(0, SEEK_END)
+        return mmap(file.fileno(), size, access=ACCESS_READ) if size else b""
+
+
+def _diagnostics(trt: Any, runtime: Any, data: mmap | bytes) -> list[str]:
     if not hasattr(runtime, "get_engine_validity"):
         return []
     _, bits = runtime.get_engine_validity(data)

@@ -17,8 +17,8 @@ from attack.mutators import rehash
 from support.paths import ROOT
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.runtime import BundleError, CheckpointError, Session, SessionError
-from mars_export.runtime.bundle.external import external_names
+from mars_export.runtime import Batcher, BundleError, CheckpointError, Session, SessionError
+from mars_export.runtime.bundle.external import contents
 from mars_export.runtime.bundle.manifest import open_bundle
 from mars_export.runtime.bundle.scratch import lock
 from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
@@ -77,7 +77,7 @@ def test_lists_as_protobuf_writes_them(tensor: bytes, is_long: bool, tmp_path: P
         (tmp_path / "x.onnx").open("rb") as file,
         pytest.raises(ValueError, match="a list of") if is_long else nullcontext(),
     ):
-        assert external_names(file.fileno()) == set()
+        assert contents(file.fileno()).names == set()
 
 
 @pytest.fixture
@@ -163,3 +163,15 @@ def test_a_manifest_s_long_names_are_cut_in_messages(path: Path) -> None:
     with pytest.raises(BundleError, match="is for variant `xxx.*which is not there") as told:
         open_bundle(path)
     assert len(str(told.value)) < 25_000
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own RuntimeError came through under a memory limit (run 6)."""
+
+    def start(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    session = Session.open(BUNDLE, threads=1)
+    monkeypatch.setattr("threading.Thread.start", start)
+    with pytest.raises(SessionError, match="thread cannot be started .*free memory"):
+        Batcher(session)

@@ -64,6 +64,7 @@ class FakeDevice:
         self.allocations: list[int] = []
         self.live: dict[int, int] = {}
         self.spare: list[int] = []  # addresses that were given back and are handed out again
+        self.locked: list[np.ndarray] = []  # page-locked memory, which lives as long as the device
         self.left: int | None = None  # allocations before memory is out
         self.is_broken = False
         self.refuse_capture = refuse_capture
@@ -97,6 +98,11 @@ class FakeDevice:
         self.zero(address, max(num_bytes, 256))
         return address
 
+    def pinned(self, num_bytes: int) -> np.ndarray:
+        self._call("cudaHostAlloc", in_capture=False)
+        self.locked.append(np.full(num_bytes, 0xFF, np.uint8))
+        return self.locked[-1]
+
     def free(self, address: int) -> None:
         self._call("cudaFree", in_capture=False)
         self._flush()
@@ -116,7 +122,7 @@ class FakeDevice:
     def upload(self, address: int, array: np.ndarray) -> None:
         self._call("cudaMemcpyAsync", in_capture=False)
         assert array.flags.c_contiguous
-        held = weakref.ref(array)
+        held = self._held(array)
 
         def copy() -> None:
             host = held()
@@ -128,7 +134,7 @@ class FakeDevice:
 
     def download(self, array: np.ndarray, address: int) -> None:
         self._call("cudaMemcpyAsync", in_capture=False)
-        held = weakref.ref(array)
+        held = self._held(array)
 
         def copy() -> None:
             host = held()
@@ -158,6 +164,11 @@ class FakeDevice:
                 at(target, *place)[:] = run
 
         self.queue.append(copy)
+
+    def _held(self, array: np.ndarray) -> Callable[[], np.ndarray | None]:
+        """What the stream will find of a host array: memory of ours stays, whoever looks at it goes."""
+        is_ours = any(array is one or array.base is one for one in self.locked)
+        return (lambda: array) if is_ours else weakref.ref(array)
 
     def synchronize(self) -> None:
         self._call("cudaStreamSynchronize", in_capture=False)

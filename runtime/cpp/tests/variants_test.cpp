@@ -11,7 +11,9 @@
 
 namespace {
 
-mars::Here rtx_machine() { return {mars::this_platform(), "tensorrt_rtx", "10.16.0.72", "sm86", "Stub GPU", "12.9", ""}; }
+mars::Here rtx_machine() {
+    return {mars::this_platform(), {{"tensorrt_rtx", "10.16.0.72"}}, {{"tensorrt", "no such file"}}, "sm86", "Stub GPU", "12.9", ""};
+}
 
 /// A bundle with a dynamic graph, a fixed one and an engine, in this order.
 mars::Bundle bundle() {
@@ -65,14 +67,18 @@ TEST_CASE("each reason against an engine names both sides") {
     const mars::Bundle from = bundle();
     mars::Here here = rtx_machine();
     CHECK(refusal(from, here) == "it fits");
-    here.version = "1.7.1.116";
+    here.tensorrt["tensorrt_rtx"] = "1.7.1.116";
     CHECK(refusal(from, here) ==
           "built with tensorrt_rtx 10.16.0.72, this libmars runs with 1.7.1.116; build the engine again or install 10.16.0.72");
-    here.flavor = "tensorrt";
-    CHECK(refusal(from, here) == "built with tensorrt_rtx 10.16.0.72, this libmars with tensorrt 1.7.1.116; build one of the two again");
-    here.flavor = "";
-    CHECK(refusal(from, here) ==
-          "built with tensorrt_rtx 10.16.0.72, this libmars without TensorRT; build it with -DMARS_TENSORRT=ON (docs/cpp.md)");
+    here.tensorrt = {{"tensorrt", "10.16.0.72"}};
+    here.missing = {{"tensorrt_rtx", "no such file"}};
+    const std::string none = "built with tensorrt_rtx 10.16.0.72, and libmars_tensorrt_rtx.so is not here (no such file); build libmars "
+                             "with -DMARS_TENSORRT=ON and that TensorRT (docs/cpp.md)";
+    CHECK(refusal(from, here) == none);
+    here.gpu = "sm75"; // the other TensorRT's library has found a GPU
+    CHECK(refusal(from, here) == none + "; built for sm86, sm89, this GPU is a Stub GPU (sm75); build it with --target host");
+    here.tensorrt.clear(); // nobody could look for one
+    CHECK(refusal(from, here) == none);
     here = rtx_machine();
     here.gpu = "sm75";
     CHECK(refusal(from, here) == "built for sm86, sm89, this GPU is a Stub GPU (sm75); build it with --target host");
@@ -92,7 +98,7 @@ TEST_CASE("versions agree where both have numbers: Python's package knows fewer 
         nlohmann::json whole = engine_manifest({});
         whole["variants"][0]["engine"]["version"] = built;
         mars::Here here = rtx_machine();
-        here.version = runs;
+        here.tensorrt["tensorrt_rtx"] = runs;
         return refusal({"b", mars::parse_manifest(whole.dump())}, here) == "it fits";
     };
     CHECK(fits("10.3.0", "10.3.0.30")); // JetPack 6

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.missing import need
 
@@ -33,11 +34,12 @@ class FakeRuntime:
     cudaError_t = SimpleNamespace(cudaSuccess=GOOD, cudaErrorInsufficientDriver=None, cudaErrorNoDevice=None)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal="thread")
     cudaStreamNonBlocking = 1
+    cudaHostAllocDefault = 0
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToDevice="on the device")
 
     def __init__(self, *bad: str) -> None:
         self.bad, self.calls, self.next = bad, [], 256  # type: ignore[var-annotated]
-        self.error, self.current = BAD, 0
+        self.error, self.current, self.host = BAD, 0, 0
 
     def cudaMemcpy3DParms(self) -> SimpleNamespace:
         return SimpleNamespace()
@@ -56,6 +58,8 @@ class FakeRuntime:
             if name == "cudaMalloc":
                 self.next += 256
                 return (GOOD, self.next) if name not in self.bad else (BAD, None)
+            if name == "cudaHostAlloc" and name not in self.bad:
+                return GOOD, self.host
             if name == "cudaGetDevice" and name not in self.bad:
                 return GOOD, self.current
             if name == "cudaSetDevice":
@@ -96,6 +100,19 @@ def test_memory_is_given_back_once_and_after_the_stream(opened: Any) -> None:
     device.close()
     freed = sorted(c[1] for c in runtime.calls if c[0] == "cudaFree")
     assert freed == sorted((first, second, third))
+    assert runtime.names()[-1] == "cudaStreamDestroy"
+
+
+def test_page_locked_memory_goes_with_the_device(opened: Any) -> None:
+    device, runtime = opened()
+    memory = np.zeros(300, np.uint8)
+    runtime.host = int(memory.ctypes.data)
+    locked = device.pinned(300)
+    locked[:] = 7
+    assert (memory == 7).all()
+    assert ("cudaHostAlloc", 300, FakeRuntime.cudaHostAllocDefault) in runtime.calls
+    device.close()
+    assert [c for c in runtime.calls if c[0] == "cudaFreeHost"] == [("cudaFreeHost", runtime.host)]
     assert runtime.names()[-1] == "cudaStreamDestroy"
 
 

@@ -87,6 +87,7 @@ Device::~Device() {
         const Current current;
         cudaStreamSynchronize(stream_of(stream_));
         for (const Address address : allocated_) cudaFree(pointer(address));
+        for (void* memory : pinned_) cudaFreeHost(memory);
         cudaStreamDestroy(stream_of(stream_));
     } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
     }
@@ -98,6 +99,13 @@ Address Device::allocate(std::size_t num_bytes) {
     allocated_.push_back(reinterpret_cast<Address>(memory));
     zero(allocated_.back(), std::max(num_bytes, least));
     return allocated_.back();
+}
+
+unsigned char* Device::pinned(std::size_t num_bytes) {
+    void* memory = nullptr;
+    check("cudaHostAlloc", cudaHostAlloc(&memory, std::max(num_bytes, least), cudaHostAllocDefault));
+    pinned_.push_back(memory);
+    return static_cast<unsigned char*>(memory);
 }
 
 void Device::release(Address address) {

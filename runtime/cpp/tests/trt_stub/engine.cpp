@@ -261,6 +261,7 @@ class Engine : public nvinfer1::ICudaEngine {
     Engine(Json engine, nvinfer1::ILogger& logger) : engine_(std::move(engine)), logger_(logger) {
         const bool in_place = engine_.at("in_place");
         const Json kv{-1, engine_.at("kv_heads"), -1, engine_.at("head_dim")};
+        const std::string kv_type = engine_.value("kv_dtype", "float32");
         add("input_ids", "int64", {-1, -1});
         add("kv_length", "int64", Json::array({-1}));
         add("output_index", "int64", {-1, -1});
@@ -273,8 +274,8 @@ class Engine : public nvinfer1::ICudaEngine {
         for (std::int64_t layer = 0; layer < engine_.at("layers"); ++layer)
             for (const char* kind : {".key", ".value"}) {
                 const std::string suffix = std::to_string(layer) + kind;
-                add("past_key_values." + suffix, "float32", kv);
-                add("present." + suffix, "float32", kv, in_place ? "past_key_values." + suffix : "");
+                add("past_key_values." + suffix, kv_type.c_str(), kv);
+                add("present." + suffix, kv_type.c_str(), kv, in_place ? "past_key_values." + suffix : "");
             }
     }
 
