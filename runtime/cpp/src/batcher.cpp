@@ -86,7 +86,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
                    limits.prefill_tokens, budget, [of = session.opened_.get()] { return of->measured(); }),
           places(limits) {}
 
-    using Answers = std::map<std::int64_t, std::shared_ptr<Request::Answer>>;
+    using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
 
     const Session session;
     const Limits limits;
@@ -99,8 +99,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     std::condition_variable changed;
     Answers answers;
     Places places;
-    std::deque<std::shared_ptr<Request::Answer>> arrivals; // not yet seen by the thread
-    std::deque<std::shared_ptr<Request::Answer>> callers;  // ended by others: their callbacks are to be told
+    std::deque<std::shared_ptr<RequestState>> arrivals; // not yet seen by the thread
+    std::deque<std::shared_ptr<RequestState>> callers;  // ended by others: their callbacks are to be told
     std::int64_t numbers = 0;
     bool is_closed = false, is_stopped = false, has_ended = false;
     std::exception_ptr fault;
@@ -143,8 +143,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         changed.notify_all();
     }
 
-    std::shared_ptr<Request::Answer> new_answer(const Prompt& prompt, const GenerationConfig& config, const Entry& entry,
-                                                Clock::time_point began, std::optional<Clock::time_point> until) {
+    std::shared_ptr<RequestState> new_answer(const Prompt& prompt, const GenerationConfig& config, const Entry& entry,
+                                             Clock::time_point began, std::optional<Clock::time_point> until) {
         limits.check(config);
         std::int64_t number = 0;
         {
@@ -157,10 +157,10 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         auto end = [own = weak_from_this()](std::int64_t which, FinishReason reason) {
             if (const std::shared_ptr<Service> there = own.lock()) there->end(which, reason);
         };
-        return std::make_shared<Request::Answer>(opened, std::move(made), std::move(end), until, entry.client, entry.on_event);
+        return std::make_shared<RequestState>(opened, std::move(made), std::move(end), until, entry.client, entry.on_event);
     }
 
-    void start(const std::shared_ptr<Request::Answer>& answer) {
+    void start(const std::shared_ptr<RequestState>& answer) {
         const std::lock_guard<std::mutex> lock(mutex);
         check_open();
         arrivals.push_back(answer);
@@ -186,7 +186,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void conclude(std::int64_t number, FinishReason reason, const std::exception_ptr& error) {
         const auto at = answers.find(number);
         if (at == answers.end()) return;
-        const std::shared_ptr<Request::Answer> answer = std::move(at->second);
+        const std::shared_ptr<RequestState> answer = std::move(at->second);
         answers.erase(at);
         const auto last = answer->last_reason();
         reason = last.value_or(reason);
@@ -248,7 +248,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         const std::vector<Accepted> events = schedule.step();
         step_began = 0;
         for (const Accepted& event : events) {
-            std::shared_ptr<Request::Answer> answer;
+            std::shared_ptr<RequestState> answer;
             {
                 const std::lock_guard<std::mutex> lock(mutex);
                 const auto at = answers.find(event.row);
@@ -275,7 +275,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     /// Tell callbacks of the end that came from outside.
     void call_back() {
         for (;;) {
-            std::shared_ptr<Request::Answer> answer;
+            std::shared_ptr<RequestState> answer;
             {
                 const std::lock_guard<std::mutex> lock(mutex);
                 if (callers.empty()) return;
@@ -332,7 +332,7 @@ Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, co
     if (entry.wait) last = began + span(*entry.wait);
     if (until) last = last ? std::min(*last, *until) : *until;
     service_->enter(entry.client, last);
-    std::shared_ptr<Request::Answer> answer;
+    std::shared_ptr<RequestState> answer;
     try {
         answer = service_->new_answer(prompt, config, entry, began, until);
         service_->start(answer);

@@ -16,16 +16,15 @@ std::string seconds_of(double seconds) {
 
 } // namespace
 
-Request::Answer::Answer(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
-                        std::optional<std::string> of, OnEvent callback)
+RequestState::RequestState(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
+                           std::optional<std::string> of, OnEvent callback)
     : session(std::move(opened)), text(std::move(made.text)), row(std::move(made.row)), client(std::move(of)), end_(std::move(how)),
       until_(until), callback_(std::move(callback)) {
     seen_.stats = row->stats;
 }
 
 /// Wait until `is_enough`, at most until `last`. A reader sees the deadline itself: the batcher's thread may hang in a step.
-bool Request::Answer::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough,
-                           std::optional<Clock::time_point> last) {
+bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, std::optional<Clock::time_point> last) {
     while (!is_enough()) {
         const bool has_ended = !is_over() && until_ && Clock::now() >= *until_;
         if (has_ended) {
@@ -45,7 +44,7 @@ bool Request::Answer::wait(std::unique_lock<std::mutex>& lock, const std::functi
     return true;
 }
 
-std::optional<Event> Request::Answer::next() {
+std::optional<Event> RequestState::next() {
     if (callback_) throw SessionError("the events of this request go to its callback; wait for its result");
     std::unique_lock<std::mutex> lock(mutex_);
     wait(lock, [this] { return !events_.empty() || is_over(); }, std::nullopt);
@@ -58,7 +57,7 @@ std::optional<Event> Request::Answer::next() {
     return event;
 }
 
-Completion Request::Answer::result(std::optional<double> timeout) {
+Completion RequestState::result(std::optional<double> timeout) {
     std::optional<Clock::time_point> last;
     if (timeout) {
         const std::chrono::duration<double> left(std::clamp(*timeout, 0.0, 1e9));
@@ -75,33 +74,33 @@ Completion Request::Answer::result(std::optional<double> timeout) {
     return seen_;
 }
 
-Completion Request::Answer::completion() const {
+Completion RequestState::completion() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return seen_;
 }
 
-std::optional<FinishReason> Request::Answer::finish_reason() const {
+std::optional<FinishReason> RequestState::finish_reason() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return reason_;
 }
 
-std::optional<FinishReason> Request::Answer::last_reason() const {
+std::optional<FinishReason> RequestState::last_reason() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return last_;
 }
 
-bool Request::Answer::failed() const {
+bool RequestState::failed() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return error_ != nullptr;
 }
 
-void Request::Answer::abandon() {
+void RequestState::abandon() {
     cancel();
     const std::lock_guard<std::recursive_mutex> lock(calling_);
     is_abandoned_ = true; // it stays: this may be called inside of it
 }
 
-void Request::Answer::deliver(const Accepted& accepted) {
+void RequestState::deliver(const Accepted& accepted) {
     Event event{"", accepted.token_ids, accepted.confidences, accepted.finish_reason, 0, accepted.verified};
     if (text) event.text = accepted.finish_reason ? text->finish() : text->read();
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -117,7 +116,7 @@ void Request::Answer::deliver(const Accepted& accepted) {
     changed_.notify_all();
 }
 
-void Request::Answer::call() {
+void RequestState::call() {
     if (!callback_) return;
     const std::lock_guard<std::recursive_mutex> calling(calling_);
     while (!is_abandoned_) {
@@ -132,7 +131,7 @@ void Request::Answer::call() {
     }
 }
 
-void Request::Answer::conclude(FinishReason reason, std::exception_ptr error) {
+void RequestState::conclude(FinishReason reason, std::exception_ptr error) {
     const std::lock_guard<std::mutex> lock(mutex_);
     reason_ = reason;
     error_ = std::move(error);
@@ -146,7 +145,7 @@ void Request::Answer::conclude(FinishReason reason, std::exception_ptr error) {
     changed_.notify_all();
 }
 
-Request::Request(std::shared_ptr<Answer> answer) : answer_(std::move(answer)) {}
+Request::Request(std::shared_ptr<RequestState> answer) : answer_(std::move(answer)) {}
 
 Request::~Request() {
     if (answer_) answer_->abandon();

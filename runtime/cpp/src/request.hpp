@@ -20,13 +20,13 @@ namespace mars {
 
 /// What a batcher and the holder of a request share. The row and its text belong to the batcher's thread, but for what any thread may say
 /// to a row.
-struct Request::Answer {
+struct RequestState {
     using Clock = std::chrono::steady_clock;
     using End = std::function<void(std::int64_t, FinishReason)>;
 
     /// `end`: what its batcher does to end it, by its number. `until`: its deadline, if it has one.
-    Answer(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
-           std::optional<std::string> of, OnEvent callback);
+    RequestState(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
+                 std::optional<std::string> of, OnEvent callback);
 
     const std::shared_ptr<const Opened> session; // first: what the row refers to
     const std::unique_ptr<TextStream> text;

@@ -46,6 +46,8 @@ struct Counts {
     std::int64_t ended() const { return finished + failed + cancelled + expired; }
 };
 
+struct RequestState;
+
 /// One submitted prompt: its events, the answer so far, how it ended. Any thread may use it; leaving it ends the answer.
 class MARS_API Request {
   public:
@@ -84,13 +86,11 @@ class MARS_API Request {
     /// Counts the requests of a batcher.
     std::int64_t number() const;
 
-    struct Answer;
-
   private:
     friend class Batcher;
-    explicit Request(std::shared_ptr<Answer> answer);
+    explicit Request(std::shared_ptr<RequestState> answer);
 
-    std::shared_ptr<Answer> answer_;
+    std::shared_ptr<RequestState> answer_;
 };
 
 /// Continuous batching over one session: requests join and leave at any step, each with its own settings.

@@ -11,8 +11,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include <mars/export.hpp>
-
 #include "decode/batch.hpp"
 #include "decode/budget.hpp"
 #include "decode/policy.hpp"
@@ -22,7 +20,7 @@ namespace mars {
 /// Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being read, shorter ones before longer
 /// ones. Steps are decode()'s (schedule.hpp); `prefill_tokens` of prompts are read between two of them, at most. One thread's, but for
 /// what says otherwise.
-class MARS_API ContinuousSchedule {
+class ContinuousSchedule {
   public:
     ContinuousSchedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
                        CostSource cost = nullptr);
