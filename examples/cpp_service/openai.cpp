@@ -164,8 +164,9 @@ std::vector<mars::Prompt> prompts_of(const std::optional<Json>& value, const Lim
         else
             wrong("prompt", what, each);
     }
-    const bool is_one_kind =
-        std::all_of(prompts.begin(), prompts.end(), [&](const mars::Prompt& each) { return each.index() == prompts.front().index(); });
+    const bool is_one_kind = std::all_of(prompts.begin(), prompts.end(), [&](const mars::Prompt& each) {
+        return (each.text() == nullptr) == (prompts.front().text() == nullptr);
+    });
     if (prompts.empty() || !is_one_kind) wrong("prompt", what, *value);
     return prompts;
 }
