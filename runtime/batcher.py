@@ -21,7 +21,7 @@ from .counts import Counts
 from .decode.config import GenerationConfig
 from .decode.row import FinishReason, Row
 from .decode.schedule import Limits, Schedule
-from .errors import Overloaded, SessionError
+from .errors import DeviceLost, Overloaded, SessionError
 from .places import Places
 from .request import Request, Waiters, sooner
 from .session import Prompt, Session
@@ -142,6 +142,11 @@ class Batcher:
     def alive(self) -> bool:
         """Whether it takes requests: not closed, not failed, and in its own process."""
         return not self._closed and os.getpid() == self._process and self._thread.is_alive()
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What ended it, if anything did: a fault of ours, or a device that has failed for good."""
+        return self._fault
 
     @property
     def counts(self) -> Counts:
@@ -358,6 +363,10 @@ class Batcher:
             if error is not None or event.finish_reason is not None:
                 with self._changed:
                     self._conclude(request, row, event.finish_reason or "cancelled", error)
+        lost = next((event.error for event in events if isinstance(event.error, DeviceLost)), None)
+        if lost is not None:
+            LOG.critical("%s", lost)  # CUDA's words and ours
+            raise lost
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()

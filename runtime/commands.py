@@ -140,6 +140,12 @@ Regex = Annotated[str | None, typer.Option("--regex", help="The answer matches t
 Choice = Annotated[
     list[str] | None, typer.Option("--choice", help="The answer is one of these; given several times.")
 ]
+Grammar = Annotated[
+    str | None,
+    typer.Option(
+        help="The answer follows this grammar, which is kept in the bundle (`mars-export grammar`)."
+    ),
+]
 Tools = Annotated[
     Path | None,
     typer.Option(
@@ -181,6 +187,7 @@ def generate(
     regex: Regex = None,
     choice: Choice = None,
     tools: Tools = None,
+    grammar: Grammar = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
     cache_block: Annotated[
         int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")
@@ -204,7 +211,7 @@ def generate(
 
     config = GenerationConfig(
         schema=json_text(schema), regex=regex, choice=tuple(choice) if choice else None,
-        tools=json_text(tools),
+        tools=json_text(tools), grammar=grammar,
         max_new_tokens=max_new_tokens, window=window_of(window), lookup=lookup, stop=tuple(stop or ()),
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
         repetition_penalty=repetition_penalty, **knob(profile, exact, tau, metric, window),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from .errors import MarsError
 
@@ -37,6 +38,15 @@ Safe = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+
+
+class StoreUnlessNamed(TyperGroup):
+    """`prefix BUNDLE ...` stores: what is not the name of a subcommand is the bundle, or an option of it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", *ctx.help_option_names):
+            args = ["store", *args]
+        return super().parse_args(ctx, args)
 
 
 @contextmanager

@@ -28,6 +28,12 @@ class SessionError(MarsError):
     """The bundle is fine but cannot run here, or the request cannot be served."""
 
 
+class DeviceLost(SessionError):
+    """The device has failed for good: no request of this process will be answered on it any more. Start the
+    process again.
+    """
+
+
 class Overloaded(SessionError):
     """Nothing is wrong with the request, there is no room for it now: too many wait, or too many of its
     client. `retry_after` seconds from now there may be (a guess from how long answers took).

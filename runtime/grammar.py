@@ -254,7 +254,7 @@ class LlgMatcher:
         self._check()
         if not data or len(data) > 16 * MOST_SETTLED:
             return None
-        after = self.copy()
+        after = LlgMatcher(self._matcher.deep_copy(), self._alphabet)  # its mask is another
         if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
             return None
         if after.is_over:
@@ -295,7 +295,7 @@ class LlgMatcher:
             return forced[:num] or self._longest(data)
         if len(data) > 16 * MOST_SETTLED:
             return forced
-        after = self.copy()
+        after = LlgMatcher(self._matcher.deep_copy(), self._alphabet)  # its mask is another
         if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
             return forced
         if after.is_over:

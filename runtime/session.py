@@ -37,6 +37,7 @@ from .decode.stats import Stats
 from .errors import SessionError
 from .grammar import SEPARATORS, Grammars, leaves_a_choice
 from .opening import load, using
+from .stored_grammars import StoredGrammars
 from .text import Message, Text, TextStream
 from .toolcalls import ToolStream, dialect_of
 from .warm import adopt
@@ -94,6 +95,7 @@ class Session:
         self._draft: Session | None = None
         self._cost_file, self._measuring = cost_file, threading.Lock()
         self._grammars: Grammars | None = None
+        self._stored: StoredGrammars | None = None
         self._reading = threading.Lock()
         manifest = bundle.manifest
         self.text = Text.of(bundle, safe=safe) if manifest.text is not None else None
@@ -300,7 +302,9 @@ class Session:
         assert self.text is not None and info is not None, "checked before"
         own = info.separators
         with self._reading:
-            if self._grammars is None:
+            if config.grammar is not None:
+                self._stored = self._stored or StoredGrammars(self.bundle, self.text.tokenizer)
+            elif self._grammars is None:
                 self._grammars = Grammars(
                     self.text.tokenizer.to_str(),
                     manifest.model.vocab_size,
@@ -308,12 +312,17 @@ class Session:
                     dialect_of(info.chat_template),
                     SEPARATORS if own is None else (own.item, own.key),
                 )
-        matcher = self._grammars.matcher(config)
+        if config.grammar is not None:
+            assert self._stored is not None
+            matcher = self._stored.matcher(config.grammar)
+        else:
+            assert self._grammars is not None
+            matcher = self._grammars.matcher(config)
         outputs = self.backend.outputs
         if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
             raise SessionError(
-                "schema, regex, choice and tools need a bundle exported with --top-k 16 or --logits: where"
-                " the likeliest token is not allowed, another must be chosen"
+                "schema, regex, choice, tools and grammar need a bundle exported with --top-k 16 or --logits:"
+                " where the likeliest token is not allowed, another must be chosen"
             )
         eos_ids = manifest.tokens.eos if config.eos_ids is None else config.eos_ids
         return Guide(matcher, eos_ids, "logits" in outputs, manifest.block - 1)
@@ -383,7 +392,7 @@ class Session:
         if config.needs_logits and "logits" not in outputs:
             raise SessionError("temperature and repetition_penalty need a bundle exported with --logits")
         if config.is_structured and self.text is None:
-            raise SessionError("schema, regex, choice and tools need a bundle with a tokenizer")
+            raise SessionError("schema, regex, choice, tools and grammar need a bundle with a tokenizer")
         if config.stop and self.text is None:
             raise SessionError("stop strings need a bundle with a tokenizer")
         if config.exact and self.variant.is_engine:

@@ -164,9 +164,9 @@ std::vector<mars::Prompt> prompts_of(const std::optional<Json>& value, const Lim
         else
             wrong("prompt", what, each);
     }
-    const bool is_one_kind = std::all_of(prompts.begin(), prompts.end(), [&](const mars::Prompt& each) {
-        return (each.text() == nullptr) == (prompts.front().text() == nullptr);
-    });
+    const auto is_text = [](const mars::Prompt& each) { return each.text() != nullptr; };
+    const auto num_texts = std::count_if(prompts.begin(), prompts.end(), is_text);
+    const bool is_one_kind = num_texts == 0 || static_cast<std::size_t>(num_texts) == prompts.size();
     if (prompts.empty() || !is_one_kind) wrong("prompt", what, *value);
     return prompts;
 }
@@ -273,6 +273,7 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
     if (const auto metric = fields.text("metric")) config.metric = metric_of(*metric);
     if (const auto window = fields.any("window")) config.window = window_of(*window);
     config.cache_salt = fields.text("cache_salt").value_or("");
+    config.grammar = fields.text("grammar").value_or("");
     if (fields.flag("ignore_eos").value_or(false)) config.eos_ids.emplace();
     ask.profile = fields.text("profile");
     for (const char* knob : {"exact", "tau", "metric", "window"}) {

@@ -12,6 +12,7 @@ struct Options {
     std::string bundle;
     int port = 8080;
     std::optional<int> threads;
+    std::string device = "cpu";
     double grace = 5.0; ///< seconds that answers have to finish when the service is told to stop
     std::optional<std::string> key_file;
     mars::Limits limits;
@@ -22,6 +23,7 @@ constexpr const char* usage = R"(usage: service BUNDLE [PORT [THREADS]] [OPTION 
   --waiting N         requests that wait for a row; further ones get 429 (16)
   --kv-mb N           memory for KV entries of running answers; no limit
   --client-share X    of all places what one API key may have, above 0, at most 1 (1)
+  --device NAME       cpu, or cuda for a GPU (cpu)
   --grace SECONDS     for running answers, after SIGTERM (5)
   --api-key-file FILE keys, one a line, of which each request but /health needs one
 )";
@@ -53,7 +55,9 @@ inline Options options_of(const std::vector<std::string>& words) {
             continue;
         }
         if (++i == words.size()) throw std::invalid_argument(word);
-        if (word == "--rows")
+        if (word == "--device")
+            options.device = words[i];
+        else if (word == "--rows")
             options.limits.max_rows = whole(words[i]);
         else if (word == "--waiting")
             options.limits.max_waiting = whole(words[i]);

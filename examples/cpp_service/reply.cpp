@@ -51,7 +51,8 @@ std::vector<Step> Steps::push(const mars::Event& event) {
             text_.push(event.token_ids[i]);
             std::string text = text_.read();
             spelled_ += text.size();
-            const char* how = static_cast<std::int64_t>(i) < event.verified ? "verified" : "accepted";
+            const bool is_forced = std::count(event.forced.begin(), event.forced.end(), static_cast<std::int64_t>(i)) > 0;
+            const char* how = is_forced ? "forced" : static_cast<std::int64_t>(i) < event.verified ? "verified" : "accepted";
             step.tokens.push_back({event.token_ids[i], std::move(text), event.confidences[i], how});
         }
         step.end = spelled_;

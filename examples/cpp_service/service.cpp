@@ -120,7 +120,7 @@ class Service {
             body();
         };
         try {
-            if (path == "/health") return answer("GET", [&] { exchange.respond(200, line(health())); });
+            if (path == "/health") return answer("GET", [&] { exchange.respond(is_lost_ ? 503 : 200, line(health())); });
             const std::optional<std::string> client = keys_.find(exchange.head.authorization);
             if (!keys_.is_open() && !client)
                 return refuse(exchange, 401, "an API key is needed: send Authorization: Bearer KEY", "", "invalid_api_key",
@@ -160,6 +160,7 @@ class Service {
 
     /// Whose fault it is that there is no answer: the request's, that of what there is of memory and time now, or ours.
     int status_of(const std::exception& error) const {
+        if (dynamic_cast<const mars::DeviceLost*>(&error) != nullptr && !is_lost_.exchange(true)) std::cerr << error.what() << std::endl;
         if (dynamic_cast<const mars::MemoryError*>(&error) != nullptr || dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return 503;
         if (!batcher_.alive()) return 503;
         if (dynamic_cast<const mars::DeviceError*>(&error) != nullptr) return 500;
@@ -169,7 +170,7 @@ class Service {
     /// `tokens`: of answers that have ended.
     Json health() const {
         const mars::Counts counts = batcher_.counts();
-        return {{"status", "ok"},
+        return {{"status", is_lost_ ? "failed" : "ok"},
                 {"tokens", counts.tokens},
                 {"running", batcher_.num_running()},
                 {"waiting", batcher_.num_waiting()},
@@ -347,6 +348,7 @@ class Service {
     const openai::Limits ask_limits_;
     const std::int64_t began_ =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    mutable std::atomic<bool> is_lost_{false}; // a GPU that failed for good answers nobody in this process: who watches starts it again
     std::mutex mutex_;
     std::mt19937_64 random_{std::random_device{}()};
     Running running_;
@@ -373,6 +375,7 @@ int main(int argc, char** argv) {
     try {
         mars::Session::Options opening;
         opening.threads = options.threads;
+        opening.device = options.device;
         mars::Session session = mars::Session::open(options.bundle, opening);
         for (const std::string& warning : session.warnings()) std::cerr << "warning: " << warning << "\n";
         Service service(std::move(session), options);

@@ -32,10 +32,10 @@ from .scratch import FILE as SCRATCH_FILE
 from .scratch import abandoned_in, scratch_file
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-# Of scratch files of what is rewritten in a bundle, and of a prefix's file: nothing that a user would name.
-LEFT_OVER = re.compile(
-    r"\.(manifest\.(json|sha256)|prefix-[0-9a-f]{16}\.kv)\.[0-9a-f]{16}|prefix-[0-9a-f]{16}\.kv"
-)
+# Of scratch files of what is rewritten in a bundle, and of the files of prefixes and grammars: nothing that a
+# user would name.
+STORED = r"(prefix-[0-9a-f]{16}\.kv|grammar-[0-9a-f]{16}\.dfa)"
+LEFT_OVER = re.compile(rf"\.(manifest\.(json|sha256)|{STORED})\.[0-9a-f]{{16}}|{STORED}")
 SCRATCH_STAMP = r"\.[0-9a-f]{32}\.json" + SCRATCH_FILE
 STAMPS, STAMP_LIMIT, MOST_STAMPS = "verified", 1_000_000, 256
 TICK = 0.012  # seconds: the longest of Linux's, and some more
@@ -105,7 +105,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def clear_leftovers(directory: Path, listed: Collection[str]) -> None:
-    """Delete what a writer that was killed left: scratch files, and prefixes that no manifest lists.
+    """Delete what a writer that was killed left: scratch files, prefixes and grammars that no
+    manifest lists.
 
     Only for the one who alone writes to `directory`.
     """

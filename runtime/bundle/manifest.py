@@ -22,6 +22,7 @@ from .files import FileEntry, clear_leftovers, is_safe_name, locked, read_small,
 from .held import Held
 from .safe import check_sizes
 from .stored import KV_DTYPES, StoredPrefix, file_size
+from .stored_grammar import StoredGrammar
 from .turns import ChatTurns
 
 FORMAT_VERSION = "1.2"
@@ -224,6 +225,7 @@ class Manifest:
     files: Annotated[tuple[FileEntry, ...], Rule(most=1000)]
     profiles: Annotated[tuple[Profile, ...], Rule(most=10_000)] = ()
     prefixes: Annotated[tuple[StoredPrefix, ...], Rule(absent=(), most=256)] = ()
+    grammars: Annotated[tuple[StoredGrammar, ...], Rule(absent=(), most=256)] = ()
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -465,6 +467,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
     used |= {p.file: f"prefix {p.name}" for p in manifest.prefixes}
+    used |= {g.file: f"grammar {g.name}" for g in manifest.grammars}
     problems += [
         f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
         for path, user in used.items()
@@ -481,6 +484,8 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
         if p.variant not in names
     ]
     problems += _prefix_contradictions(manifest, where)
+    grammars = Counter(g.name for g in manifest.grammars)
+    problems += [f"{where}: grammar `{n[:60]}` is there twice" for n in sorted(grammars) if grammars[n] > 1]
     model = manifest.model
     if model.num_heads % model.num_kv_heads:
         problems.append(

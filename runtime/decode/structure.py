@@ -35,13 +35,12 @@ def canonical(value: Any) -> Any:
         return value
 
 
-def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separators: Any) -> list[str]:
+def structure_problems(
+    schema: Any, regex: Any, choice: Any, tools: Any, separators: Any, grammar: Any = None
+) -> list[str]:
     """Everything that is wrong with these fields of a GenerationConfig; schema and tools are canonical."""
-    given = [
-        name
-        for name, value in (("schema", schema), ("regex", regex), ("choice", choice), ("tools", tools))
-        if value is not None
-    ]
+    fields = {"schema": schema, "regex": regex, "choice": choice, "tools": tools, "grammar": grammar}
+    given = [name for name, value in fields.items() if value is not None]
     wrong = [f"{' and '.join(given)} exclude each other: give one of them"] if len(given) > 1 else []
     if schema is not None:
         wrong += _json_problems("schema", schema, (dict, bool), "a JSON schema, an object or its text")
@@ -53,6 +52,8 @@ def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separat
         wrong.append(f"regex repeats too much: written out it has more than {MOST_SPELLED} characters")
     if choice is not None:
         wrong += _choice_problems(choice)
+    if grammar is not None and not (isinstance(grammar, str) and grammar):
+        wrong.append(f"grammar must be the name of a grammar of the bundle, not {_shown(grammar)}")
     if separators is not None and not (
         isinstance(separators, tuple)
         and len(separators) == 2

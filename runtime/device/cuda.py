@@ -12,25 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SessionError
+from ..errors import DeviceLost, SessionError
+from .lost import ADVICE, LASTING
 
 ORDINAL = 0  # of those that CUDA_VISIBLE_DEVICES shows
-# "The process must be terminated and relaunched", says CUDA of these: every later call gives them again.
-LASTING = frozenset(
-    f"cudaError{name}"
-    for name in (
-        *(
-            "Assert",
-            "Contained",
-            "ECCUncorrectable",
-            "ExternalDevice",
-            "HardwareStackError",
-            "IllegalAddress",
-        ),
-        *("IllegalInstruction", "InvalidAddressSpace", "InvalidPc", "LaunchFailure", "LaunchTimeout"),
-        *("MisalignedAddress", "NvlinkUncorrectable", "TensorMemoryLeak"),
-    )
-)
 INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
 
 
@@ -248,6 +233,7 @@ def _checked(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
     runtime.cudaGetLastError()  # told here: TensorRT must not find it after a launch of its own
     _, text = runtime.cudaGetErrorString(error)
     words = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    is_lasting = error.name in LASTING
-    end = "; nothing computes on the GPU in this process any more: start it again" if is_lasting else ""
-    raise SessionError(f"CUDA: {name} failed: {words} ({error.name}){end}")
+    what = f"CUDA: {name} failed: {words} ({error.name})"
+    if error.name in LASTING:
+        raise DeviceLost(what + ADVICE)
+    raise SessionError(what)

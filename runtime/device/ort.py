@@ -14,10 +14,11 @@ import numpy as np
 from ..bundle.held import Watched
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
-from ..errors import BundleError, SessionError
+from ..errors import BundleError, DeviceLost, SessionError
 from .binding import Binding
 from .cuda_libraries import load_libraries
 from .kv import KvRows
+from .lost import ADVICE, is_lasting
 from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
 from .ort_options import parted
@@ -193,10 +194,10 @@ class OrtBackend:
             if not isinstance(error, Exception):
                 raise
             # onnxruntime raises its own classes, and plain RuntimeError
-            raise SessionError(
-                f"ONNX Runtime failed in a step of {rows} x {slots} slots:"
-                f" {_first_line(error)}{_advice(error)}"
-            ) from error
+            what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {_first_line(error)}"
+            if is_lasting(str(error)):
+                raise DeviceLost(what + ADVICE) from error
+            raise SessionError(what + _advice(error)) from error
 
     def _binding(self, cache: KvRows, first: int, rows: int, want_logits: bool) -> Binding:
         """KV memory of some rows bound as past and present: the cache's last binding while it stands for the

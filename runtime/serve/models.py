@@ -71,12 +71,19 @@ class Served:
         batcher = self.batcher
         return batcher is not None and batcher.alive and batcher.step_seconds < STEP_HANGS
 
+    @property
+    def broken(self) -> BaseException | None:
+        """Why it cannot be served any more, such as a GPU that has failed."""
+        return self.batcher.fault if self.batcher is not None else None
+
     def running(self) -> Batcher:
         """The batcher. Raises Refused while there is none."""
         if self.batcher is None:
             if self.fault is not None:
                 raise Refused(503, f"{self.name} cannot be served; see the server's log", code="failed")
             raise busy(f"{self.name} is being loaded; try again in {WARMING:g} s", WARMING, 503)
+        if self.batcher.fault is not None:
+            raise Refused(503, f"{self.name} cannot be served any more; see the server's log", code="failed")
         if not self.batcher.alive:
             raise Refused(503, f"{self.name} takes no more requests", code="closing")
         return self.batcher
@@ -209,7 +216,9 @@ class Models:
 
     @property
     def faults(self) -> dict[str, BaseException]:
-        return {name: each.fault for name, each in self.served.items() if each.fault is not None}
+        """Names of what cannot be served, or not any more, with the reason."""
+        found = {name: each.fault or each.broken for name, each in self.served.items()}
+        return {name: fault for name, fault in found.items() if fault is not None}
 
     def close(self, drain: float) -> None:
         """Refuse what comes, give what is here `drain` seconds. Returns when all batchers have ended."""

@@ -108,6 +108,7 @@ def _settings(fields: Fields) -> dict[str, Any]:
         "cache_salt": fields.text("cache_salt"),
         "regex": fields.text("regex"),
         "choice": fields.texts("choice"),
+        "grammar": fields.text("grammar"),
         "schema": _schema(fields.object("response_format")),
         "eos_ids": () if fields.flag("ignore_eos") else None,
     }

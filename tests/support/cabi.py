@@ -76,6 +76,7 @@ class Config(c.Structure):
         ("min_p", c.c_double),
         ("cache_salt", c.c_char_p),
         ("deadline", c.c_double),
+        ("grammar", c.c_char_p),
     )
 
 
@@ -129,6 +130,7 @@ class CStats(c.Structure):
         *((name, c.c_int64) for name in ("proposed", "verified", "rejected")),
         ("queue_time", c.c_double),
         ("cached_tokens", c.c_int64),
+        ("forced", c.c_int64),
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, Range
 from mars_export.runtime.bundle.manifest import ModelInfo, Variant
 from mars_export.runtime.device.cuda import ORDINAL, Runs, Turn
-from mars_export.runtime.errors import SessionError
+from mars_export.runtime.errors import DeviceLost, SessionError
 from support.fake import Predict, _seen
 
 MODEL = ModelInfo("llama", 1000, 8, 2, 2, 2, 4, 64)
@@ -238,7 +238,7 @@ class FakeDevice:
     def _call(self, name: str, *, in_capture: bool) -> None:
         assert getattr(self.current, "ordinal", ORDINAL) == ORDINAL, f"{name}: another GPU is the current one"
         if self.is_broken:
-            raise SessionError(
+            raise DeviceLost(
                 f"CUDA: {name} failed: an illegal memory access was encountered (cudaErrorIllegalAddress);"
                 " nothing computes on the GPU in this process any more: start it again"
             )

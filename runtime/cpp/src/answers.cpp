@@ -20,6 +20,8 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
     std::vector<Row*> rows;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         NewRow made = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
+        if (made.row->guide && commit.kind == Commit::Kind::block)
+            throw SessionError("a grammar needs cursor commit; leave block commit out");
         rows.push_back(made.row.get());
         answers_.push_back({std::move(made.text), std::move(made.row), {}});
     }
@@ -82,8 +84,8 @@ Event Answers::event(Accepted accepted) {
     answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     std::string text;
     if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
-    return {std::move(text),  std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row,
-            accepted.verified};
+    return {std::move(text),   std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row,
+            accepted.verified, std::move(accepted.forced)};
 }
 
 Completion Answers::completion(std::size_t i) const {

@@ -16,6 +16,7 @@
 #include "costs.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
+#include "grammar.hpp"
 #include "text/text.hpp"
 
 namespace mars {
@@ -48,6 +49,7 @@ struct Opened {
     std::vector<std::string> warnings = {};
     std::unique_ptr<Costs> costs = std::make_unique<Costs>();
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
+    std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
     std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
@@ -63,6 +65,9 @@ struct Opened {
 
     /// A row of the draft, for a request that verifies; none where there is no draft.
     std::unique_ptr<Proposer> new_draft(const GenerationConfig& config) const;
+
+    /// The grammar that an answer follows, or none. Throws SessionError.
+    std::unique_ptr<Guide> new_guide(const GenerationConfig& config) const;
 
     /// A row's share in the store of prefixes, or none. `system` is the system message where `prompt` does not tell.
     std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include <mars/batcher.hpp>
@@ -309,7 +310,11 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 };
 
 Batcher::Batcher(Session session, const Limits& limits) : service_(std::make_shared<Service>(std::move(session), limits)) {
-    service_->thread = std::thread([own = service_] { own->run(); });
+    try {
+        service_->thread = std::thread([own = service_] { own->run(); });
+    } catch (const std::system_error& error) {
+        throw MemoryError(std::string("the batcher's thread cannot be started (") + error.what() + "); free memory, or allow more threads");
+    }
 }
 
 Batcher::~Batcher() {

@@ -245,6 +245,18 @@ std::unique_ptr<Proposer> Opened::new_draft(const GenerationConfig& config) cons
     return std::make_unique<Draft>(*draft->backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos);
 }
 
+std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
+    if (config.grammar.empty()) return nullptr;
+    std::unique_ptr<Matcher> matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
+    const auto& outputs = backend->outputs();
+    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
+    if (!has("logits") && !has("topk_ids") && leaves_a_choice(*matcher))
+        throw SessionError("a grammar needs a bundle exported with --top-k 16 or --logits: where the likeliest token is not allowed, "
+                           "another must be chosen");
+    return std::make_unique<Guide>(std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"),
+                                   bundle.manifest.block - 1);
+}
+
 std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                        const std::optional<std::string>& system) const {
     const std::string* opening = system ? &*system : nullptr;
@@ -289,6 +301,7 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
     const Ids ids = encode(prompt, most);
     made.row = std::make_unique<Row>(index, ids, config, bundle.manifest.tokens.eos, std::move(stop), hopes, new_draft(config));
     made.row->stats.began = began;
+    made.row->guide = new_guide(config);
     made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
     return made;
 }
@@ -327,6 +340,8 @@ void Opened::check(const GenerationConfig& config) const {
         throw SessionError("temperature and repetition_penalty need a bundle exported with --logits");
     if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
     if (!config.stop.empty()) needs_text();
+    if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");
+    if (!config.grammar.empty()) needs_text();
     if (config.is_exact())
         if (const auto reason = why_not_exact(bundle, runs())) throw SessionError(bundle.path.string() + ": " + *reason);
 }

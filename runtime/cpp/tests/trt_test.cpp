@@ -17,6 +17,7 @@
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "device/here.hpp"
+#include "device/lost.hpp"
 #include "device/trt.hpp"
 #include "engine_manifest.hpp"
 #include "trt_stub/stub.hpp"
@@ -484,10 +485,19 @@ TEST_CASE("an error that stays is told, and the end is quiet") {
             CHECK(text.find("an illegal memory access was encountered (cudaErrorIllegalAddress); nothing computes on the GPU in this "
                             "process any more: start it again") != std::string::npos);
         }
+        CHECK_THROWS_AS(backend.step(*cache, 0, input(1, 1), false, output), mars::DeviceLost);
         CHECK(refused([&] { cache->move(0, 1, 2); }).find("start it again") != std::string::npos);
         CHECK(refused([&] { backend.new_cache(1)->reserve(1); }).find("start it again") != std::string::npos);
     }
     stub::reset();
+}
+
+TEST_CASE("what stays is known by name and by number") {
+    CHECK(mars::is_lasting("Non-zero status code returned while running Attention node. CUDA failure 700: an illegal memory access"));
+    CHECK(mars::is_lasting("CUDA error 719 at ..."));
+    CHECK(mars::is_lasting("cudaErrorLaunchFailure:unspecified launch failure"));
+    for (const char* other : {"CUDA failure 2: out of memory ; GPU=0", "a graph of 700 nodes", "CUDA failure 7001: x", "CUDA failure 700"})
+        CHECK(mars::is_lasting(other) == (std::string(other) == "CUDA failure 700"));
 }
 
 TEST_CASE("a call that failed leaves no error for TensorRT to find") {

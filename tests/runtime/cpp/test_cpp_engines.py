@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -304,3 +305,42 @@ def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(recipe: Calla
     broken = answer(bundle, [plugins], here)
     assert "libmars_tensorrt.so is not here (libnvinfer.so: cannot open shared object file" in broken.stderr
     Session.open(bundle, threads=1)  # the CPU needs none of it
+
+
+def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str], Path]) -> None:
+    bundle = recipe("jetson-thor")
+    assert run("jetson-thor", bundle).returncode == 0
+    folders = [build() / "tests/plugins", build() / "tests/stub"]
+    environment = os.environ | {
+        "MARS_STUB": json.dumps(THOR_HERE | {"breaks_after": 6}),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
+    }
+    program = [build() / "examples/cpp_service/service", bundle, "0", "1", "--device", "cuda"]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        found = re.search(r"http://127.0.0.1:(\d+)", process.stdout.readline())
+        assert found is not None, process.stderr.read()
+
+        def call(path: str, body: str | None = None) -> tuple[int, str]:
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
+            connection.request("GET" if body is None else "POST", path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+        try:
+            request = json.dumps({"prompt": "abc", "tau": 1.0, "max_new_tokens": 4})
+            assert call("/health")[0] == 200
+            assert call("/generate", request)[0] == 200
+            status, text = call("/generate", request)
+            assert (status, "start it again" in text) == (500, True)
+            status, text = call("/health")
+            assert (status, json.loads(text)["status"]) == (503, "failed")
+            assert call("/generate", request)[0] == 500
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+        said = process.stderr.read()
+    assert said.count("nothing computes on the GPU in this process any more: start it again") == 1

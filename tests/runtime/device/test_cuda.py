@@ -15,6 +15,7 @@ from support.missing import need
 from mars_export.runtime import SessionError
 from mars_export.runtime.device import cuda
 from mars_export.runtime.device.cuda import Device, Runs
+from mars_export.runtime.device.lost import LASTING, is_lasting
 
 GOOD, BAD = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorStreamCaptureUnsupported")
 ILLEGAL = SimpleNamespace(name="cudaErrorIllegalAddress")
@@ -228,4 +229,15 @@ def test_the_real_bindings_take_what_a_copy_says() -> None:
     assert known >= {"cudaErrorIllegalAddress", "cudaErrorAssert", "cudaErrorLaunchFailure"}
     # Those that the bindings' own words call lasting; newer ones than ours would be missed here.
     words = {e.name for e in real.cudaError_t if "inconsistent state" in " ".join((e.__doc__ or "").split())}
-    assert words <= cuda.LASTING
+    assert words <= LASTING.keys()
+
+
+def test_what_stays_is_known_by_name_and_by_number() -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    assert {name: int(getattr(runtime.cudaError_t, name)) for name in LASTING} == LASTING
+    said = "Non-zero status code returned while running Attention node. CUDA failure 700: an illegal memory"
+    assert is_lasting(said)
+    assert is_lasting("CUDA error 719 at ...")
+    assert is_lasting("cudaErrorLaunchFailure:unspecified launch failure")
+    for other in ("CUDA failure 2: out of memory ; GPU=0", "a graph of 700 nodes", "CUDA failure 7001: x"):
+        assert not is_lasting(other)

@@ -59,6 +59,7 @@ struct GenerationConfig {
     double repetition_penalty = 1.0;                       ///< 1 is off
     std::optional<double> deadline = {};                   ///< seconds after which the answer ends with what it has; above 0
     std::string cache_salt = {};                           ///< only requests with the same one share KV entries
+    std::string grammar = {};                              ///< the name of a grammar of the bundle that the answer follows; empty: none
 
     /// Throws SessionError that lists every value out of range.
     MARS_API void check() const;

@@ -34,6 +34,12 @@ class MARS_API DeviceError : public SessionError {
     using SessionError::SessionError;
 };
 
+/// The device has failed for good: no request of this process will be answered on it any more. Start the process again.
+class MARS_API DeviceLost : public DeviceError {
+  public:
+    using DeviceError::DeviceError;
+};
+
 /// There is no memory for the request now; a shorter one, or a later one, may find some.
 class MARS_API MemoryError : public SessionError {
   public:

@@ -163,6 +163,7 @@ typedef struct mars_config {
     double min_p;              /* keep tokens at least that much as likely as the likeliest; 0 is off */
     const char* cache_salt;    /* only requests with the same one share KV entries; NULL: "" */
     double deadline;           /* seconds after which the answer ends with what it has; 0: none */
+    const char* grammar;       /* the name of a grammar of the bundle that the answer follows; NULL: none */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
@@ -225,6 +226,7 @@ typedef struct mars_stats {
     int64_t proposed, verified, rejected; /* tokens fed to be verified, those that held, and the others */
     double queue_time;                    /* until the first forward */
     int64_t cached_tokens;                /* prompt tokens whose KV entries were there before */
+    int64_t forced;                       /* tokens that a grammar gave, without a forward */
 } mars_stats;
 
 MARS_API void mars_stats_init(mars_stats* stats, size_t struct_size);

@@ -68,6 +68,7 @@ struct Event {
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
     std::int64_t verified = 0;
+    std::vector<std::int64_t> forced = {}; ///< the places of tokens that a grammar gave
 };
 
 /// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.

@@ -99,6 +99,12 @@ struct StoredPrefix {
     std::optional<std::int64_t> accuracy_level;
 };
 
+/// What answers may be, as an automaton over bytes in `file`; `kind`: what it was compiled from (schema, tools, regex, choice).
+struct StoredGrammar {
+    std::string name, file, kind;
+    std::int64_t states = 0;
+};
+
 /// Everything a runtime knows about a bundle before it opens a graph.
 struct Manifest {
     std::string producer, source;
@@ -112,6 +118,7 @@ struct Manifest {
     std::vector<Profile> profiles;
     std::string format_version;
     std::vector<StoredPrefix> prefixes = {};
+    std::vector<StoredGrammar> grammars = {};
 };
 
 class Held;

@@ -231,7 +231,8 @@ mars_status mars_completion_stats(const mars_completion* completion, mars_stats*
                                 own.verified,
                                 own.rejected(),
                                 own.queue_time,
-                                own.cached_tokens};
+                                own.cached_tokens,
+                                own.forced};
         fill(stats, values, "stats");
     });
 }

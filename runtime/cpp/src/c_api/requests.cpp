@@ -97,7 +97,8 @@ mars_config default_config() {
             config.lookup,
             config.min_p,
             nullptr,
-            0};
+            0,
+            nullptr};
 }
 
 Request request_of(const mars_config* given) {
@@ -122,6 +123,7 @@ Request request_of(const mars_config* given) {
     request.config.min_p = config.min_p;
     if (config.deadline != 0) request.config.deadline = config.deadline;
     if (config.cache_salt != nullptr) request.config.cache_salt = config.cache_salt;
+    if (config.grammar != nullptr) request.config.grammar = config.grammar;
     request.commit = {static_cast<Commit::Kind>(config.commit), config.cache_block};
     return request;
 }

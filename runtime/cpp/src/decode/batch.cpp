@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "decode/guide.hpp"
 #include "decode/prefix.hpp"
 
 namespace mars {
@@ -37,6 +38,7 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
     input_.rows = count;
     input_.slots = 0;
     input_.outputs = 1;
+    input_.want_topk = false;
     for (std::int64_t i = 0; i < count; ++i) {
         input_.slots = std::max(input_.slots, feeds[i].slots());
         input_.outputs = std::max(input_.outputs, feeds[i].outputs());
@@ -58,7 +60,8 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
             input_.output_index[static_cast<std::size_t>(i * input_.outputs + j - start)] = j;
         input_.kv_length.push_back(row.cursor);
         longest = std::max(longest, row.cursor);
-        want_logits = want_logits || row.config().needs_logits();
+        want_logits = want_logits || row.wants_logits();
+        input_.want_topk = input_.want_topk || row.guide;
     }
     cache_->reserve(longest + input_.slots);
     backend.step(*cache_, first, input_, want_logits, output_);
@@ -109,6 +112,17 @@ bool Batch::prefill(Row& row) {
     moved(row);
     ++row.stats.prefill_forwards;
     return true;
+}
+
+void Batch::catch_up(Row& row, std::int64_t most) {
+    most = std::min(most, backend.max_slots().value_or(most));
+    while (row.num_pending() > most && !row.finish_reason) {
+        const Feed feed{most, 0, 0};
+        forward(index_of(row), &feed, 1);
+        row.cursor += most;
+        moved(row);
+        ++row.stats.forwards;
+    }
 }
 
 std::int64_t Batch::piece() const { return std::min(piece_, backend.max_slots().value_or(piece_)); }

@@ -52,6 +52,9 @@ class Batch {
     /// Make KV entries final for one chunk of the row's pending tokens; false when only the last chunk is left.
     bool prefill(Row& row);
 
+    /// More forced tokens than `most`, or than a step holds, are fed first, in pieces of which nothing is asked.
+    void catch_up(Row& row, std::int64_t most);
+
     /// Slots that a step has behind the row's known tokens; below 0 where they do not even fit.
     std::int64_t room(const Row& row) const;
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "decode/guide.hpp"
+
 namespace mars {
 
 namespace {
@@ -62,6 +64,13 @@ std::vector<Accepted> ContinuousSchedule::step() {
 void ContinuousSchedule::read_prompts(Events& events) {
     std::int64_t left = batch_->piece();
     for (Row* row = reading(events); row != nullptr && next_piece(*row) <= left; row = reading(events)) {
+        if (row->guide && !row->guide->begun) {
+            std::optional<Accepted> forced;
+            failing({row}, events, [&] { forced = row->begin(backend_.max_capacity()); });
+            if (forced) events.push_back(std::move(*forced));
+            drop_finished();
+            continue;
+        }
         left -= next_piece(*row);
         ++turn_;
         if (next_piece(*row) < row->num_pending()) {
@@ -149,7 +158,10 @@ void ContinuousSchedule::decode(Events& events) {
         if (!batch_->fits(*row))
             events.push_back(row->finish(FinishReason::capacity));
         else
-            failing({row}, events, [&] { row->look_around(batch_->room(*row)); });
+            failing({row}, events, [&] {
+                if (row->guide) batch_->catch_up(*row, std::max(prefill_tokens_, 2 * block_));
+                row->look_around(batch_->room(*row));
+            });
     }
     if (events.size() > before) {
         drop_finished();
@@ -173,7 +185,9 @@ void ContinuousSchedule::run(const std::vector<Row*>& rows, const std::vector<Fe
         Row& row = *rows[i];
         failing({&row}, events, [&] {
             ++row.stats.forwards;
-            events.push_back(row.accept(made[i], feeds[i].proposals));
+            const std::int64_t fed = feeds[i].proposals;
+            std::optional<Accepted> event = row.guide ? row.follow(made[i], fed) : row.accept(made[i], fed);
+            if (event) events.push_back(std::move(*event));
             Batch::moved(row);
         });
     }

@@ -13,6 +13,7 @@
 #include <mars/errors.hpp>
 
 #include "bundle/held.hpp"
+#include "device/lost.hpp"
 #include "device/ort.hpp"
 #include "log.hpp"
 
@@ -214,7 +215,7 @@ class OrtCache : public Cache {
 struct OrtBackend::Graph {
     std::filesystem::path file;
     std::vector<std::string> outputs, past_names, present_names;
-    std::int64_t max_capacity = 0, vocab_size = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
+    std::int64_t max_capacity = 0, vocab_size = 0, top_k = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
     bool on_cpu = true, is_firm = false;
     Watched weights; // ONNX Runtime has them mapped
@@ -255,10 +256,16 @@ struct OrtBackend::Graph {
             if (name == "confidence") bind_result(cache, name, output.confidence, shape);
             if (name == "margin") bind_result(cache, name, output.margin, shape);
             if (name == "entropy") bind_result(cache, name, output.entropy, shape);
-            // topk_ids and topk_logprobs are for grammars, which are not read here: what is not bound is not computed.
+            // What is not bound is not computed.
+            if (name == "topk_ids" && input.want_topk) bind_result(cache, name, output.topk_ids, {input.rows, input.outputs, top_k});
+            if (name == "topk_logprobs" && input.want_topk) {
+                bind_result(cache, name, output.topk_logprobs, {input.rows, input.outputs, top_k});
+                output.top_k = top_k;
+            }
             if (name == "logits" && want_logits) bind_result(cache, name, output.logits, {input.rows, input.outputs, vocab_size});
         }
         if (!want_logits) output.logits.clear();
+        if (!input.want_topk) output.top_k = 0;
     }
 
     void check_signature() {
@@ -277,6 +284,9 @@ struct OrtBackend::Graph {
                     odd.insert(name);
             } else if (name == "logits" && (shape.size() != 3 || shape[2] != vocab_size)) {
                 odd.insert(name);
+            } else if (name == "topk_ids" || name == "topk_logprobs") {
+                if (shape.size() != 3 || shape[2] < 1 || shape[2] > vocab_size || (top_k != 0 && shape[2] != top_k)) odd.insert(name);
+                top_k = shape.size() == 3 ? shape[2] : 0;
             }
         };
         for (std::size_t i = 0; i < session.GetInputCount(); ++i)
@@ -366,7 +376,7 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     output.vocab_size = graph.vocab_size;
     graph.weights.check();
     try {
-        const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0};
+        const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
         // Another device gets a copy of a host tensor when it is bound, so there the KV must be bound at every step.
         if (memory.bound != layout || !graph.on_cpu) {
             memory.binding.ClearBoundOutputs();
@@ -382,8 +392,10 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         graph.run_time += (std::chrono::steady_clock::now() - begun).count();
     } catch (const Ort::Exception& error) {
         if (memory.is_interrupted) throw Interrupted("the answer was ended inside a step");
-        throw DeviceError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
-                          " slots: " + first_line(error));
+        const std::string what = "ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
+                                 " slots: " + first_line(error);
+        if (is_lasting(error.what())) throw DeviceLost(what + lost_advice);
+        throw DeviceError(what);
     }
 }
 

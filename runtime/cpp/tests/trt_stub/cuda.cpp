@@ -51,6 +51,7 @@ State State::of_machine() {
     all.capability = said.value("capability", all.capability);
     all.version = said.value("version", all.version);
     all.loses_masks = said.value("loses_masks", false);
+    all.breaks_after = said.value("breaks_after", -1);
     return all;
 }
 
@@ -304,6 +305,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t launchable, cudaStream_t stream) {
         const auto now = bound.lock();
         if (!now || now->changes != changes) return stub::failed(cudaErrorInvalidValue); // its context is gone, or of something else
     }
+    if (stub::state().breaks_after == 0) return stub::state().is_broken = true, stub::failed(cudaErrorIllegalAddress);
+    if (stub::state().breaks_after > 0) --stub::state().breaks_after;
     ++stub::state().launches;
     for (const auto& work : launchable->work) stub::submit(stream, work);
     return cudaSuccess;

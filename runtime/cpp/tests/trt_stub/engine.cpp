@@ -163,7 +163,8 @@ class Context : public nvinfer1::IExecutionContext {
 #endif
 
     bool enqueueV3(cudaStream_t stream) noexcept override {
-        if (state().breaks) state().is_broken = true;
+        if (state().breaks || state().breaks_after == 0) state().is_broken = true;
+        if (state().breaks_after > 0 && !stub::is_capturing(stream)) --state().breaks_after;
         const std::string reason = refusal(stream);
         if (!reason.empty()) {
             logger_.log(nvinfer1::ILogger::Severity::kERROR, reason.c_str());

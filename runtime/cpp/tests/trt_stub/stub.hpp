@@ -40,6 +40,7 @@ struct State {
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
     bool breaks = false;      // the next step breaks the GPU
+    int breaks_after = -1;    // so many steps, the next one breaks the GPU; -1: none
     bool is_broken = false;   // every call fails
     bool allocates = false;   // in a step, which can then not be captured
     bool loses_masks = false; // in parsing an ONNX file
@@ -56,7 +57,8 @@ struct State {
     int orphans = 0;                                         // graphs that went after their contexts
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 
-    /// As a program finds it: the defaults, or what the variable MARS_STUB says in JSON: num_devices, capability, version, loses_masks.
+    /// As a program finds it: the defaults, or what the variable MARS_STUB says in JSON: num_devices, capability, version,
+    /// loses_masks, breaks_after.
     static State of_machine();
 };
 
