@@ -26,7 +26,7 @@ from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles
-PYTHON_ONLY = ("forced",)  # statistics that libmars lacks: it has no grammars yet (docs/cpp.md)
+PYTHON_ONLY: tuple[str, ...] = ()
 TAUS = (1.0, 0.7, 0.4, 0.0)
 MODES = ({}, {"tau": 1.0}, {"tau": 0.4})
 SAMPLINGS: tuple[dict[str, Any], ...] = (

@@ -75,7 +75,7 @@ Successor::Successor(const fs::path& bundle) : bundle_(fs::canonical(bundle)) {
         std::string random(num_random, 'a');
         const int source = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
         if (source >= 0) {
-            if (read(source, random.data(), random.size()) < 0) random.assign(num_random, 'a');
+            if (::read(source, random.data(), random.size()) < 0) random.assign(num_random, 'a');
             close(source);
         }
         for (char& c : random) c = "abcdefghijklmnopqrstuvwxyz012345"[static_cast<unsigned char>(c) % 32];

@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t least_piece = 16; // slots of the smallest step of a prompt that is wider than any decode step
 
 /// The smallest size that holds `wanted`; `wanted` itself where there is none up to `most`.
-std::int64_t least(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
+std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
     const auto at = sizes.lower_bound(wanted);
     return at != sizes.end() && *at <= most ? *at : wanted;
 }
@@ -48,8 +48,8 @@ std::optional<StepInput> Filling::filled(const StepInput& input) const {
                                " slots; this engine is for exactly " + std::to_string(rows_) + " x " + std::to_string(slots));
         rows = rows_;
     } else {
-        slots = least(slots_, input.slots, capacity_ - *std::max_element(input.kv_length.begin(), input.kv_length.end()));
-        outputs = least(outputs_, input.outputs, *outputs_.rbegin());
+        slots = least_of(slots_, input.slots, capacity_ - *std::max_element(input.kv_length.begin(), input.kv_length.end()));
+        outputs = least_of(outputs_, input.outputs, *outputs_.rbegin());
         if (slots == input.slots && outputs == input.outputs) return std::nullopt;
     }
     StepInput full{rows, slots, outputs, {}, input.kv_length, {}};

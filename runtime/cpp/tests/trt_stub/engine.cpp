@@ -248,7 +248,7 @@ class Cache : public nvinfer1::IRuntimeCache {
     }
 };
 
-class Config : public nvinfer1::IRuntimeConfig {
+class RuntimeConfig : public nvinfer1::IRuntimeConfig {
   public:
     void setExecutionContextAllocationStrategy(nvinfer1::ExecutionContextAllocationStrategy) noexcept override {}
     void setDynamicShapesKernelSpecializationStrategy(nvinfer1::DynamicShapesKernelSpecializationStrategy) noexcept override {}
@@ -303,7 +303,7 @@ class Engine : public nvinfer1::ICudaEngine {
         return alias.empty() ? nullptr : alias.c_str();
     }
 #ifdef TRT_MAJOR_RTX
-    nvinfer1::IRuntimeConfig* createRuntimeConfig() noexcept override { return new Config; }
+    nvinfer1::IRuntimeConfig* createRuntimeConfig() noexcept override { return new RuntimeConfig; }
     nvinfer1::IExecutionContext* createExecutionContext(nvinfer1::IRuntimeConfig*) noexcept override {
         return new Context(engine_, logger_);
     }
