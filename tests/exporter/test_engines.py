@@ -416,6 +416,7 @@ def test_the_default_checkpoint(precision: str, tmp_path: Path) -> None:
         embedding="float",
         head="float",
         allow_drift=precision == "int4",
+        quantizer="round" if precision == "int4" else "auto",
     )
     variant = export_engine(open_checkpoint(None), tmp_path / "b", graph, EngineOptions()).variant
     assert variant is not None

@@ -336,8 +336,9 @@ def test_more_clients_than_there_are_places(endless: Path) -> None:
     texts = {json.loads(text)["text"] for status, text in answers if status == 200}
     assert len(texts) == 1
     statuses = [status for status, _ in answers]
-    assert set(statuses) <= {200, 429} and statuses.count(200) >= 24
-    assert statuses.count(429) > 0  # 8 compute, 16 wait: the others are told at once
+    # 8 compute, 16 wait, the others are told at once; all may be here before the second row is taken.
+    assert set(statuses) <= {200, 429} and statuses.count(200) >= 17
+    assert statuses.count(429) > 0
     refused = [json.loads(text)["error"] for status, text in answers if status == 429]
     assert {error["type"] for error in refused} == {"rate_limit_error"}
     assert health(port)["refused"] == len(refused)
@@ -348,7 +349,7 @@ def test_more_clients_than_there_are_places(endless: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_under_load_end_every_answer_properly(number: int, endless: Path) -> None:
-    process, port = start(endless, "--grace", "0.2")
+    process, port = start(endless, "--grace", "0.2", "--waiting", "32")
     head = b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
     with ExitStack() as stack:
         clients = []
