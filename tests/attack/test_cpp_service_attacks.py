@@ -28,7 +28,7 @@ def test_the_honest_get_their_answers_beside_twenty_kinds_of_hostile_ones(bundle
     assert seen["kinds"] >= 20 and seen["honest"] >= 24
     assert (seen["wrong answers"], seen["left running"]) == (0, 0), seen
     assert set(seen["honest outcomes"]) <= {"200", "429"}, seen
-    assert seen["memory"] < 1.5, seen  # of a short run: the long one says 1.2
+    assert seen["memory"] < 2, seen  # of a process with a tiny model: the long run with a real one says 1.2
     hostile = seen["hostile outcomes"]
     assert {name for name in hostile if name.endswith(": 500")} == set()
     for name, status in (
