@@ -210,7 +210,6 @@ def _routing(name: str) -> Routing:
 
 
 def _run_fleet(fleet: Fleet, host: str, port: int, address: str | None) -> None:
-    from .serve.logs import listen
     from .serve.ray.launch import run
     from .serve.server import bind
 
@@ -218,7 +217,6 @@ def _run_fleet(fleet: Fleet, host: str, port: int, address: str | None) -> None:
     if address is None:
         with bind(host, port) as free:  # nobody listens there; Ray's own message would be a traceback
             number = free.getsockname()[1]
-    listen(fleet.log_level, as_json=fleet.json_logs)
 
     def ready() -> None:
         shown = f"[{host}]" if ":" in host else host

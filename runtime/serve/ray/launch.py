@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ...bundle.manifest import open_bundle
 from ...errors import MarsError
 from ...machine import cores
+from ..logs import listen
 from .fleet import Fleet
 
 LOG = logging.getLogger("mars_export.serve")
@@ -41,6 +42,7 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
     if address is None:
         for share in fleet.shares:
             open_bundle(share.path)  # what is wrong with it is said here, not in the log of a replica
+    listen(fleet.log_level, as_json=fleet.json_logs)
     try:
         if address is None:
             ray.init(num_cpus=num_cores, include_dashboard=False)
