@@ -349,7 +349,7 @@ def test_more_clients_than_there_are_places(endless: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_under_load_end_every_answer_properly(number: int, endless: Path) -> None:
-    process, port = start(endless, "--grace", "0.2", "--waiting", "32")
+    process, port = start(endless, "--grace", "0", "--waiting", "32")
     head = b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
     with ExitStack() as stack:
         clients = []
