@@ -57,6 +57,15 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(1)
 
 
+def kill(pid: int) -> None:
+    """End a process that `fork` made, and what it started; a fresh one has no group of its own yet."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def ended(pid: int, seconds: float) -> int | None:
     """The exit code of a fork, None when it still runs after so long."""
     until = time.monotonic() + seconds
@@ -99,8 +108,7 @@ def trial(writer: Writer, seed: int, usual: float) -> dict[str, Any]:
         if code is None:
             code = ended(pid, draw.random() ** 2 * draw.choice((0.003, 0.05, usual)))
     if code is None:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        kill(pid)
     seconds = time.monotonic() - start
     at_work = state_of(place) != before
     wrong = list(found(writer))
@@ -108,8 +116,7 @@ def trial(writer: Writer, seed: int, usual: float) -> dict[str, Any]:
     if (after := ended(again, LONGEST)) != 0:
         wrong.append(f"the next start ended with {after}")
         if after is None:
-            os.killpg(again, signal.SIGKILL)
-            os.waitpid(again, 0)
+            kill(again)
     else:
         wrong += found(writer, is_done=True)
     if code not in (None, 0):

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -25,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attack.kills import ended, fork
+from attack.kills import ended, fork, kill
 from attack.schemas import small_bundle
 from mars_export.runtime import Batcher, GenerationConfig, Limits, MarsError, Session
 
@@ -132,8 +130,7 @@ def run(bundle: Path, seed: int, wanted: list[list[int]]) -> dict[str, Any]:
         pid = fork(lambda: _put(path, served(bundle, seed, wanted)))
         code = ended(pid, LONGEST)
         if code is None:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            kill(pid)
         if code != 0:
             return line | {"counts": {}, "wrong": ["hang" if code is None else f"ended with {code}"]}
         return line | json.loads(path.read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ import json
 import mmap
 import random
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,7 @@ class Counter:
         self._memory[:8] = number.to_bytes(8, "little")
 
 
-class Writer:
+class Writer(ABC):
     """`home` is where it writes; nothing else is there. `good`: a bundle that may be copied."""
 
     def __init__(self, good: Path, home: Path) -> None:
@@ -82,27 +83,28 @@ class Writer:
         self.home.mkdir(parents=True)
         self.set_up()
 
+    @abstractmethod
     def set_up(self) -> None:
-        raise NotImplementedError
+        """What is there before the first writer."""
 
-    def begin(self, seed: int) -> None:
+    def begin(self, seed: int) -> None:  # noqa: B027 (most find nothing)
         """Before each writer: what it may find."""
 
+    @abstractmethod
     def write(self, seed: int) -> None:
         """What is killed; it may be a write for ever."""
-        raise NotImplementedError
 
     def finish(self, seed: int) -> None:
         """The next start, which comes to its end."""
         self.write(seed)
 
+    @abstractmethod
     def wrong(self) -> Iterator[str]:
         """What is damaged or lost; errors that it raises are, too."""
-        raise NotImplementedError
 
+    @abstractmethod
     def names(self) -> set[str]:
         """What may lie in `home` once a writer has come to its end, as paths in it."""
-        raise NotImplementedError
 
 
 def listed(path: Path, within: Path) -> set[str]:

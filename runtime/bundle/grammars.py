@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import BundleError, SessionError
-from .files import FileEntry, describe, write_whole
-from .manifest import Manifest, at_least, changing, open_bundle, write_manifest
+from .files import describe, write_whole
+from .kept import delete, exchange
+from .manifest import Manifest, changing, open_bundle
 from .profiles import shown
 from .stored import NAME
 from .stored_grammar import FILE, StoredGrammar
@@ -78,11 +77,11 @@ def store(path: str | Path, grammar: StoredGrammar, content: bytes) -> None:
             write_whole(directory / grammar.file, content)
             entry = describe(directory / grammar.file)
         except OSError as error:
-            _delete(directory, [grammar.file], manifest)
+            delete(directory, [grammar.file], manifest, FILE)
             raise BundleError(
                 f"{directory}: the grammar cannot be written ({error.strerror}); nothing is damaged"
             ) from error
-        _write(directory, manifest, (*others, grammar), [entry])
+        exchange(directory, manifest, replace(manifest, grammars=(*others, grammar)), [entry], FILE)
 
 
 def remove(path: str | Path, name: str) -> None:
@@ -90,28 +89,5 @@ def remove(path: str | Path, name: str) -> None:
     directory = Path(path).expanduser()
     with changing(directory) as manifest:
         find(manifest, name, path)
-        _write(directory, manifest, tuple(g for g in manifest.grammars if g.name != name), [])
-
-
-def _write(
-    directory: Path, manifest: Manifest, grammars: tuple[StoredGrammar, ...], entries: Sequence[FileEntry]
-) -> None:
-    """The manifest with these grammars; the files of others go when it is written."""
-    used, fresh = {g.file for g in grammars}, {entry.path for entry in entries}
-    ours = {g.file for g in manifest.grammars}
-    kept = tuple(e for e in manifest.files if e.path not in fresh and (e.path not in ours or e.path in used))
-    version = at_least(manifest.format_version)
-    changed = replace(manifest, grammars=grammars, files=(*kept, *entries), format_version=version)
-    write_manifest(directory, changed)
-    _delete(directory, ours - used, changed)
-
-
-def _delete(directory: Path, names: Iterable[str], manifest: Manifest) -> None:
-    """Files of grammars that the manifest does not list; one that is in use elsewhere goes with the next
-    writer.
-    """
-    listed = {entry.path for entry in manifest.files}
-    for name in names:
-        if FILE.fullmatch(name) and name not in listed:
-            with suppress(OSError):
-                (directory / name).unlink()
+        others = tuple(g for g in manifest.grammars if g.name != name)
+        exchange(directory, manifest, replace(manifest, grammars=others), [], FILE)
