@@ -6,18 +6,18 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 comma := ,
-CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' | grep -v unicode_tables)
+CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v unicode_tables)
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test browser cpp cpp-aarch64 python-aarch64 attack gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check format lint types test programs cpp cpp-aarch64 python-aarch64 attack ray gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mars-export demo
 
 # In CI the builds with sanitizers share the cores with the Python tests, which use one. Some of tests/runtime/cpp
 # run those builds.
-check: lint types cpp browser
+check: lint types cpp programs
 ifdef CI
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target PYTEST=--ignore=tests/runtime/cpp test cpp-asan cpp-tsan
 	$(MAKE) --no-print-directory PYTEST=tests/runtime/cpp test
@@ -39,10 +39,12 @@ types: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST)
 
-# Chromium, for the tests of the server's page. CI installs Debian's; elsewhere they are skipped without one.
-browser:
-	@if [ -n "$$CI" ] && ! command -v chromium >/dev/null; then apt-get update --quiet=2 && \
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium >/dev/null; fi
+# Chromium, for the tests of the server's page, and what signs bundles. CI installs Debian's; elsewhere their tests are
+# skipped without them.
+programs:
+	@if [ -n "$$CI" ] && ! { command -v chromium && command -v ssh-keygen && command -v minisign; } >/dev/null; then apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium openssh-client \
+	minisign >/dev/null; fi
 
 # The C++ runtime, with its tests. Without what it needs, people are told what is missing and go on; CI fails.
 cpp: $(VENV)/.installed
@@ -67,15 +69,25 @@ cpp-%:
 attack: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
-	$(BIN)/python benchmarks/attack/load.py --rounds 1000 --state build/load.jsonl --figures build/load.json
+	$(BIN)/python benchmarks/attack --kind checkpoints --trials 20000 --state build/checkpoints.jsonl
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.kills --state build/kills.jsonl
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.memory --state build/memory.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
-	$(BIN)/python benchmarks/attack/prefixes.py --trials 1000
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.soak --seconds 7200 --state build/soak.jsonl \
+	--figures build/soak.json
 
 # What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
 gpu: $(VENV)/.installed
 	$(BIN)/python -c "import onnxruntime as o; exit('CUDAExecutionProvider' not in o.get_available_providers())" \
 	|| { $(BIN)/python -m pip uninstall --quiet --yes onnxruntime; $(BIN)/python -m pip install --quiet '.[gpu]'; }
 	$(BIN)/python benchmarks/gpu_prove.py
+
+# Fleets on Ray Serve: requests, kills, an update under load. Half a gigabyte in an environment of its own, and
+# some ten minutes, so neither `check` nor CI does it (docs/scale.md, docs/log.md).
+ray: $(VENV)/.installed
+	$(PYTHON) -m venv build/ray
+	build/ray/bin/python -m pip install --quiet --disable-pip-version-check '.[cpu,serve,ray]'
+	MARS_RAY_PYTHON=$(CURDIR)/build/ray/bin/python $(BIN)/python -m pytest tests/ray
 
 # For a machine with a GPU, PyTorch and no network: pieces of at most 25 MB here, joined there (PYTHON is the one
 # there), whatever has arrived by then.

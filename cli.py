@@ -19,7 +19,9 @@ from .calibration import commands as calibration
 from .calibration import plan_command as planning
 from .exporter import commands as exporter
 from .runtime import bundle_commands as bundles
+from .runtime import chat_command as talking
 from .runtime import commands as runtime
+from .runtime import grammar_commands as grammars
 from .runtime import hub_commands as hub
 from .runtime import prefix_commands as prefixes
 from .runtime import serve_command as serving
@@ -98,7 +100,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for part in (exporter, runtime, serving, calibration, planning, bundles, prefixes, hub):
+for part in (exporter, runtime, talking, serving, calibration, planning, bundles, prefixes, grammars, hub):
     app.add_typer(part.app)
 
 

@@ -46,6 +46,14 @@ Score = Annotated[
     str | None,
     typer.Option(help="Score of rows that name none: a known one, or your own as module:function."),
 ]
+Schema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A JSON schema that every answer follows, but those of rows that have a form"
+        " of their own; `assistant`: the built-in schema of its 25 tools.",
+    ),
+]
 AllowExec = Annotated[
     bool,
     typer.Option("--allow-exec", help="Allow scores that run what the model writes. There is no sandbox."),
@@ -80,6 +88,7 @@ def calibrate(
         Path | None, typer.Option(help="Rows that the choice never sees, to check it on.")
     ] = None,
     score: Score = None,
+    schema: Schema = None,
     allow_exec: AllowExec = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many rows.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 1,
@@ -104,7 +113,9 @@ def calibrate(
     candidates = _numbers("--taus", taus, float)
     options = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
     where = (bundle, task, output, score, allow_exec, device, threads, None, accuracy_level, resume, force)
-    request = Request(*where, name=name, confirm=confirm, store=store, html=html, options=options)
+    request = Request(
+        *where, schema=schema, name=name, confirm=confirm, store=store, html=html, options=options
+    )
     if dry_run:
         _show(estimate(request), as_json, _show_estimate)
         return
@@ -161,6 +172,7 @@ def bench(
     ] = 256,
     output: Output = None,
     score: Score = None,
+    schema: Schema = None,
     allow_exec: AllowExec = False,
     resume: Resume = False,
     force: Force = False,
@@ -188,7 +200,7 @@ def bench(
         exact=exact,
     )
     where = (bundle, task, output, score, allow_exec, device, threads, variant, accuracy_level, resume, force)
-    request = BenchRequest(*where, options=options)
+    request = BenchRequest(*where, schema=schema, options=options)
     if dry_run:
         _show(estimate(request), as_json, _show_bench_estimate)
         return

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..runtime import MarsError, Session
+from ..runtime import GenerationConfig, MarsError, Session
 from ..runtime.errors import CalibrationError
 from .journal import Journal
+from .tasks.form import Form
 from .tasks.tasks import DATA, SUFFIX, Task, find, load
 
 STATE_FILES = "state-*.jsonl"
+SCHEMA = ".schema.json"  # of a built-in task's answers
 SEED = 20260407  # of the order in which rows are used
 
 
@@ -54,8 +56,11 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
     refusals: list[str] = []
     most = session.backend.max_capacity
     for i in order[:limit]:
+        form = tasks[i].form
         try:
-            ids = tuple(session.text.encode(tasks[i].source))
+            if form:
+                session.guide(tasks[i].config(GenerationConfig()))
+            ids = tuple(session.text.encode(tasks[i].source, tools=form.tools))
         except MarsError as error:
             refusals.append(f"row {i + 1}: {error}")
             continue
@@ -66,7 +71,7 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
         else:
             rows.append(replace(tasks[i], prompt_ids=ids))
     if refusals:
-        raise CalibrationError("prompts that cannot be decoded:\n  " + "\n  ".join(refusals[:20]))
+        raise CalibrationError("rows that cannot be decoded:\n  " + "\n  ".join(refusals[:20]))
     if not rows:
         raise CalibrationError(
             f"every prompt is longer than the context of {most} tokens; nothing is left to decode"
@@ -86,7 +91,9 @@ def identity(session: Session) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
     """`task` is a built-in task's name or a file; `score` the score of rows that name none. `resume` goes on
-    with what an earlier run left in the output folder, `force` throws it away."""
+    with what an earlier run left in the output folder, `force` throws it away. `schema`: a file with what
+    the answers of rows that ask for no form of their own must satisfy, or the name of a built-in task that
+    has one."""
 
     prefix: ClassVar[str] = "work"  # of the folder
     kind: ClassVar[str] = "work"
@@ -101,6 +108,7 @@ class TaskRequest:
     accuracy_level: int | None = None
     resume: bool = False
     force: bool = False
+    schema: str | None = None
 
     @property
     def file(self) -> Path:
@@ -134,8 +142,14 @@ class TaskRequest:
         threads = "default threads" if not count else f"{count} thread{'s' if count > 1 else ''}"
         return f"{platform.machine()}, {os.cpu_count()} logical cores, {self.device}, {threads}"
 
-    def rows(self) -> list[Task]:
-        return load(self.file, score=self.score, allow_exec=self.allow_exec)
+    def rows(self, path: Path | None = None) -> list[Task]:
+        """The task's rows, or those of another file by the same rules."""
+        tasks = load(path or self.file, score=self.score, allow_exec=self.allow_exec)
+        if self.schema is None:
+            return tasks
+        built_in = DATA / f"{self.schema}{SCHEMA}"
+        form = Form.read(built_in if built_in.is_file() else Path(self.schema))
+        return [task if task.form else replace(task, form=form) for task in tasks]
 
     def open(self) -> Session:
         threads, variant, level = self.threads, self.variant, self.accuracy_level

@@ -75,7 +75,7 @@ TopK = Annotated[
         min=0,
         metavar="K",
         help="Also output the K likeliest tokens (16 is plenty): what structured answers choose from where"
-        " the likeliest is not allowed. libmars does not read such bundles yet.",
+        " the likeliest is not allowed.",
     ),
 ]
 
@@ -247,8 +247,15 @@ def trt(
         bool,
         typer.Option("--fixed", "--static", help="An engine for exactly --batch rows of --block slots."),
     ] = False,
+    build: Annotated[
+        bool,
+        typer.Option(
+            "--build/--no-build", help="Build where that can be done, or write graph and recipe in any case."
+        ),
+    ] = True,
     metrics: Metrics = False,
     logits: Logits = False,
+    top_k: TopK = 0,
     mask_token: MaskToken = None,
     tokenizer: TokenizerDirectory = None,
     tied: Tied = None,
@@ -283,6 +290,7 @@ def trt(
         capacity=capacity,
         prefill=prefill,
         fixed=fixed,
+        build=build,
     )
     if source is None:
         err.print(DEFAULT)
@@ -303,7 +311,7 @@ def trt(
             written = output or Path("mars.bundle")
             graph = ExportOptions(
                 block=block or 8, precision=precision or "fp16", activations=activations, group=group,
-                search=search, head=head, embedding="float", metrics=metrics, logits=logits,
+                search=search, head=head, embedding="float", metrics=metrics, logits=logits, top_k=top_k,
                 allow_drift=allow_drift, oracle=not no_oracle, quantizer=quantizer,
                 calibration_text=calibration_text,
             )  # fmt: skip

@@ -158,11 +158,11 @@ def export_onnx(
     report = progress or (lambda phase, done, total: None)
     with replacing(target, weight_bytes(checkpoint, options), force) as directory:
         manifest = write_bundle(directory, checkpoint, options, report)
-        _reopen(directory)
+        reopen(directory)
         return manifest
 
 
-def _reopen(directory: Path) -> None:
+def reopen(directory: Path) -> None:
     """An export that succeeds has written a bundle that opens."""
     try:
         open_bundle(directory)

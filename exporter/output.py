@@ -11,22 +11,18 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 from ..runtime.bundle.manifest import MANIFEST_FILE
+from ..runtime.bundle.scratch import DIRECTORY, PARTIAL, ScratchDirectory, abandoned, sweep
 from ..runtime.errors import ExportError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SCRATCH, OLD = ".partial", ".replaced"  # how the names of scratch directories end
+OLD = ".replaced"  # how the name of a bundle ends that makes room for another
+OLD_NAMES = DIRECTORY.replace(re.escape(PARTIAL), re.escape(OLD))
 SPARE = 64 << 20
 CURRENT_DIRECTORY, EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
@@ -41,7 +37,8 @@ def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
     it is filled.
     """
     with suppress(OSError):
-        _sweep(target)
+        _restore(target)
+    sweep(target)
     _check(target, force)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,11 +47,12 @@ def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
             raise ExportError(
                 f"{target.parent}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
             )
-        scratch, lock = _new_scratch(target)
+        place = ScratchDirectory(target)
     except OSError as error:
         raise ExportError(
             f"{target.parent}: cannot be written to ({error.strerror}); give another place with -o"
         ) from error
+    scratch = place.path
     try:
         with _terminable():
             scratch.chmod(0o755)
@@ -68,9 +66,7 @@ def replacing(target: Path, size: int, force: bool) -> Iterator[Path]:
             f"{target}: {error.strerror}; make room and export again. What was there before is unchanged"
         ) from error
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
+        place.remove()
 
 
 def _check(target: Path, force: bool) -> None:
@@ -97,7 +93,7 @@ def _put(scratch: Path, target: Path) -> None:
                 ) from error
             raise
     elif not _exchanged(scratch, target):
-        aside = scratch.with_name(scratch.name.removesuffix(SCRATCH) + OLD)
+        aside = scratch.with_name(scratch.name.removesuffix(PARTIAL) + OLD)
         os.rename(target, aside)
         try:
             os.rename(scratch, target)
@@ -122,59 +118,15 @@ def _exchanged(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-def _new_scratch(target: Path) -> tuple[Path, int | None]:
-    """An empty directory that is locked for as long as somebody fills it, and the lock; None where there are
-    no locks.
+def _restore(target: Path) -> None:
+    """An old bundle that a killed run had put aside, where there was no exchange, comes back if nothing took
+    its place, and goes otherwise.
     """
-    while True:
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=SCRATCH, dir=target.parent))
-        try:
-            lock = _lock(scratch)
-        except BlockingIOError:
-            continue  # another start sweeps it away
-        if lock is None or scratch.is_dir():
-            return scratch, lock
-        os.close(lock)
-
-
-def _lock(directory: Path) -> int | None:
-    """A lock of a directory, None where there are no locks. Raises BlockingIOError when somebody
-    else has it.
-    """
-    if fcntl is None:
-        return None
-    handle = None
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if handle is not None:
-            os.close(handle)
-        if isinstance(error, BlockingIOError):
-            raise
-        return None
-    return handle
-
-
-def _sweep(target: Path) -> None:
-    """Remove what killed runs left beside `target`: scratch directories that nobody has locked.
-
-    An old bundle that was put aside when there was no exchange comes back if nothing took its place.
-    """
-    ours = re.compile(rf"\.{re.escape(target.name)}-[a-z0-9_]{{8}}({SCRATCH}|{OLD})")
-    for path in sorted(target.parent.iterdir(), key=lambda path: path.suffix == SCRATCH):
-        found = ours.fullmatch(path.name)
-        try:
-            lock = _lock(path) if found else None
-        except BlockingIOError:
-            continue
-        if found is None or lock is None:
-            continue
-        if found[1] == OLD and not target.exists():
-            os.rename(path, target)
-        else:
+    for path in abandoned(target, OLD_NAMES):
+        if target.exists():
             shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        else:
+            os.rename(path, target)
 
 
 @contextmanager

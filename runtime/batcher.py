@@ -21,7 +21,7 @@ from .counts import Counts
 from .decode.config import GenerationConfig
 from .decode.row import FinishReason, Row
 from .decode.schedule import Limits, Schedule
-from .errors import Overloaded, SessionError
+from .errors import DeviceLost, Overloaded, SessionError
 from .places import Places
 from .request import Request, Waiters, sooner
 from .session import Prompt, Session
@@ -63,7 +63,12 @@ class Batcher:
         self._closed = self._stopped = False
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # Python's word for it
+            raise SessionError(
+                f"the batcher's thread cannot be started ({error}); free memory, or allow more threads"
+            ) from error
         _RUNNING.add(self)
         LOG.info("batcher started: %r, %r, %s", manifest.source, session.variant.name, self.limits)
 
@@ -83,7 +88,8 @@ class Batcher:
 
         wait: seconds to wait for room, None for any time until the deadline. deadline: seconds from now after
         which the request ends with what it has, finish_reason "deadline", whether it waits or runs. client:
-        whose share of the places it takes (`Limits.client_share`), None for nobody's.
+        whose turn it takes and whose share of the places (`Limits`), None for nobody's: those take turns with
+        the others as one client, and have no share that ends.
 
         Raises Overloaded when there is no room, SessionError for a prompt or config that cannot be served,
         for a batcher that is closed or has failed, and in a process that was forked from its own.
@@ -136,6 +142,11 @@ class Batcher:
     def alive(self) -> bool:
         """Whether it takes requests: not closed, not failed, and in its own process."""
         return not self._closed and os.getpid() == self._process and self._thread.is_alive()
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What ended it, if anything did: a fault of ours, or a device that has failed for good."""
+        return self._fault
 
     @property
     def counts(self) -> Counts:
@@ -252,6 +263,7 @@ class Batcher:
         self.limits.check(config)
         row, text = self.session.new_row(next(self._numbers), prompt, config, self.limits.max_prompt_tokens)
         self._budget.check(row)
+        row.client = client
         return Request(row, text, self._end, until, client), row
 
     def _start(self, request: Request, row: Row) -> Request:
@@ -351,6 +363,10 @@ class Batcher:
             if error is not None or event.finish_reason is not None:
                 with self._changed:
                     self._conclude(request, row, event.finish_reason or "cancelled", error)
+        lost = next((event.error for event in events if isinstance(event.error, DeviceLost)), None)
+        if lost is not None:
+            LOG.critical("%s", lost)  # CUDA's words and ours
+            raise lost
 
 
 _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()

@@ -1,5 +1,5 @@
-"""The commands about a bundle as it lies there: inspect, doctor, profiles, pack, unpack. Parse, one call,
-print.
+"""The commands about a bundle as it lies there: inspect, doctor, verify, profiles, pack, unpack. Parse, one
+call, print.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import BundleArgument, Device, Json, out, print_json, print_table, visible
+from .console import BundleArgument, Device, Json, Safe, out, print_json, print_table, visible
 
 app = typer.Typer()
 profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
@@ -21,8 +21,9 @@ app.add_typer(profiles_app, name="profiles")
 def inspect(
     bundle: BundleArgument,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every file, even those found good before.")
+        bool, typer.Option("--verify", help="With --trust: hash every file, even those found good before.")
     ] = False,
+    safe: Safe = True,
     as_json: Json = False,
 ) -> None:
     """Show what a bundle holds."""
@@ -31,7 +32,7 @@ def inspect(
 
     from .bundle.manifest import open_bundle
 
-    manifest = open_bundle(bundle, full=verify).manifest
+    manifest = open_bundle(bundle, full=verify, safe=safe).manifest
     if as_json:
         sys.stdout.write(manifest.to_json())
         return
@@ -125,6 +126,7 @@ def doctor(
         typer.Argument(metavar="[BUNDLE]", help="Also say whether this bundle opens here, and if not, why."),
     ] = None,
     device: Device = "cpu",
+    safe: Safe = True,
     as_json: Json = False,
 ) -> None:
     """Say what is installed, which devices work, and whether a bundle would open here.
@@ -133,7 +135,7 @@ def doctor(
     """
     from .doctor import examine
 
-    report = examine(bundle, device)
+    report = examine(bundle, device, safe=safe)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -143,6 +145,32 @@ def doctor(
             _say(f"{finding.subject}: {finding.detail}")
     if not report.is_good:
         raise typer.Exit(1)
+
+
+@app.command()
+def verify(
+    bundle: BundleArgument,
+    signature: Annotated[
+        Path | None,
+        typer.Option(help="A signature of its manifest.json, by `ssh-keygen -Y sign` or minisign."),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Whose counts: OpenSSH's allowed signers, or minisign's public key."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Hash every file of a bundle, and check who signed it. Exits with 1 unless all is good."""
+    from .bundle.signature import verified
+
+    signed = verified(bundle, signature, key)
+    files = signed.bundle.manifest.files
+    size = sum(entry.size for entry in files)
+    if as_json:
+        print_json({"bundle": str(bundle), "files": len(files), "size": size, "signer": signed.signer})
+        return
+    _say(f"{bundle}  {len(files)} files, {size / 1e6:.0f} MB, all hashes match")
+    _say(signed.signer or "not asked who made it: give --signature and --key; hashes say that it is whole")
 
 
 @profiles_app.command("list")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ HELP = """\
 /system TEXT      put a system message before the talk; without TEXT take it away
 /save FILE        write the talk as JSON
 /load FILE        go on with a saved talk
+/result TEXT      what the next call of the last answer came to; behind the last one the model goes on
 /reset            forget the talk
 /quit             leave, as Ctrl-D does; Ctrl-C only ends an answer
 Lines that end in \\ go on; ''' begins and ends a text of several lines."""
@@ -32,13 +33,21 @@ class Talk:
     """The messages so far and the settings of the next answer.
 
     `has_window`: the user chose the window, so that no other one is taken where draws are to be repeatable.
+    `names`: those of the calls in an answer, where there are tools.
     """
 
     def __init__(
-        self, system: str | None, config: GenerationConfig, *, runs: bool = False, has_window: bool = False
+        self,
+        system: str | None,
+        config: GenerationConfig,
+        *,
+        runs: bool = False,
+        has_window: bool = False,
+        names: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
         self.messages: list[Message] = [] if system is None else [_message("system", system)]
         self.config, self.runs, self._has_window = config, runs, has_window
+        self._names, self._results = names, list[str]()
 
     def obey(self, line: str) -> str:
         """Do what a line with a command says, and return what to tell. Raises MarsError for what cannot be
@@ -46,6 +55,10 @@ class Talk:
         """
         command, _, value = line.strip().partition(" ")
         value = value.strip()
+        if command == "/result":
+            return self._note(value)
+        if command in ("/undo", "/system", "/load", "/reset"):
+            self._results = []
         match command:
             case "/exact":
                 self.config = self.config.with_values(exact=True)
@@ -72,6 +85,34 @@ class Talk:
                 return "forgotten"
             case _:
                 return HELP
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Names of the calls of the last answer that have no result yet."""
+        if self._names is None or not self.messages or self.messages[-1]["role"] != "assistant":
+            return ()
+        return tuple(self._names(self.messages[-1]["content"])[len(self._results) :])
+
+    def results(self) -> tuple[str, ...]:
+        """Those of all calls of the last answer, once; none while one lacks."""
+        if self.calls:
+            return ()
+        given, self._results = tuple(self._results), []
+        return given
+
+    def answered(self, before: Sequence[Message], asked: Sequence[Message], answer: str) -> None:
+        """The talk now: what was said before, a question or results, and the answer."""
+        self._results = []
+        self.messages = [*before, *asked, _message("assistant", answer)]
+
+    def _note(self, result: str) -> str:
+        if not self.calls:
+            hint = "" if self._names is not None else "; calls are made where chat has --tools"
+            raise MarsError(f"/result: no call waits for one{hint}")
+        name = self.calls[0]
+        self._results.append(result)
+        rest = f"; next is {self.calls[0]}" if self.calls else ""
+        return f"result of {name}{rest}"
 
     @property
     def without_last(self) -> list[Message]:

@@ -1,9 +1,8 @@
-"""The commands that answer: generate and chat. Parse, one call, print."""
+"""`mars-export generate`, and the options that it shares with chat. Parse, one call, print."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,20 +14,19 @@ from .console import (
     Json,
     Level,
     Metric,
+    Safe,
     VariantName,
     at_most_cores,
     err,
-    held,
     out,
     print_error,
     print_json,
-    progress_bars,
 )
+from .display import calls_of, completion_json, show, summary
 from .errors import MarsError
 
 if TYPE_CHECKING:
-    from . import Commit, Completion, Conversation, GenerationConfig, Session, Stream
-    from .chat import Message, Talk
+    from . import Commit, GenerationConfig, Session
     from .decode.config import Window
 
 app = typer.Typer()
@@ -142,6 +140,12 @@ Regex = Annotated[str | None, typer.Option("--regex", help="The answer matches t
 Choice = Annotated[
     list[str] | None, typer.Option("--choice", help="The answer is one of these; given several times.")
 ]
+Grammar = Annotated[
+    str | None,
+    typer.Option(
+        help="The answer follows this grammar, which is kept in the bundle (`mars-export grammar`)."
+    ),
+]
 Tools = Annotated[
     Path | None,
     typer.Option(
@@ -183,6 +187,7 @@ def generate(
     regex: Regex = None,
     choice: Choice = None,
     tools: Tools = None,
+    grammar: Grammar = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
     cache_block: Annotated[
         int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")
@@ -196,6 +201,7 @@ def generate(
         int, typer.Option("--n", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ...")
     ] = 1,
     cache_bytes: CacheBytes = None,
+    safe: Safe = False,
     runs: Runs = False,
     as_json: Json = False,
 ) -> None:
@@ -204,11 +210,11 @@ def generate(
     from .chat import repeatable
 
     config = GenerationConfig(
-        schema=_json_file(schema), regex=regex, choice=tuple(choice) if choice else None,
-        tools=_json_file(tools),
-        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, stop=tuple(stop or ()),
+        schema=json_text(schema), regex=regex, choice=tuple(choice) if choice else None,
+        tools=json_text(tools), grammar=grammar,
+        max_new_tokens=max_new_tokens, window=window_of(window), lookup=lookup, stop=tuple(stop or ()),
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
-        repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
+        repetition_penalty=repetition_penalty, **knob(profile, exact, tau, metric, window),
     )  # fmt: skip
     if number > 1 and config.is_greedy:
         raise MarsError(f"--n {number}: greedy answers are all the same; give --temp, too")
@@ -216,9 +222,9 @@ def generate(
     text = _prompt_text(prompt, file)
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-        cache_bytes=cache_bytes,
+        cache_bytes=cache_bytes, safe=safe,
     )  # fmt: skip
-    config = _profiled(session, profile, config)
+    config = profiled(session, profile, config)
     config = repeatable(
         config, has_window=window is not None or profile is not None, has_seed=seed is not None
     )
@@ -227,11 +233,11 @@ def generate(
         _draw_several(session, messages, config, number, loop, as_json)
         return
     stream = session.stream(messages, config, commit=loop)
-    done = _show(stream, runs=runs, quiet=as_json)
+    done = show(stream, runs=runs, quiet=as_json)
     if as_json:
-        print_json(_completion_json(done, config) | (_calls(session, done) if tools else {}))
+        print_json(completion_json(done, config) | (calls_of(session, done.text) if tools else {}))
     else:
-        err.print(_summary(done), style="dim")
+        err.print(summary(done), style="dim")
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)
     if done.finish_reason == "capacity":
@@ -243,114 +249,6 @@ def generate(
         raise typer.Exit(1)
 
 
-@app.command()
-def chat(
-    bundle: BundleArgument,
-    system: System = None,
-    exact: Exact = None,
-    tau: Tau = None,
-    metric: Metric = None,
-    profile: ProfileName = None,
-    max_new_tokens: MaxNewTokens = 512,
-    window: WindowOption = None,
-    lookup: Lookup = 0,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    repetition_penalty: Penalty = 1.0,
-    schema: Schema = None,
-    regex: Regex = None,
-    choice: Choice = None,
-    device: Device = "cpu",
-    variant: VariantName = None,
-    threads: Threads = None,
-    accuracy_level: Level = None,
-    draft: DraftBundle = None,
-    cache_bytes: CacheBytes = None,
-    drop_oldest: Annotated[
-        bool, typer.Option("--drop-oldest", help="Where the context ends, let the oldest turns go.")
-    ] = False,
-    runs: Runs = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per answer; questions are read as lines.")
-    ] = False,
-) -> None:
-    """Talk with the model: /help lists what can be set while talking, /undo takes the last turn back, /edit
-    QUESTION asks another in its place, /quit leaves. Ctrl-C ends an answer only.
-    """
-    from . import GenerationConfig, Session
-    from .chat import Talk, questions, repeatable
-
-    config = GenerationConfig(
-        schema=_json_file(schema), regex=regex, choice=tuple(choice) if choice else None,
-        max_new_tokens=max_new_tokens, window=_window(window), lookup=lookup, temperature=temperature,
-        top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
-        repetition_penalty=repetition_penalty, **_knob(profile, exact, tau, metric, window),
-    )  # fmt: skip
-    session = Session.open(
-        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-        cache_bytes=cache_bytes,
-    )  # fmt: skip
-    has_window = window is not None or profile is not None
-    config = repeatable(_profiled(session, profile, config), has_window=has_window, has_seed=seed is not None)
-    talk = Talk(system, config, runs=runs, has_window=has_window)
-    said = session.conversation(system, drop_oldest=drop_oldest)
-
-    def ask(goes_on: bool) -> str | None:
-        return _ask(quiet=as_json, goes_on=goes_on)
-
-    interrupted = False
-    while True:
-        try:
-            if interrupted:
-                interrupted = False
-                with held():
-                    err.print("\n(Ctrl-D or /quit leaves)", style="dim")
-            for question in iter(lambda: ask(False), None) if as_json else questions(ask):
-                if question.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
-                    return
-                _turn(said, talk, question, as_json)
-            return
-        except KeyboardInterrupt:  # a moment before or after an answer: the talk is what counts
-            if not sys.stdin.isatty():
-                raise
-            interrupted = True
-
-
-def _turn(said: Conversation[Stream], talk: Talk, line: str, as_json: bool) -> None:
-    """Do what a line says: a command, or a question to answer."""
-    try:
-        if (question := talk.edited(line)) is not None:
-            _answer(said, talk, talk.without_last, question, as_json)
-        elif line.startswith("/"):
-            err.print(talk.obey(line), style="dim", markup=False)
-        elif line.strip():
-            _answer(said, talk, talk.messages, line, as_json)
-    except MarsError as error:
-        print_error(error, as_json=as_json)
-
-
-def _answer(
-    said: Conversation[Stream], talk: Talk, before: list[Message], question: str, as_json: bool
-) -> None:
-    """One turn of a talk, behind the messages `before`. A question that fails is forgotten."""
-    said.resume(before)
-    reply = said.send(question, talk.config)
-    if said.dropped:
-        err.print(f"the context is full: the oldest {said.dropped} turn(s) are forgotten", style="dim")
-    kept: list[Message] = [dict(message) for message in said.messages]
-    done = _show(reply, runs=talk.runs, quiet=as_json)
-    asked: Message = {"role": "user", "content": question}
-    talk.messages = [*kept, asked, {"role": "assistant", "content": done.text}]
-    if as_json:
-        print_json(_completion_json(done, talk.config))
-    else:
-        with held():
-            err.print(_summary(done), style="dim")
-
-
 def _draw_several(
     session: Session, prompt: Any, config: GenerationConfig, number: int, loop: Commit, as_json: bool
 ) -> None:
@@ -360,11 +258,11 @@ def _draw_several(
         session.generate_batch([prompt] * number, configs, commit=loop), configs, strict=True
     ):
         if as_json:
-            calls = _calls(session, done) if own.tools is not None else {}
-            print_json({"seed": own.seed} | _completion_json(done, own) | calls)
+            calls = calls_of(session, done.text) if own.tools is not None else {}
+            print_json({"seed": own.seed} | completion_json(done, own) | calls)
         else:
             out.print(done.text, markup=False)
-            err.print(f"seed {own.seed}: {_summary(done)}", style="dim")
+            err.print(f"seed {own.seed}: {summary(done)}", style="dim")
 
 
 def _messages(system: str | None, text: str | None) -> list[dict[str, str]]:
@@ -387,32 +285,14 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         raise MarsError(f"the prompt is not UTF-8 text ({error})") from error
 
 
-def _json_file(file: Path | None) -> str | None:
+def json_text(file: Path | None) -> str | None:
     try:
         return None if file is None else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise MarsError(f"{file}: not UTF-8 text ({error})") from error
 
 
-def _calls(session: Session, done: Completion) -> dict[str, Any]:
-    reader = session.tool_stream()
-    reader.push(done.text)
-    reader.finish()
-    calls = [{"name": call.name, "arguments": call.arguments} for call in reader.answer.calls]
-    return {"tool_calls": calls}
-
-
-def _ask(*, quiet: bool, goes_on: bool = False) -> str | None:
-    """The next line of the user, or None at the end."""
-    with suppress(ImportError):
-        import readline  # noqa: F401  (gives input() a history and line editing)
-    try:
-        return input("" if quiet or not sys.stdin.isatty() else "... " if goes_on else "> ")
-    except EOFError:
-        return None
-
-
-def _window(window: str | None) -> Window:
+def window_of(window: str | None) -> Window:
     """The value of --window: a word, or a number of 1 or more."""
     if window is None or window == "auto":
         return "auto"
@@ -425,7 +305,7 @@ def _window(window: str | None) -> Window:
     return int(window)
 
 
-def _knob(
+def knob(
     profile: str | None, exact: bool | None, tau: float | None, metric: str | None, window: str | None
 ) -> dict[str, Any]:
     """Exact, or the settings of tau that were given; they and a profile exclude each other."""
@@ -443,54 +323,8 @@ def _knob(
     return given
 
 
-def _profiled(session: Session, profile: str | None, config: GenerationConfig) -> GenerationConfig:
+def profiled(session: Session, profile: str | None, config: GenerationConfig) -> GenerationConfig:
     if profile is None:
         return config
     found = session.profile(profile)
     return config.with_values(tau=found.tau, metric=found.metric, window=found.window)
-
-
-def _show(stream: Stream, *, runs: bool, quiet: bool) -> Completion:
-    """Print a stream as it comes; Ctrl-C ends it and keeps what is there. Long prefills show a bar."""
-    bars, task, odd = progress_bars(), None, False
-    try:
-        for event in stream:
-            if not event.token_ids and event.finish_reason is None:
-                if task is None:
-                    task = bars.add_task("prompt", total=stream.stats.prompt_tokens)
-                    bars.start()
-                bars.update(task, completed=stream.prefilled)
-                continue
-            bars.stop()  # before any text: a live bar would capture standard output
-            if not quiet:
-                out.print(event.text, end="", markup=False, style="black on cyan" if runs and odd else None)
-                out.file.flush()
-            odd = not odd
-    except KeyboardInterrupt:
-        stream.cancel()
-    finally:
-        bars.stop()
-    if not quiet:
-        out.print()
-    return stream.completion
-
-
-def _summary(done: Completion) -> str:
-    stats = done.stats
-    return (
-        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens,"
-        f" {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
-        f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
-    )
-
-
-def _completion_json(done: Completion, config: GenerationConfig) -> dict[str, Any]:
-    return {
-        "text": done.text,
-        "token_ids": list(done.token_ids),
-        "confidences": [round(c, 6) for c in done.confidences],
-        "finish_reason": done.finish_reason,
-        "exact": config.exact,
-        "tau": config.tau,
-        "stats": done.stats.to_dict(),
-    }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from .errors import MarsError
 
@@ -28,7 +29,24 @@ BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Safe = Annotated[
+    bool,
+    typer.Option(
+        "--safe/--trust",
+        help="For a bundle that may be anybody's: hash everything, run no chat template and no engine, take"
+        " no more than a bundle needs.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+
+
+class StoreUnlessNamed(TyperGroup):
+    """`prefix BUNDLE ...` stores: what is not the name of a subcommand is the bundle, or an option of it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", *ctx.help_option_names):
+            args = ["store", *args]
+        return super().parse_args(ctx, args)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,14 @@ class CostFile:
     path: Path
 
     @classmethod
-    def of(cls, bundle: Bundle, variant: Variant, device: str, threads: int | None) -> CostFile | None:
+    def of(
+        cls,
+        bundle: Bundle,
+        variant: Variant,
+        device: str,
+        threads: int | None,
+        options: Mapping[str, str] | None = None,
+    ) -> CostFile | None:
         """The file for this variant of a bundle on this machine; None for a user without a home."""
         from .device.ort import version_and_devices
 
@@ -52,6 +60,7 @@ class CostFile:
             machine.cores(),
             platform.machine(),
             machine.processor(),
+            *([sorted(options.items())] if options else []),
         ]
         name = hashlib.sha256(json.dumps([*known, *here]).encode()).hexdigest()[:32]
         cache = machine.cache_dir()

@@ -57,9 +57,9 @@ class Report:
         return {"good": self.is_good, "findings": [asdict(f) for f in self.findings]}
 
 
-def examine(bundle: Path | None = None, device: str = "cpu") -> Report:
+def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = True) -> Report:
     """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding
-    step.
+    step. `safe`: the bundle may be anybody's.
     """
     here = look_around()
     findings = [
@@ -72,7 +72,7 @@ def examine(bundle: Path | None = None, device: str = "cpu") -> Report:
         _gpu(here),
     ]
     if bundle is not None:
-        findings += _bundle(bundle, device, here)
+        findings += _bundle(bundle, device, here, safe=safe)
     return Report(tuple(findings))
 
 
@@ -115,9 +115,9 @@ def _device(name: str) -> Finding:
     return Finding(f"device {name}", "absent", f"the installed onnxruntime has no {PROVIDERS[name]}")
 
 
-def _bundle(path: Path, device: str, here: Here) -> list[Finding]:
+def _bundle(path: Path, device: str, here: Here, *, safe: bool) -> list[Finding]:
     try:
-        bundle = open_bundle(path, full=True)
+        bundle = open_bundle(path, full=True, safe=safe)
     except MarsError as error:
         return [Finding(str(path), "bad", str(error))]
     size = sum(f.size for f in bundle.manifest.files) / 1e6
@@ -131,7 +131,7 @@ def _bundle(path: Path, device: str, here: Here) -> list[Finding]:
     ]
     opened = False
     for variant in bundle.manifest.variants:
-        finding = _variant(bundle, variant, device, here)
+        finding = _variant(bundle, variant, device, here, safe=safe)
         opened = opened or finding.state == "good"
         findings.append(finding)
     if any(v.is_engine for v in bundle.manifest.variants):
@@ -141,7 +141,7 @@ def _bundle(path: Path, device: str, here: Here) -> list[Finding]:
     return findings
 
 
-def _variant(bundle: Bundle, variant: Variant, device: str, here: Here) -> Finding:
+def _variant(bundle: Bundle, variant: Variant, device: str, here: Here, *, safe: bool) -> Finding:
     subject = f"variant {variant.name}"
     # An engine is judged for the GPU it is made for, whatever device was asked for.
     reason = why_not(variant, "cuda" if variant.is_engine else device, here)
@@ -150,7 +150,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here) -> Findi
     if variant.is_engine and device != "cuda":
         return Finding(subject, "absent", "fits this machine; it is tried with --device cuda")
     try:
-        session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0)
+        session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0, safe=safe)
         done = session.generate(
             [bundle.manifest.tokens.pad],
             GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block),

@@ -28,6 +28,12 @@ class SessionError(MarsError):
     """The bundle is fine but cannot run here, or the request cannot be served."""
 
 
+class DeviceLost(SessionError):
+    """The device has failed for good: no request of this process will be answered on it any more. Start the
+    process again.
+    """
+
+
 class Overloaded(SessionError):
     """Nothing is wrong with the request, there is no room for it now: too many wait, or too many of its
     client. `retry_after` seconds from now there may be (a guess from how long answers took).
@@ -51,7 +57,8 @@ class MarsWarning(UserWarning):
 
 def listed(problems: Sequence[str], most: int = 20) -> str:
     """Problems as the end of a message: each on a line of its own, and how many more there are
-    than `most`.
+    than `most`. What is long in one (a foreign file's name for something) is cut out.
     """
-    shown = [*problems[:most], *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
+    short = [p if len(p) <= 1000 else f"{p[:700]}...{p[-200:]}" for p in problems[:most]]
+    shown = [*short, *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
     return "".join(f"\n  {problem}" for problem in shown)

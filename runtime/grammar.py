@@ -26,6 +26,7 @@ PER_BYTE = 4  # continuations that begin with the same byte, of those that are t
 SEPARATORS = (", ", ": ")  # of models whose habit is not known
 MOST_SETTLED = 256  # tokens that are forced at once; more follow in the next run
 REMEMBERED = 1024  # texts whose continuations were tried
+MOST_KEPT = 1024  # bytes of a text whose tokens are kept
 CACHED = 64  # compiled grammars of a session
 INSTALL = "pip install 'mars-export[grammar]'"
 # Bounds of time and memory: about a second to compile and 300 MB, tens of milliseconds for a step.
@@ -109,7 +110,10 @@ class Grammars:
         if config.choice is not None:
             return str(library.grammar_from_regex("|".join(map(_escaped, dict.fromkeys(config.choice)))))
         if config.schema is not None:
-            return str(library.grammar_from_json_schema(config.schema, overrides=options))
+            if config.schema == "false":
+                raise SessionError("the schema false allows no answer; give another")
+            schema = "{}" if config.schema == "true" else config.schema
+            return str(library.grammar_from_json_schema(schema, overrides=options))
         assert isinstance(config.tools, str), "a config says what is asked for, and holds JSON text"
         tools = json.loads(config.tools)
         if self._dialect == "list":
@@ -144,10 +148,21 @@ class Alphabet:
         self._shortest = np.array(order, np.int64)
         self._first = np.maximum.accumulate(np.where(begins, np.arange(vocab_size), 0))
         self._ways: OrderedDict[tuple[bytes, bytes], Ways] = OrderedDict()
+        self._written: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> list[int]:
-        return list(self._tokenizer.tokenize_bytes(data))
+        with self._lock:
+            if data in self._written:
+                self._written.move_to_end(data)
+                return list(self._written[data])
+        tokens = list(self._tokenizer.tokenize_bytes(data))
+        if len(data) <= MOST_KEPT:
+            with self._lock:
+                self._written[data] = tuple(tokens)
+                while len(self._written) > REMEMBERED:
+                    self._written.popitem(last=False)
+        return tokens
 
     def beginnings(self, data: bytes) -> list[int]:
         """The tokens that `data` may begin with, the longest first."""
@@ -214,7 +229,7 @@ class LlgMatcher:
         if self._mask is None:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             self._check()
-            mask = np.unpackbits(bits, bitorder="little")[: self._alphabet.vocab_size].astype(bool)
+            mask = np.unpackbits(bits, bitorder="little")[: self._alphabet.vocab_size].view(bool)
             mask[self._alphabet.ends] = False
             if not mask.any() and not self.may_end:
                 raise SessionError(
@@ -223,19 +238,29 @@ class LlgMatcher:
             self._mask = mask
         return self._mask
 
+    def allows(self, token: int) -> bool:
+        """Whether a token may follow; asked of the matcher alone unless the mask is known."""
+        if not 0 <= token < self._alphabet.vocab_size or token in self._alphabet.ends:
+            return False
+        if self._mask is not None:
+            return bool(self._mask[token])
+        is_allowed: bool = self._matcher.validate_tokens([token]) == 1
+        self._check()
+        return is_allowed
+
     def likely(self) -> tuple[int, float] | None:
         """Of the ways to write a text that is forced: the commonest first token, and its share."""
         data = bytes(self._matcher.compute_ff_bytes())
         self._check()
         if not data or len(data) > 16 * MOST_SETTLED:
             return None
-        after = self.copy()
+        after = LlgMatcher(self._matcher.deep_copy(), self._alphabet)  # its mask is another
         if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
             return None
         if after.is_over:
             return None
         ways = self._alphabet.ways(data, after.mask())
-        return (ways.first[0], ways.share) if ways.first and self.mask()[ways.first[0]] else None
+        return (ways.first[0], ways.share) if ways.first and self.allows(ways.first[0]) else None
 
     def consume(self, token: int) -> None:
         self._mask = self._forced = None
@@ -244,7 +269,9 @@ class LlgMatcher:
             raise SessionError(f"the grammar does not allow token {token} here")
 
     def copy(self) -> LlgMatcher:
-        return LlgMatcher(self._matcher.deep_copy(), self._alphabet)
+        other = LlgMatcher(self._matcher.deep_copy(), self._alphabet)
+        other._mask, other._forced = self._mask, self._forced  # of the same state; nobody changes them
+        return other
 
     @property
     def may_end(self) -> bool:
@@ -268,7 +295,7 @@ class LlgMatcher:
             return forced[:num] or self._longest(data)
         if len(data) > 16 * MOST_SETTLED:
             return forced
-        after = self.copy()
+        after = LlgMatcher(self._matcher.deep_copy(), self._alphabet)  # its mask is another
         if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
             return forced
         if after.is_over:
@@ -314,7 +341,8 @@ def _escaped(text: str) -> str:
 
 def _words(message: str) -> str:
     """The part of a message that is about the grammar, in a length that can be read."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:300]
+    words = " ".join(message.replace("<non-verbose/>", "").split())[:300]
+    return "nothing satisfies it" if words == "NoExtensionBias" else words
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from .bundle.manifest import (
     open_bundle,
     parse_manifest,
 )
+from .bundle.scratch import ScratchDirectory
 from .card import MARK, card
 from .errors import BundleError, MarsError, SessionError
 
@@ -114,9 +115,10 @@ class Hub:
             raise BundleError(f"{output} exists; give another place with -o")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
+            place = ScratchDirectory(target)
         except OSError as error:
             raise BundleError(f"{target.parent}: cannot be written to ({error.strerror})") from error
+        scratch = place.path
         try:
             with _asking(f"{repo} cannot be pulled"):
                 self._fetch(repo, revision, scratch)
@@ -129,7 +131,7 @@ class Hub:
         except OSError as error:
             raise BundleError(f"{output}: cannot be written ({error.strerror})") from error
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            place.remove()
         return manifest
 
     def _fetch(self, repo: str, revision: str | None, scratch: Path) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from .console import (
     BundleArgument,
     Device,
     Json,
     Level,
+    StoreUnlessNamed,
     Threads,
     VariantName,
     out,
@@ -23,16 +23,6 @@ from .console import (
     visible,
 )
 from .errors import MarsError
-
-
-class StoreUnlessNamed(TyperGroup):
-    """`prefix BUNDLE ...` stores: what is not the name of a subcommand is the bundle, or an option of it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", *ctx.help_option_names):
-            args = ["store", *args]
-        return super().parse_args(ctx, args)
-
 
 prefix_app = typer.Typer(
     cls=StoreUnlessNamed,

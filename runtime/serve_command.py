@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import Device, Level, VariantName, at_most_cores, err, listed
+from .console import Device, Level, Safe, VariantName, at_most_cores, err, listed
 from .errors import MarsError
+
+if TYPE_CHECKING:
+    from .serve.ray.fleet import Fleet, Routing, Share
 
 app = typer.Typer()
 
@@ -30,6 +34,13 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; more get 429 and Retry-After.")
     ] = 64,
+    max_rows_per_client: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of --max-rows, what one API key, or without keys one address, may have; all by default.",
+        ),
+    ] = None,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="The longest prompt; the context by default.")
     ] = None,
@@ -81,6 +92,27 @@ def serve(
         Path | None,
         typer.Option(help="Bundle of a smaller model to propose tokens (one bundle, exact mode)."),
     ] = None,
+    safe: Safe = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Replicas of it, each a process of its own, behind one address.")
+    ] = False,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|MIN:MAX", help="Of each bundle, with --ray; MIN:MAX grows with the load. 1 by default."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="A Ray cluster that runs, with --ray: the bundles are put there, and stay. One on this"
+            " machine by default, until Ctrl-C."
+        ),
+    ] = None,
+    routing: Annotated[
+        str,
+        typer.Option(help="prefix: where a text's beginning was read, with --ray; even: the idler of two."),
+    ] = "prefix",
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     json_logs: Annotated[
         bool, typer.Option("--json-logs", help="One JSON object a line, on standard error.")
@@ -92,6 +124,7 @@ def serve(
     from .serve import app as new_app
     from .serve.keys import read_keys
     from .serve.logs import LEVELS, listen
+    from .serve.ray.fleet import Fleet
     from .serve.server import bind, new_server, run
 
     if log_level not in LEVELS:
@@ -101,7 +134,7 @@ def serve(
         raise MarsError("--draft is for one bundle; serve the others in processes of their own")
     limits = Limits(
         max_rows=max_rows, max_waiting=max_waiting, max_prompt_tokens=max_prompt_tokens,
-        max_new_tokens=max_new_tokens, kv_bytes=kv_bytes,
+        max_new_tokens=max_new_tokens, kv_bytes=kv_bytes, max_rows_per_client=max_rows_per_client,
     )  # fmt: skip
     options = ServeOptions(
         limits=limits, max_body=max_body, request_timeout=request_timeout, queue_timeout=queue_timeout,
@@ -109,21 +142,89 @@ def serve(
         cors_origins=tuple(cors_origin or ()), hosts=_hosts(host, allowed_host or []),
         adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
+    if ray:
+        shares = _shares(names, replicas, threads, device, variant, accuracy_level, draft, cache_bytes, safe)
+        fleet = Fleet(
+            tuple(shares), options=replace(options, keys=()), routing=_routing(routing), log_level=log_level,
+            key_file=None if api_key_file is None else str(api_key_file.expanduser().resolve()),
+            json_logs=json_logs,
+        )  # fmt: skip
+        _run_fleet(fleet, host, port, address)
+        return
+    if replicas is not None or address is not None:
+        raise typer.BadParameter("--replicas and --address are for --ray")
     listening = bind(host, port)
     with listening:
         sessions = {
             name: Session.open(
                 path, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-                cache_bytes=cache_bytes,
+                cache_bytes=cache_bytes, safe=safe,
             )
             for name, path in names.items()
         }  # fmt: skip
         door = new_app(sessions, options)
         listen(log_level, as_json=json_logs)
-        address, number = listening.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
+        bound, number = listening.getsockname()[:2]
+        shown = f"[{bound}]" if ":" in bound else bound
         err.print(f"serving {', '.join(names)} at http://{shown}:{number} (Ctrl-C ends)", markup=False)
         run(new_server(door, options), listening, door.service.models, options.drain)
+
+
+def _shares(
+    names: dict[str, Path],
+    replicas: str | None,
+    threads: int | None,
+    device: str,
+    variant: str | None,
+    accuracy_level: int | None,
+    draft: Path | None,
+    cache_bytes: int | None,
+    safe: bool,
+) -> list[Share]:
+    """The bundles with as many replicas each as is asked for, all cores dealt out where no threads are."""
+    from .machine import cores
+    from .serve.ray.fleet import Share, read_replicas
+
+    numbers = read_replicas(replicas or "1")
+    if numbers is None:
+        raise typer.BadParameter(f"N or MIN:MAX, 1 or more, not {replicas!r}", param_hint="--replicas")
+    least, most = numbers
+    own = threads or max(1, cores() // (most * len(names)))
+    return [
+        Share(
+            name, str(path.expanduser().resolve()), least, most, own, float(device != "cpu"), device, variant,
+            accuracy_level, None if draft is None else str(draft.expanduser().resolve()), cache_bytes,
+            safe,
+        )
+        for name, path in names.items()
+    ]  # fmt: skip
+
+
+def _routing(name: str) -> Routing:
+    from .serve.ray.fleet import ROUTINGS
+
+    for known in ROUTINGS:
+        if name == known:
+            return known
+    raise typer.BadParameter(f"one of {', '.join(ROUTINGS)}, not {name!r}", param_hint="--routing")
+
+
+def _run_fleet(fleet: Fleet, host: str, port: int, address: str | None) -> None:
+    from .serve.ray.launch import run
+    from .serve.server import bind
+
+    number = port
+    if address is None:
+        with bind(host, port) as free:  # nobody listens there; Ray's own message would be a traceback
+            number = free.getsockname()[1]
+
+    def ready() -> None:
+        shown = f"[{host}]" if ":" in host else host
+        names = ", ".join(share.name for share in fleet.shares)
+        where = f"at http://{shown}:{number} (Ctrl-C ends)" if address is None else f"on {address}"
+        err.print(f"serving {names} {where}", markup=False)
+
+    run(fleet, host, number, address, ready)
 
 
 def _names(bundles: list[Path]) -> dict[str, Path]:

@@ -9,7 +9,7 @@ import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from numbers import Integral
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from . import machine
 from .answer import Completion, Stream
 from .bundle import profiles
-from .bundle.manifest import Bundle, Variant, open_bundle
+from .bundle.manifest import Bundle, Variant
 from .conversation import Conversation
 from .costs import CostFile
 from .decode.backend import Backend
@@ -36,6 +36,8 @@ from .decode.schedule import Limits, Schedule, run
 from .decode.stats import Stats
 from .errors import SessionError
 from .grammar import SEPARATORS, Grammars, leaves_a_choice
+from .opening import load, using
+from .stored_grammars import StoredGrammars
 from .text import Message, Text, TextStream
 from .toolcalls import ToolStream, dialect_of
 from .warm import adopt
@@ -82,6 +84,8 @@ class Session:
         cost_file: CostFile | None = None,
         cache_bytes: int = 0,
         device: str = "cpu",
+        *,
+        safe: bool = False,
     ) -> None:
         self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
         self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
@@ -91,9 +95,10 @@ class Session:
         self._draft: Session | None = None
         self._cost_file, self._measuring = cost_file, threading.Lock()
         self._grammars: Grammars | None = None
+        self._stored: StoredGrammars | None = None
         self._reading = threading.Lock()
         manifest = bundle.manifest
-        self.text = Text.of(bundle) if manifest.text is not None else None
+        self.text = Text.of(bundle, safe=safe) if manifest.text is not None else None
 
     @classmethod
     def open(
@@ -107,6 +112,8 @@ class Session:
         verify: bool = False,
         draft: str | Path | None = None,
         cache_bytes: int | None = None,
+        safe: bool = False,
+        options: Mapping[str, str] | None = None,
     ) -> Session:
         """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
         backend's choice).
@@ -117,31 +124,35 @@ class Session:
         they were found good before. `draft` is the bundle of a smaller model with the same tokenizer, whose
         proposals exact mode verifies. `cache_bytes`: memory for KV entries of texts that were read before
         (docs/conversations.md); None for a small share of what is free, 0 to keep none, and to leave the
-        bundle's prefixes alone. Raises BundleError for a bad bundle, SessionError when no variant runs here;
-        never falls back to another device.
+        bundle's prefixes alone. `safe`, for a bundle that may be anybody's (docs/security.md): all is hashed
+        and nothing remembered, its chat template does not run (its table of turns is used), its engines and
+        prefixes are left alone, and sizes are limited. `options` are ONNX Runtime's own: names with a dot are
+        a session's ("0" for "session.intra_op.allow_spinning"), the others the device's ("device_id"). Raises
+        BundleError for a bad bundle, SessionError when no variant runs here; never falls back to another
+        device.
         """
-        from .device.variants import choose, look_around, why_not
-
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
         if cache_bytes is not None and cache_bytes < 0:
             raise SessionError(f"cache_bytes must be 0 or more, not {cache_bytes}")
-        bundle = open_bundle(path, full=verify)
-        chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
-        reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
-        if reason is not None:
-            raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
-        backend = _backend(bundle, chosen, device, threads, accuracy_level)
-        # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
-        running = chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)
-        cost_file = CostFile.of(bundle, running, device, threads)
-        budget = _share(device) if cache_bytes is None else cache_bytes
-        session = cls(bundle, running, backend, cost_file, budget, device)
-        if budget > 0:
-            adopt(bundle, running, device, session._prefixes)
+
+        def use(bundle: Bundle) -> Session:
+            running, backend = load(
+                bundle, device, threads, variant, accuracy_level, safe=safe, options=options
+            )
+            cost_file = CostFile.of(bundle, running, device, threads, options)
+            budget = _share(device) if cache_bytes is None else cache_bytes
+            session = cls(bundle, running, backend, cost_file, budget, device, safe=safe)
+            if budget > 0 and not safe:
+                adopt(bundle, running, device, session._prefixes)
+            return session
+
+        session = using(path, use, full=verify, safe=safe)
         if draft is not None:
-            session._draft = cls.open(draft, device, threads=threads, verify=verify, cache_bytes=0)
-            _check_draft(bundle, session._draft.bundle)
+            session._draft = cls.open(
+                draft, device, threads=threads, verify=verify, cache_bytes=0, safe=safe, options=options
+            )
+            _check_draft(session.bundle, session._draft.bundle)
         return session
 
     def generate(
@@ -235,7 +246,7 @@ class Session:
         stop, eos_ids = text.push if text else None, self.bundle.manifest.tokens.eos
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
         ids = self.encode(prompt, most, config.tools)  # type: ignore[arg-type]  # it is text by now
-        guide = self._guide(config) if config.is_structured else None
+        guide = self.guide(config) if config.is_structured else None
         stem = self._prefixes.stem(config.cache_salt, self._marks(ids, _system(prompt) or system))
         return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer, stem, guide), text
 
@@ -282,8 +293,8 @@ class Session:
         text = self.bundle.manifest.text
         return ToolStream(dialect_of(text.chat_template if text is not None else None))
 
-    def _guide(self, config: GenerationConfig) -> Guide:
-        """What `config` asks of the form of an answer.
+    def guide(self, config: GenerationConfig) -> Guide:
+        """What `config`, which is a structured one, asks of the form of an answer.
 
         Raises SessionError where this bundle cannot give it.
         """
@@ -291,7 +302,9 @@ class Session:
         assert self.text is not None and info is not None, "checked before"
         own = info.separators
         with self._reading:
-            if self._grammars is None:
+            if config.grammar is not None:
+                self._stored = self._stored or StoredGrammars(self.bundle, self.text.tokenizer)
+            elif self._grammars is None:
                 self._grammars = Grammars(
                     self.text.tokenizer.to_str(),
                     manifest.model.vocab_size,
@@ -299,12 +312,17 @@ class Session:
                     dialect_of(info.chat_template),
                     SEPARATORS if own is None else (own.item, own.key),
                 )
-        matcher = self._grammars.matcher(config)
+        if config.grammar is not None:
+            assert self._stored is not None
+            matcher = self._stored.matcher(config.grammar)
+        else:
+            assert self._grammars is not None
+            matcher = self._grammars.matcher(config)
         outputs = self.backend.outputs
         if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
             raise SessionError(
-                "schema, regex, choice and tools need a bundle exported with --top-k 16 or --logits: where"
-                " the likeliest token is not allowed, another must be chosen"
+                "schema, regex, choice, tools and grammar need a bundle exported with --top-k 16 or --logits:"
+                " where the likeliest token is not allowed, another must be chosen"
             )
         eos_ids = manifest.tokens.eos if config.eos_ids is None else config.eos_ids
         return Guide(matcher, eos_ids, "logits" in outputs, manifest.block - 1)
@@ -374,7 +392,7 @@ class Session:
         if config.needs_logits and "logits" not in outputs:
             raise SessionError("temperature and repetition_penalty need a bundle exported with --logits")
         if config.is_structured and self.text is None:
-            raise SessionError("schema, regex, choice and tools need a bundle with a tokenizer")
+            raise SessionError("schema, regex, choice, tools and grammar need a bundle with a tokenizer")
         if config.stop and self.text is None:
             raise SessionError("stop strings need a bundle with a tokenizer")
         if config.exact and self.variant.is_engine:
@@ -450,20 +468,6 @@ def _system(prompt: Prompt) -> str | None:
 def _opening(system: str) -> list[Message]:
     """A prompt that has only its system message in common with others."""
     return [{"role": "system", "content": system}, {"role": "user", "content": ""}]
-
-
-def _backend(
-    bundle: Bundle, variant: Variant, device: str, threads: int | None, accuracy_level: int | None
-) -> Backend:
-    if variant.is_engine:
-        if accuracy_level is not None:
-            raise SessionError(f"variant {variant.name} is an engine: an accuracy level is for ONNX Runtime")
-        from .device.trt import TrtBackend
-
-        return TrtBackend.of(bundle, variant)
-    from .device.ort import OrtBackend
-
-    return OrtBackend.of(bundle, variant, device, threads, accuracy_level)
 
 
 def _check_draft(bundle: Bundle, draft: Bundle) -> None:

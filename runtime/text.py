@@ -13,13 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from .bundle.files import read_small
 from .bundle.manifest import Bundle
 from .bundle.turns import ChatTurns
 from .errors import BundleError, MarsError, SessionError
@@ -32,6 +30,7 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
+SAFE_ADVICE = ", or open it without safe mode if you trust whoever made it"
 # A prompt is refused before it is tokenized when it has more characters than a full context of very long
 # tokens.
 CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
@@ -41,7 +40,7 @@ class Text:
     """The tokenizer and chat template of a bundle.
 
     `turns` is the template as a table, which is preferred where it can tell. Prompts of more than `most`
-    characters are refused.
+    characters are refused. In `safe` mode the template, a program, is left alone: the table must do.
     """
 
     def __init__(
@@ -52,8 +51,12 @@ class Text:
         eos_token: str | None = None,
         turns: ChatTurns | None = None,
         most: int | None = None,
+        *,
+        safe: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
+        self._advice = SAFE_ADVICE if safe and chat_template else ""
+        chat_template = None if safe else chat_template
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._turns, self._most = turns, most
         try:
@@ -66,21 +69,20 @@ class Text:
             ) from error
 
     @classmethod
-    def of(cls, bundle: Bundle) -> Text:
-        """Load a bundle's tokenizer. Raises BundleError when it has none or it cannot be read."""
+    def of(cls, bundle: Bundle, *, safe: bool = False) -> Text:
+        """Load a bundle's tokenizer; `safe` leaves its chat template, a program, alone.
+
+        Raises BundleError when it has none or it cannot be read.
+        """
         info = bundle.manifest.text
         if info is None:
             raise BundleError(f"{bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
         file = bundle.path / info.tokenizer
         with _no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
-            data = read_small(file.resolve(), TOKENIZER_LIMIT)
-            if sha256(data).hexdigest() not in (
-                e.sha256 for e in bundle.manifest.files if e.path == file.name
-            ):
-                raise ValueError("it was changed while the bundle was opened")
-            tokenizer = Tokenizer.from_buffer(data)
+            tokenizer = Tokenizer.from_buffer(bundle.read(info.tokenizer, TOKENIZER_LIMIT))
         most = most_characters(bundle.manifest.model.context_length)
-        return cls(tokenizer, info.chat_template, info.bos_token, info.eos_token, info.chat, most)
+        names = (info.chat_template, info.bos_token, info.eos_token)
+        return cls(tokenizer, *names, info.chat, most, safe=safe)
 
     def encode(
         self, prompt: str | Sequence[Message], most: int | None = None, tools: str | None = None
@@ -125,7 +127,12 @@ class Text:
         messages that begin with none of their own (docs/structured.md).
         """
         if self._template is None and self._turns is None:
-            raise SessionError("this bundle has no chat template; pass the whole prompt as one text")
+            what = (
+                "safe mode runs no chat template, and this bundle has no table in its place"
+                if self._advice
+                else "this bundle has no chat template"
+            )
+            raise SessionError(f"{what}; pass the whole prompt as one text{self._advice}")
         if not isinstance(messages, Sequence) or isinstance(messages, bytes):
             raise SessionError(f"a prompt is a text, messages or token ids, not {type(messages).__name__}")
         wrong = [i for i, m in enumerate(messages) if not _is_message(m)]
@@ -147,6 +154,7 @@ class Text:
         if self._template is None:
             raise SessionError(
                 "the bundle's chat table does not know such a conversation; pass it as one text"
+                + self._advice
             )
         try:
             return self._template.render(messages, add_generation_prompt=True, **given, **self._tokens)

@@ -8,15 +8,20 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .bundle.held import Watched
 from .bundle.manifest import Bundle, ModelInfo, Variant
 from .bundle.prefixes import is_for, renewal, staleness
 from .bundle.stored import ID_SIZE, StoredPrefix, file_size, ids_size
 from .decode.prefix import Prefixes, Stored
 from .device.kv import KV_TYPES
 from .errors import BundleError, MarsWarning
+
+if TYPE_CHECKING:
+    from .decode.backend import Cache
 
 ID_TYPE = np.dtype("<u4")
 
@@ -28,6 +33,21 @@ def written(ids: Sequence[int], arrays: Sequence[np.ndarray], kv_dtype: str) -> 
     parts += [np.ascontiguousarray(array, KV_TYPES[kv_dtype]).tobytes() for array in arrays]
     data = b"".join(parts)
     return f"prefix-{hashlib.sha256(data).hexdigest()[:16]}.kv", data
+
+
+class Mapped(Stored):
+    """Entries in a file of the bundle, which may be written to meanwhile."""
+
+    __slots__ = ("_watched",)
+    _watched: Watched
+
+    def __init__(self, data: list[np.ndarray], length: int, watched: Watched) -> None:
+        super().__init__(data, length)
+        object.__setattr__(self, "_watched", watched)
+
+    def brought(self, cache: Cache) -> Any:
+        self._watched.check()
+        return super().brought(cache)
 
 
 def read(directory: Path, prefix: StoredPrefix, model: ModelInfo) -> tuple[list[int], list[np.ndarray]]:
@@ -64,12 +84,13 @@ def adopt(bundle: Bundle, variant: Variant, device: str, store: Prefixes) -> Non
         # Where entries depend on the step they belong to pieces of one size, elsewhere to none.
         elif (prefix.piece is None) == (store.firm_slots is not None):
             try:
-                ids, arrays = read(bundle.path, prefix, manifest.model)
+                watched = Watched(bundle.held, [prefix.file])
+                ids, arrays = read(bundle.place("."), prefix, manifest.model)
             except BundleError as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     continue  # it was taken out of the bundle since that was opened
                 raise
-            store.adopt(("", prefix.piece or 1), ids, Stored(arrays, prefix.length))
+            store.adopt(("", prefix.piece or 1), ids, Mapped(arrays, prefix.length, watched))
     if stale:
         text = "\n".join(stale)
         warnings.warn(f"{bundle.path}: stale and not used, make it again: {text}", MarsWarning, stacklevel=3)

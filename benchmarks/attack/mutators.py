@@ -5,6 +5,7 @@ Knows files and formats; opens no bundle itself.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -67,20 +68,20 @@ def manifest_field(bundle: Path, draw: random.Random) -> None:
     """One to three fields anywhere in the manifest take another value, go, or move."""
     value = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
     for _ in range(draw.randint(1, 3)):
-        _change(value, draw)
+        change(value, draw)
     _write_manifest(bundle, json.dumps(value))
 
 
 def manifest_bytes(bundle: Path, draw: random.Random) -> None:
     data = (bundle / "manifest.json").read_bytes()
-    (bundle / "manifest.json").write_bytes(_damaged(data, draw))
+    (bundle / "manifest.json").write_bytes(damaged(data, draw))
     if draw.random() < 0.8:
         _vouch(bundle)
 
 
 def file_bytes(bundle: Path, draw: random.Random) -> None:
     name = draw.choice(["model.onnx", "weights.bin", "tokenizer.json", "manifest.sha256"])
-    (bundle / name).write_bytes(_damaged((bundle / name).read_bytes(), draw))
+    (bundle / name).write_bytes(damaged((bundle / name).read_bytes(), draw))
     if name != "manifest.sha256" and draw.random() < 0.9:
         rehash(bundle)
 
@@ -97,7 +98,7 @@ def graph(bundle: Path, draw: random.Random) -> None:
 def tokenizer(bundle: Path, draw: random.Random) -> None:
     value = json.loads((bundle / "tokenizer.json").read_text(encoding="utf-8"))
     for _ in range(draw.randint(1, 2)):
-        _change(value, draw)
+        change(value, draw)
     if draw.random() < 0.3:
         kind = draw.choice(
             ["Strip", "Replace", "Metaspace", "ByteFallback", "WordPiece", "CTC", "Fuse", "BPEDecoder"]
@@ -130,10 +131,13 @@ def template(bundle: Path, draw: random.Random) -> None:
 
 def side_files(bundle: Path, draw: random.Random) -> None:
     """Something else in the place of a file: nothing, a directory, a pipe, a device, a link, a huge hole."""
-    path = bundle / draw.choice(
-        ["manifest.json", "manifest.sha256", "model.onnx", "weights.bin", "tokenizer.json"]
-    )
-    old = path.rename(bundle / "moved")
+    names = ["manifest.json", "manifest.sha256", "model.onnx", "weights.bin", "tokenizer.json"]
+    misplaced(bundle / draw.choice(names), draw)
+
+
+def misplaced(path: Path, draw: random.Random) -> None:
+    """Something else in the place of a file, which may lie beside it then."""
+    old = path.rename(path.with_name("moved"))
     match draw.randint(0, 6):
         case 0:
             path.mkdir()
@@ -160,7 +164,7 @@ def prefix(bundle: Path, draw: random.Random) -> None:
     entry *= 4 if variant["kv_dtype"] == "float32" else 2
     data = ids + bytes(-len(ids) % 64) + draw.choice((bytes, draw.randbytes, b"\xff".__mul__))(length * entry)
     if draw.random() < 0.4:
-        data = _damaged(data, draw)
+        data = damaged(data, draw)
     name = f"prefix-{hashlib.sha256(data).hexdigest()[:16]}.kv"
     (bundle / name).write_bytes(data)
     hashes = {file["path"]: file["sha256"] for file in value["files"]}
@@ -173,7 +177,7 @@ def prefix(bundle: Path, draw: random.Random) -> None:
     }  # fmt: skip
     value["prefixes"] = [stored] * draw.choice((1, 1, 2))
     if draw.random() < 0.6:
-        _change(value["prefixes"], draw)
+        change(value["prefixes"], draw)
     _write_manifest(bundle, json.dumps(value))
     if draw.random() < 0.9:
         rehash(bundle)
@@ -212,7 +216,8 @@ def _vouch(bundle: Path) -> None:
     (bundle / "manifest.sha256").write_text(f"{digest}  manifest.json\n", encoding="ascii")
 
 
-def _damaged(data: bytes, draw: random.Random) -> bytes:
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """Bits flipped, an end cut off, bytes put in, or a piece copied over another."""
     changed = bytearray(data)
     at = draw.randrange(len(data))
     match draw.randint(0, 3):
@@ -228,7 +233,7 @@ def _damaged(data: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _change(value: Any, draw: random.Random) -> None:
+def change(value: Any, draw: random.Random) -> None:
     """One place of a JSON value changes in place."""
     places = []
     rest = [value]
@@ -239,6 +244,8 @@ def _change(value: Any, draw: random.Random) -> None:
         )
         places += [(inner, key) for key in keys]
         rest += [inner[key] for key in keys if isinstance(inner[key], dict | list)]
+    if not places:
+        return
     holder, key = draw.choice(places)
     match draw.randint(0, 5):
         case 0:
@@ -250,7 +257,7 @@ def _change(value: Any, draw: random.Random) -> None:
         case 2 if isinstance(holder[key], list):
             holder[key] += holder[key] * draw.randint(1, 300)
         case _:
-            holder[key] = draw.choice(NASTY)
+            holder[key] = copy.deepcopy(draw.choice(NASTY))  # what is changed later must not be NASTY itself
 
 
 def _change_graph(model: onnx.ModelProto, draw: random.Random) -> None:

@@ -1,46 +1,69 @@
-"""The process under attack: hostile bundles, one after the other, and one line of JSON on each.
+"""The process under attack: hostile bundles or checkpoints, one after the other, and a line of JSON on each.
 
-A parent watches it die.
+python -m attack.trial bundles|checkpoints GOOD FIRST LAST
+
+A parent watches it die. What anything writes to the standard output is an outcome, too: programs that print
+JSON there have no use for a library's words.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import IO, Any, Protocol, cast
 
-from attack.mutators import mutate
-from mars_export.runtime import GenerationConfig, MarsError, Session
-from mars_export.runtime.machine import forget_peak, peak
+from mars_export.runtime import MarsError
+from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
 
 ADDRESS_SPACE = 8 << 30  # so that what would take all memory ends in an error
+KINDS = {"bundles": "attack.bundles", "checkpoints": "attack.checkpoints"}
 
 
-def trial(good: Path, scratch: Path, seed: int) -> dict[str, object]:
-    """Outcome of one hostile bundle: the error it ended with, or `ran`."""
-    bundle = scratch / f"{seed}.bundle"
-    shutil.copytree(good, bundle)
+class Kind(Protocol):
+    """What is attacked; a module of KINDS."""
+
+    def prepare(self, good: Path, place: Path) -> None:
+        """Copy `good` to `place`, or make what is good there."""
+
+    def mutate(self, good: Path, target: Path, seed: int) -> str:
+        """Make a hostile `target` of what `prepare` made; returns how."""
+
+    def attempt(self, target: Path, seed: int, /) -> None:
+        """What people do with one. Raises MarsError, or anything, when something is wrong."""
+
+
+def kind_of(name: str) -> Kind:
+    return cast(Kind, import_module(KINDS[name]))
+
+
+def trial(kind: Kind, good: Path, scratch: Path, seed: int, printed: Callable[[], str]) -> dict[str, Any]:
+    """Outcome of one hostile thing: the error it ended with, or `ran`."""
+    place = scratch / str(seed)
+    place.mkdir()
     try:
-        kind = mutate(bundle, seed)
+        how = kind.mutate(good, place / "target", seed)
         forget_peak()
         before, start = peak(), time.process_time()
-        outcome = _open_and_ask(bundle)
+        outcome = _outcome(kind, place / "target", seed)
         seconds, taken = time.process_time() - start, peak() - before
-        return {"seed": seed, "kind": kind, "outcome": outcome, "seconds": round(seconds, 3), "bytes": taken}
+        if words := printed():
+            outcome = f"printed: {words[:500]!r}"
+        return {"seed": seed, "kind": how, "outcome": outcome, "seconds": round(seconds, 3), "bytes": taken}
     finally:
-        shutil.rmtree(bundle, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
 
 
-def _open_and_ask(bundle: Path) -> str:
-    config = GenerationConfig(tau=0.5, max_new_tokens=4, window=2, stop=("the",))
+def _outcome(kind: Kind, target: Path, seed: int) -> str:
     try:
-        session = Session.open(bundle, threads=1)
-        session.generate("the man and the inner", config)
-        session.generate([{"role": "user", "content": "hi"}], config)
+        kind.attempt(target, seed)
     except MarsError as error:
         return type(error).__name__ if len(str(error)) < 100_000 else "a message of megabytes"
     except BaseException as error:
@@ -50,14 +73,34 @@ def _open_and_ask(bundle: Path) -> str:
     return "ran"
 
 
+class Printed:
+    """An empty file in place of the standard output."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        os.dup2(file.fileno(), sys.stdout.fileno())
+
+    def __call__(self) -> str:
+        """What was written since the last call."""
+        sys.stdout.flush()
+        words = os.pread(self.file.fileno(), 10_000, 0)
+        os.ftruncate(self.file.fileno(), 0)
+        os.lseek(self.file.fileno(), 0, os.SEEK_SET)
+        return words.decode(errors="replace")
+
+
 def main() -> None:
-    good, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    kind, good, first, last = kind_of(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    with tempfile.TemporaryDirectory(prefix="attack-") as scratch:
+    report = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryDirectory(prefix="attack-") as place:
+        printed, scratch = Printed(out), Path(place)
+        os.environ[CACHE_VARIABLE] = str(scratch / "cache")  # not the user's
+        kind.prepare(good, scratch / "good")
         for seed in range(first, last):
-            print(json.dumps({"begin": seed}), flush=True)
-            print(json.dumps(trial(good, Path(scratch), seed)), flush=True)
+            report.write(json.dumps({"begin": seed}) + "\n")
+            report.write(json.dumps(trial(kind, scratch / "good", scratch, seed, printed)) + "\n")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,10 @@ class Server:
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:])
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 

@@ -146,7 +146,13 @@ class Measurement:
 def _plan(session: Session, tasks: Sequence[Task], options: BenchOptions) -> Plan:
     for setting in options.settings:
         session.check(setting.config(1))
-    return make_plan(session, tasks, options.most_rows)
+    plan = make_plan(session, tasks, options.most_rows)
+    if "block" in options.commits and any(task.form for task in plan.tasks):
+        raise CalibrationError(
+            "block commit takes no schema, regex, choice or tools, which rows of this task have; leave"
+            " --commit block out"
+        )
+    return plan
 
 
 def _work(request: BenchRequest, plan: Plan) -> dict[str, Any]:

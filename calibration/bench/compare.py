@@ -25,7 +25,8 @@ class Comparison:
     tokens_per_second counts everything, prompts too; speed_up is its ratio to one-token mode at the same
     batch in the same round. ttft, itl and tpot are over all answers (itl: events) of all rounds.
     `score_interval` is where the mean of the first round's answers would be with any number of rows.
-    `proposals_held`: share of exact mode's proposals that held, None where none were fed.
+    `proposals_held`: share of exact mode's proposals that held, None where none were fed. `forced`: share of
+    the tokens that the rows' grammars gave, which no rule accepted.
     `unsteady` answers were not the same in all rounds; `cut_short` ones ended because the context was full.
     """
 
@@ -45,6 +46,7 @@ class Comparison:
     tokens: int
     unsteady: int
     cut_short: int
+    forced: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"setting": self.setting.to_dict()}
@@ -83,6 +85,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
                 any(other[i].token_ids != a.token_ids for other in others) for i, a in enumerate(first)
             ),
             cut_short=sum(a.finish_reason == "capacity" for a in first),
+            forced=sum(a.forced for a in every) / max(1, sum(len(a.token_ids) for a in every)),
         )
 
 

@@ -25,7 +25,8 @@ class Timeline:
 
     `ttft` is the time from the request to the first event with tokens, None if there was none. `gaps` are the
     times between two events with tokens; an event brings all tokens that one step accepted. Both are the
-    reader's; `forwards`, `proposed` and `verified` are the row's own counts.
+    reader's; `forwards`, `proposed`, `verified` and `forced` are the row's own
+    counts.
     """
 
     text: str
@@ -36,6 +37,7 @@ class Timeline:
     gaps: tuple[float, ...]
     proposed: int = 0
     verified: int = 0
+    forced: int = 0
 
     @classmethod
     def of(
@@ -44,7 +46,8 @@ class Timeline:
         """From clock times: of the request, and of its `events` with tokens."""
         first = round(events[0] - began, DIGITS) if events else None
         gaps = tuple(round(after - before, DIGITS) for before, after in pairwise(events))
-        return cls(text, tuple(ids), stats.forwards, reason, first, gaps, stats.proposed, stats.verified)
+        counts = (stats.proposed, stats.verified, stats.forced)
+        return cls(text, tuple(ids), stats.forwards, reason, first, gaps, *counts)
 
     @property
     def output(self) -> Output:
@@ -101,7 +104,7 @@ def _ask(service: Batcher, task: Task, setting: Setting) -> Timeline:
     token_ids: list[int] = []
     events: list[float] = []
     began = perf_counter()
-    request = service.submit(task.source, setting.config(task.max_new_tokens))
+    request = service.submit(task.source, task.config(setting.config(task.max_new_tokens)))
     for event in request:
         if event.token_ids:
             events.append(perf_counter())

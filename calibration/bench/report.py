@@ -118,6 +118,11 @@ class BenchReport:
             notes.append(f"up to {cut} answers of a setting ended because the context was full")
         if unsteady := max(line.unsteady for line in self.compared):
             notes.append(f"up to {unsteady} answers of a setting were not the same in all rounds")
+        if forced := max(line.forced for line in self.compared):
+            notes.append(
+                f"grammars gave up to {percent(forced)} of a setting's tokens: these count in tok/fwd, and no"
+                " rule accepted them"
+            )
         if any(line.peak_memory is None for line in self.compared):
             notes.append("this system does not tell the peak memory of a part of a run")
         largest = max(self.options.batches)

@@ -10,6 +10,7 @@ from typing import Any
 from ...runtime import Session
 from ...runtime.decode.cost import Cost, measure
 from ...runtime.decode.schedule import Limits
+from ...runtime.errors import CalibrationError
 from ..rounds import Progress, busy_note, machine_load
 from ..rows import Plan, TaskRequest, make_plan
 from ..tau.record import Trace, record
@@ -182,7 +183,13 @@ def plan(request: PlanRequest, progress: Progress | None = None) -> PlanReport:
     times = arrivals.read(options.trace) if options.trace is not None else None
     tasks, session = request.rows(), request.open()
     modes = modes_of(session, options.modes)
-    basis = recorded(request, session, make_plan(session, tasks, options.limit), report)
+    rows = make_plan(session, tasks, options.limit)
+    if any(task.form for task in rows.tasks):
+        raise CalibrationError(
+            "rows with a schema, regex, choice or tools cannot be planned for yet: what a grammar forces"
+            " costs no step; leave those fields out of the rows"
+        )
+    basis = recorded(request, session, rows, report)
     kinds = [(mode, batch) for mode in modes for batch in dict.fromkeys(options.batches)]
     offers: list[Offer] = []
     for mode, batch in kinds:

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...runtime.decode.config import GenerationConfig
 from ...runtime.errors import CalibrationError
-from . import execution, scores, texts
+from . import execution, form, scores, texts
+from .form import Form
 from .scores import SCORES, Output, Score
 
 ROLES = ("system", "user", "assistant")
@@ -22,10 +24,11 @@ FIELDS = (
     "score",
     "metric",
     "max_new_tokens",
+    *form.FIELDS,
 )  # metric: an older name of score
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".calibration.jsonl"
-NOTHING = Output("")
+NOTHING, NO_FORM = Output(""), Form()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Task:
     `messages` go through the chat template; where there are none, `text` is continued as it stands.
     `prompt_ids` is either of them tokenised. `answer` may be None where the score does not need one.
     `score_name` is one of SCORES, or `own_score` is a user's. `number` is the row's in its file, from 1.
+    `form`: what every output of the row must look like, whatever the setting.
     """
 
     messages: tuple[Message, ...]
@@ -53,6 +57,7 @@ class Task:
     own_score: Score | None = None
     number: int = 0
     prompt_ids: tuple[int, ...] | None = None
+    form: Form = NO_FORM
 
     @property
     def source(self) -> str | list[dict[str, str]]:
@@ -65,6 +70,10 @@ class Task:
     def prompt(self) -> str | list[dict[str, str]] | tuple[int, ...]:
         """The prompt as the runtime takes it, tokenised if it has been."""
         return self.source if self.prompt_ids is None else self.prompt_ids
+
+    def config(self, base: GenerationConfig) -> GenerationConfig:
+        """`base` with the row's own limit and form."""
+        return base.with_values(max_new_tokens=self.max_new_tokens, **self.form.settings)
 
     @property
     def shown(self) -> str:
@@ -92,13 +101,15 @@ class Task:
     @property
     def digest(self) -> str:
         """Changes with anything that changes the row's prompt, judgement or limit."""
-        values = (
+        values: tuple[Any, ...] = (
             [asdict(m) for m in self.messages],
             self.text,
             self.score_name,
             self.answer,
             self.max_new_tokens,
         )
+        if self.form:  # rows without one keep the digest of before
+            values = (*values, self.form.settings)
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
@@ -177,13 +188,22 @@ def _task(row: Any, number: int, default: Score, allow_exec: bool) -> Task:
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         problems.append(f"'max_new_tokens' must be a positive integer, not {limit!r}")
     text, messages = _prompt(row, problems)
+    shape = _form(row, problems)
     every = [text or "", answer if isinstance(answer, str) else "", *(m.content for m in messages)]
     if re.search("[\ud800-\udfff]", "".join(every)):
         problems.append("half a surrogate pair is not text")
     if problems:
         raise CalibrationError("; ".join(problems))
     own_score = score if score.name not in SCORES else None
-    return Task(messages, score.name, answer, limit, text, own_score, number)
+    return Task(messages, score.name, answer, limit, text, own_score, number, form=shape)
+
+
+def _form(row: dict[str, Any], problems: list[str]) -> Form:
+    try:
+        return Form.of(row)
+    except CalibrationError as error:
+        problems.append(str(error))
+        return Form()
 
 
 def _score(row: dict[str, Any], default: Score, allow_exec: bool, problems: list[str]) -> Score:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...runtime import GenerationConfig, Session
 from ..journal import Journal
-from ..rounds import Progress, Rounds
+from ..rounds import Progress, Rounds, percent
 from ..rows import Plan
 from ..tasks.scores import edit_similarity
 from ..tasks.tasks import Task
@@ -206,6 +206,12 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         rows = ", ".join(map(str, plan.too_long[:10])) + (", ..." if len(plan.too_long) > 10 else "")
         notes.append(
             f"{len(plan.too_long)} rows were left out, their prompts are longer than the context: {rows}"
+        )
+    if forced := sum(outcome.forced for outcome in references):
+        notes.append(
+            f"{percent(forced / sum(answers))} of the one-token answers' tokens came from the rows' grammars:"
+            " they count in tokens per forward, cost no forward, and no rule accepted them; the speed that is"
+            " foretold is that of masks right behind the cursor, a decode is faster"
         )
     return Calibration(
         options=options,

@@ -27,7 +27,7 @@ class Outcome:
 
     With one row at a time `seconds` and `tokens_timed` leave out the prompt and its first step: the speed of
     decoding alone. In a batch rows start at different times: there `seconds` is the time since the row
-    before, and only sums mean anything.
+    before, and only sums mean anything. `forced` of the tokens were given by the row's grammar.
     """
 
     text: str
@@ -36,6 +36,7 @@ class Outcome:
     tokens_timed: int
     seconds: float
     finish_reason: str
+    forced: int = 0
 
     @property
     def output(self) -> Output:
@@ -46,14 +47,14 @@ def decode_rows(
     session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int
 ) -> Iterator[Outcome]:
     """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields
-    outcomes in their order. The rows' own limits replace that of `config`."""
-    configs = [config.with_values(max_new_tokens=task.max_new_tokens) for task in tasks]
+    outcomes in their order. The rows' own limits and forms replace those of `config`."""
+    configs = [task.config(config) for task in tasks]
     began = time.perf_counter()
     for done in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
         ended, stats = time.perf_counter(), done.stats
         alone = (stats.tokens_after_first, stats.decode_time)
         timed = alone if batch == 1 else (stats.tokens, ended - began)
-        yield Outcome(done.text, done.token_ids, stats.forwards, *timed, done.finish_reason)
+        yield Outcome(done.text, done.token_ids, stats.forwards, *timed, done.finish_reason, stats.forced)
         began = ended
 
 
@@ -81,6 +82,6 @@ class Example:
 
 def decode_example(session: Session, task: Task, config: GenerationConfig) -> Example:
     """Decode a task step by step and keep the runs."""
-    stream = session.stream(task.prompt, config.with_values(max_new_tokens=task.max_new_tokens))
+    stream = session.stream(task.prompt, task.config(config))
     runs = tuple(Run(event.text, len(event.token_ids)) for event in stream if event.token_ids)
     return Example(task.shown, config.tau, runs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from ...runtime.accept import accept
 from .record import Trace
@@ -34,22 +35,32 @@ def walk(trace: Trace, metric: str, tau: float, eos_ids: Collection[int], limit:
 
     Up to the first accepted token that one-token decoding did not choose, this is exactly what a real decode
     does. After it the real answer is another one; its confidences are taken to be like those of the recorded
-    answer.
+    answer. Under a grammar a decode is faster than is told here: its masks stand behind what is forced.
     """
     answer = trace.outcome.token_ids
-    confidences = trace.confidences[metric]
-    at, forwards, agrees = 0, 0, True
+    confidences = trace.confidences[metric] if trace.predicted else ()
+    steps, at, forwards, agrees = _steps(trace), 0, 0, True
     while at < len(answer):
-        predicted = trace.predicted[at]
-        count = accept(predicted, confidences[at], tau, metric, eos_ids, limit - at)
-        agrees = agrees and predicted[:count] == answer[at : at + count]
+        step = steps[at]
+        if step is None:
+            at += 1
+            continue
+        predicted = trace.predicted[step]
+        num = accept(predicted, confidences[step], tau, metric, eos_ids, limit - at)
+        agrees = agrees and predicted[:num] == answer[at : at + num]
         forwards += 1
-        at += count
-        if predicted[count - 1] in eos_ids:
+        at += num
+        if predicted[num - 1] in eos_ids:
             break
     # Accepted tokens past the end of the recorded answer count as far as the limit: a real decode would have
     # them too.
     return Walk(at, forwards, agrees)
+
+
+def _steps(trace: Trace) -> list[int | None]:
+    """The step that predicts from each position of the answer on; None where the grammar needs none."""
+    forced, number = frozenset(trace.forced), count()
+    return [None if at in forced else next(number) for at in range(len(trace.outcome.token_ids))]
 
 
 def predict(

@@ -18,7 +18,7 @@ from ...runtime.errors import CalibrationError
 from ..drawing import require_matplotlib
 from ..rounds import Progress, machine_load
 from ..rows import Plan, TaskRequest, make_plan
-from ..tasks.tasks import Task, data_hash, load
+from ..tasks.tasks import Task, data_hash
 from . import bounds, figure
 from .calibrate import Calibration, Calibrator, calibrate, confirm
 from .decoding import decode_example
@@ -129,7 +129,8 @@ def estimate(request: Request) -> Estimate:
     options, session = request.options, request.open()
     plan = _plan(session, request.rows(), options)
     some = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
-    session.generate(some[0].prompt, setting(1.0).with_values(max_new_tokens=1))  # warm up
+    warm = some[0].config(setting(1.0)).with_values(max_new_tokens=1)
+    session.generate(some[0].prompt, warm)
     began = time.perf_counter()
     traces = list(record(session, some, options.batch))
     whole = len(plan.tasks) * (time.perf_counter() - began) / len(some)
@@ -160,7 +161,7 @@ def _other_rows(request: Request, tasks: Sequence[Task]) -> list[Task]:
     """The rows to confirm on. Raises CalibrationError if the choice would see some of them."""
     if request.confirm is None:
         return []
-    others = load(request.confirm, score=request.score, allow_exec=request.allow_exec)
+    others = request.rows(request.confirm)
     shared = {repr(t.prompt) for t in tasks} & {repr(t.prompt) for t in others}
     if shared:
         raise CalibrationError(

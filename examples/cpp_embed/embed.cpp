@@ -7,10 +7,9 @@ int main(int argc, char** argv) {
     if (argc != 3) return 2;
     try {
         const mars::Session session = mars::Session::open(argv[1]);
-        const std::vector<mars::Message> messages{{"user", argv[2]}};
         mars::GenerationConfig config; // exact; a tau such as config.tau = 0.8 is faster and riskier
         config.max_new_tokens = 32;
-        const auto done = session.generate(messages, config, [](const mars::Event& event) {
+        const auto done = session.generate({{"user", argv[2]}}, config, [](const mars::Event& event) {
             std::cout << event.text << std::flush;
             return false; // true stops the answer
         });

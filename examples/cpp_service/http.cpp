@@ -19,12 +19,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::seconds hurried{1};       // for each part of an answer once the server has no more time
 constexpr std::size_t drained_bytes = 8U << 20U; // of a refused request, read so that the client sees the answer
 
 const char* reason(int status) {
     switch (status) {
     case 200:
         return "OK";
+    case 401:
+        return "Unauthorized";
     case 404:
         return "Not Found";
     case 405:
@@ -37,6 +40,8 @@ const char* reason(int status) {
         return "Content Too Large";
     case 415:
         return "Unsupported Media Type";
+    case 429:
+        return "Too Many Requests";
     case 431:
         return "Request Header Fields Too Large";
     case 503:
@@ -104,6 +109,7 @@ Head parse_head(std::string_view text, const Limits& limits) {
         const std::string name = lower(cut(value, ":"));
         if (name.empty() || name.find_first_of(" \t") != std::string::npos) throw Refusal(400, "a header without a name");
         value = trimmed(value);
+        if (name == "authorization") head.authorization = value;
         if (name == "transfer-encoding") throw Refusal(411, "send the body whole, with its Content-Length");
         if (name == "content-encoding" && lower(value) != "identity") throw Refusal(415, "send the body as it is, not compressed");
         if (name == "expect") head.waits = lower(value) == "100-continue";
@@ -149,16 +155,17 @@ void Exchange::read(int wake) {
 }
 
 void Exchange::write(std::string_view data) {
-    const Clock::time_point deadline = Clock::now() + limits_.send;
+    const Clock::time_point began = Clock::now();
     while (!data.empty() && !is_broken_) {
         const ssize_t count = ::send(socket_, data.data(), data.size(), MSG_NOSIGNAL);
         if (count > 0) {
             data.remove_prefix(static_cast<std::size_t>(count));
             continue;
         }
-        pollfd waiting{socket_, POLLOUT, 0};
         if (count < 0 && errno == EINTR) continue;
-        is_broken_ = (errno != EAGAIN && errno != EWOULDBLOCK) || poll(&waiting, 1, milliseconds_until(deadline)) == 0;
+        is_broken_ = (errno != EAGAIN && errno != EWOULDBLOCK) || Clock::now() - began > (stopping_ ? hurried : limits_.send);
+        pollfd waiting{socket_, POLLOUT, 0};
+        if (!is_broken_) poll(&waiting, 1, 100);
     }
 }
 
@@ -251,7 +258,7 @@ bool Server::accept_one() {
     if (open_.size() >= limits_.connections) { // whoever has waited longest for its own client makes room
         const auto slowest = std::find_if(open_.begin(), open_.end(), [](const Open& each) { return each.is_reading; });
         if (slowest == open_.end() || open_.size() >= 2 * limits_.connections) {
-            Exchange(socket, limits_).respond(503, error_body(503, "too many connections"), "Retry-After: 1\r\n");
+            Exchange(socket, limits_, hurrying_).respond(503, error_body(503, "too many connections"), "Retry-After: 1\r\n");
             close(socket);
             return true;
         }
@@ -269,7 +276,7 @@ bool Server::accept_one() {
 }
 
 void Server::serve(std::list<Open>::iterator open) {
-    Exchange exchange(open->socket, limits_);
+    Exchange exchange(open->socket, limits_, hurrying_);
     const auto refuse = [&](int status, const std::string& message) {
         exchange.respond(status, error_body(status, message), status == 503 ? "Retry-After: 1\r\n" : "");
         exchange.drain(std::chrono::milliseconds(stopping_ ? 100 : 1000));

@@ -26,7 +26,7 @@ struct Refusal : std::runtime_error {
 };
 
 struct Head {
-    std::string method, target;
+    std::string method, target, authorization;
     bool is_old = false; ///< HTTP/1.0, which knows no chunks
     bool waits = false;  ///< for "100 Continue" before it sends the body
     std::size_t body_bytes = 0;
@@ -38,7 +38,8 @@ Head parse_head(std::string_view text, const Limits& limits);
 /// A request and the way to answer it: `respond` once, or `begin`, any number of `send` and `end`.
 class Exchange {
   public:
-    Exchange(int socket, const Limits& limits) : limits_(limits), socket_(socket) {}
+    /// `stopping`: whether the server has no more time.
+    Exchange(int socket, const Limits& limits, const std::atomic<bool>& stopping) : limits_(limits), stopping_(stopping), socket_(socket) {}
 
     Head head;
     std::string body;
@@ -59,6 +60,7 @@ class Exchange {
     void drain(std::chrono::milliseconds patience) const;
 
     const Limits& limits_;
+    const std::atomic<bool>& stopping_;
     int socket_;
     bool is_broken_ = false;
 };
@@ -82,6 +84,9 @@ class Server {
     /// Any thread: no new connections, and no more waiting for requests.
     void stop();
 
+    /// Any thread: a client that does not take its answer now does not get it.
+    void hurry() { hurrying_ = true; }
+
   private:
     struct Open {
         int socket;
@@ -93,7 +98,7 @@ class Server {
     const Limits limits_;
     const Handler handle_;
     int listener_ = -1, wake_[2] = {-1, -1}; // the pipe becomes readable, for good, when the server stops
-    std::atomic<bool> stopping_{false};
+    std::atomic<bool> stopping_{false}, hurrying_{false};
     std::mutex mutex_;
     std::condition_variable closed_;
     std::list<Open> open_; // oldest first

@@ -2,8 +2,6 @@
 #include "openai.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <map>
 #include <set>
 
@@ -13,7 +11,8 @@ namespace openai {
 
 namespace {
 
-constexpr int max_depth = 32; // lists and objects in each other
+constexpr int max_depth = 32;            // lists and objects in each other
+constexpr std::int64_t text_tokens = 16; // of a text completion that does not say, as OpenAI has it
 
 // Known to OpenAI's clients and others, and nothing that an answer depends on.
 const std::set<std::string> harmless{
@@ -21,11 +20,9 @@ const std::set<std::string> harmless{
     "request_id", "timings_per_token", "priority", "parallel_tool_calls"};
 
 // They would change the answer and are not done here: the value with which nothing changes.
-const std::map<std::string, Json> neutral{{"n", 1},
-                                          {"presence_penalty", 0},
+const std::map<std::string, Json> neutral{{"presence_penalty", 0},
                                           {"frequency_penalty", 0},
                                           {"logit_bias", Json::object()},
-                                          {"logprobs", false},
                                           {"top_logprobs", 0},
                                           {"tools", Json::array()},
                                           {"tool_choice", "none"},
@@ -33,7 +30,9 @@ const std::map<std::string, Json> neutral{{"n", 1},
                                           {"modalities", {"text"}},
                                           {"min_tokens", 0},
                                           {"stop_token_ids", Json::array()},
-                                          {"best_of", 1}};
+                                          {"best_of", 1},
+                                          {"echo", false},
+                                          {"suffix", ""}};
 
 std::string shown(const Json& value) {
     if (value.is_structured()) return value.is_array() ? "a list" : "an object";
@@ -138,6 +137,49 @@ std::vector<mars::Message> messages_of(const std::optional<Json>& value, const L
     return messages;
 }
 
+std::vector<std::int64_t> ids_of(const Json& value) {
+    std::vector<std::int64_t> ids;
+    for (const Json& each : value) ids.push_back(each.get<std::int64_t>());
+    return ids;
+}
+
+bool are_ids(const Json& value) {
+    return value.is_array() && !value.empty() &&
+           std::all_of(value.begin(), value.end(), [](const Json& each) { return each.is_number_integer(); });
+}
+
+/// One prompt or several, each a text or token ids.
+std::vector<mars::Prompt> prompts_of(const std::optional<Json>& value, const Limits& limits) {
+    const std::string what = "a text, a list of token ids, or a list of 1 to " + std::to_string(limits.prompts) + " of these";
+    if (!value) throw Refused(400, "prompt must be " + what, "prompt");
+    if (value->is_string()) return {value->get<std::string>()};
+    if (are_ids(*value)) return {ids_of(*value)};
+    std::vector<mars::Prompt> prompts;
+    const bool is_list = value->is_array() && !value->empty() && value->size() <= limits.prompts;
+    for (const Json& each : is_list ? *value : Json::array()) {
+        if (each.is_string())
+            prompts.emplace_back(each.get<std::string>());
+        else if (are_ids(each))
+            prompts.emplace_back(ids_of(each));
+        else
+            wrong("prompt", what, each);
+    }
+    const auto is_text = [](const mars::Prompt& each) { return each.text() != nullptr; };
+    const auto num_texts = std::count_if(prompts.begin(), prompts.end(), is_text);
+    const bool is_one_kind = num_texts == 0 || static_cast<std::size_t>(num_texts) == prompts.size();
+    if (prompts.empty() || !is_one_kind) wrong("prompt", what, *value);
+    return prompts;
+}
+
+/// The number of alternatives that the older path takes: only the chosen token's is known.
+bool text_logprobs(Fields& fields) {
+    const auto number = fields.integer("logprobs");
+    if (number && *number != 0 && *number != 1)
+        throw Refused(400, "logprobs " + std::to_string(*number) + ": only the chosen token's is known; give 0 or 1", "logprobs",
+                      "unsupported_parameter");
+    return number.has_value();
+}
+
 std::vector<std::string> stops_of(const std::optional<Json>& value, const Limits& limits) {
     if (!value) return {};
     if (value->is_string()) return {value->get<std::string>()};
@@ -178,23 +220,14 @@ bool usage_wanted(Fields& fields, bool stream) {
     return wanted.get<bool>();
 }
 
-const char* reason_of(mars::FinishReason reason) {
-    return reason == mars::FinishReason::eos || reason == mars::FinishReason::stop ? "stop" : "length";
-}
-
-double rounded(double value, double digits) { return std::round(value * digits) / digits; }
-
-Json window_shown(std::int64_t window) {
-    if (window == mars::auto_window) return "auto";
-    return window == mars::full_window ? Json("full") : Json(window);
-}
-
 } // namespace
 
 std::string text_of(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 Json error(int status, const std::string& message, const std::string& param, const std::string& code) {
-    const char* type = status == 404   ? "not_found_error"
+    const char* type = status == 401   ? "authentication_error"
+                       : status == 404 ? "not_found_error"
+                       : status == 429 ? "rate_limit_error"
                        : status == 503 ? "service_unavailable_error"
                        : status < 500  ? "invalid_request_error"
                                        : "server_error";
@@ -202,25 +235,36 @@ Json error(int status, const std::string& message, const std::string& param, con
     return {{"error", {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}}}};
 }
 
-Chat read_chat(const std::string& body, const Limits& limits) {
+Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
     const Json given = parse(body);
     const auto names = [&](const char* name) { return given.contains(name) && !given[name].is_null(); };
     Fields fields(given);
-    Chat chat;
-    auto& config = chat.config;
-    chat.model = fields.text("model");
-    chat.messages = messages_of(fields.any("messages"), limits);
-    const auto old_most = fields.integer("max_tokens");
-    const auto new_most = fields.integer("max_completion_tokens");
-    chat.max_tokens = new_most ? new_most : old_most;
-    if (chat.max_tokens && (*chat.max_tokens < 1 || *chat.max_tokens > limits.new_tokens))
-        wrong("max_tokens", "an integer of 1 to " + std::to_string(limits.new_tokens), *chat.max_tokens);
+    Ask ask;
+    ask.kind = kind;
+    auto& config = ask.config;
+    ask.model = fields.text("model");
+    if (kind == Kind::chat) {
+        ask.prompts.emplace_back(messages_of(fields.any("messages"), limits));
+        const auto old_most = fields.integer("max_tokens");
+        const auto new_most = fields.integer("max_completion_tokens");
+        ask.max_tokens = new_most ? new_most : old_most;
+        ask.logprobs = fields.flag("logprobs").value_or(false);
+    } else {
+        ask.prompts = prompts_of(fields.any("prompt"), limits);
+        ask.max_tokens = fields.integer("max_tokens").value_or(text_tokens);
+        ask.logprobs = text_logprobs(fields);
+    }
+    if (ask.max_tokens && (*ask.max_tokens < 1 || *ask.max_tokens > limits.new_tokens))
+        wrong("max_tokens", "an integer of 1 to " + std::to_string(limits.new_tokens), *ask.max_tokens);
+    ask.n = fields.integer("n").value_or(1);
+    if (ask.n < 1 || ask.n > limits.choices) wrong("n", "1 to " + std::to_string(limits.choices), ask.n);
     config.temperature = fields.number("temperature").value_or(config.temperature);
     config.top_p = fields.number("top_p").value_or(config.top_p);
     config.top_k = std::max(fields.integer("top_k").value_or(config.top_k), std::int64_t{-1});
     if (config.top_k == -1) config.top_k = 0; // off, as some clients write it
     config.min_p = fields.number("min_p").value_or(config.min_p);
     config.repetition_penalty = fields.number("repetition_penalty").value_or(config.repetition_penalty);
+    ask.has_seed = names("seed");
     if (const auto seed = fields.any("seed")) config.seed = seed_of(*seed);
     config.stop = stops_of(fields.any("stop"), limits);
     config.lookup = fields.integer("lookup").value_or(config.lookup);
@@ -229,20 +273,21 @@ Chat read_chat(const std::string& body, const Limits& limits) {
     if (const auto metric = fields.text("metric")) config.metric = metric_of(*metric);
     if (const auto window = fields.any("window")) config.window = window_of(*window);
     config.cache_salt = fields.text("cache_salt").value_or("");
+    config.grammar = fields.text("grammar").value_or("");
     if (fields.flag("ignore_eos").value_or(false)) config.eos_ids.emplace();
-    chat.profile = fields.text("profile");
+    ask.profile = fields.text("profile");
     for (const char* knob : {"exact", "tau", "metric", "window"}) {
         if (!names(knob)) continue;
-        chat.names_knob = true;
-        if (chat.profile) throw Refused(400, std::string("a profile sets ") + knob + "; give one of them", knob);
+        ask.names_knob = true;
+        if (ask.profile) throw Refused(400, std::string("a profile sets ") + knob + "; give one of them", knob);
     }
     if (config.exact.value_or(false) && config.tau) throw Refused(400, "tau and exact exclude each other; give one of them", "tau");
     if (names("metric") && !config.tau) throw Refused(400, "metric says what tau is compared with; give tau, too", "metric");
-    chat.stream = fields.flag("stream").value_or(false);
-    chat.include_usage = usage_wanted(fields, chat.stream);
-    chat.return_steps = fields.flag("return_steps").value_or(false);
+    ask.stream = fields.flag("stream").value_or(false);
+    ask.include_usage = usage_wanted(fields, ask.stream);
+    ask.return_steps = fields.flag("return_steps").value_or(false);
     fields.finish();
-    return chat;
+    return ask;
 }
 
 std::optional<double> read_steer(const std::string& body) {
@@ -255,135 +300,15 @@ std::optional<double> read_steer(const std::string& body) {
     return tau;
 }
 
-void check(const mars::Session& session, const mars::GenerationConfig& config) {
+void check(const mars::Session& session, const Ask& ask) {
+    if (ask.logprobs && ask.config.metric != mars::Metric::probability)
+        throw Refused(400, "logprobs are of probabilities, not of the " + std::string(to_string(ask.config.metric)), "logprobs");
     try {
-        session.check(config);
+        session.check(ask.config);
     } catch (const mars::SessionError& problem) { // it begins with the name of what is wrong
         const std::string message = problem.what(), field = message.substr(0, message.find(' '));
         throw Refused(400, message, field == "max_new_tokens" ? "max_tokens" : field);
     }
-}
-
-Json Steps::shown(const Step& step) {
-    Json tokens = Json::array();
-    for (const Token& token : step.tokens)
-        tokens.push_back({{"id", token.id}, {"text", token.text}, {"p", rounded(token.p, 1e6)}, {"how", token.how}});
-    return {{"step", step.number}, {"tokens", std::move(tokens)}};
-}
-
-Json Steps::push(const mars::Event& event, std::int64_t verified) {
-    if (!event.token_ids.empty()) {
-        Step step{number_++, {}, 0};
-        for (std::size_t i = 0; i < event.token_ids.size(); ++i) {
-            text_.push(event.token_ids[i]);
-            std::string text = text_.read();
-            spelled_ += text.size();
-            const char* how = static_cast<std::int64_t>(i) < verified ? "verified" : "accepted";
-            step.tokens.push_back({event.token_ids[i], std::move(text), event.confidences[i], how});
-        }
-        step.end = spelled_;
-        held_.push_back(std::move(step));
-    }
-    shown_ += event.text.size();
-    if (event.finish_reason) return rest();
-    Json ready = Json::array();
-    // The last token of a step may be a part of a character: its text comes with a later one.
-    for (; !held_.empty() && held_.front().end <= shown_ && !held_.front().tokens.back().text.empty(); held_.pop_front())
-        ready.push_back(shown(held_.front()));
-    return ready;
-}
-
-/// What was held, its text cut where the answer ends: before a stop string.
-Json Steps::rest() {
-    Json all = Json::array();
-    if (held_.empty()) return all;
-    const std::string tail = text_.finish();
-    held_.back().tokens.back().text += tail;
-    spelled_ += tail.size();
-    for (auto step = held_.rbegin(); step != held_.rend(); ++step)
-        for (auto token = step->tokens.rbegin(); token != step->tokens.rend() && spelled_ > shown_; ++token) {
-            const std::size_t excess = std::min(spelled_ - shown_, token->text.size());
-            token->text.resize(token->text.size() - excess);
-            spelled_ -= excess;
-        }
-    for (const Step& step : held_) all.push_back(shown(step));
-    held_.clear();
-    return all;
-}
-
-Reply::Reply(std::string name, std::string model, std::optional<std::string> profile, mars::GenerationConfig config)
-    : id(std::move(name)), model_(std::move(model)), profile_(std::move(profile)), config_(std::move(config)),
-      created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count()) {}
-
-Json Reply::head(const char* object) const { return {{"id", id}, {"object", object}, {"created", created_}, {"model", model_}}; }
-
-Json Reply::settings(std::optional<double> tau) const {
-    return {{"exact", !tau},
-            {"tau", tau ? Json(*tau) : Json()},
-            {"metric", to_string(config_.metric)},
-            {"profile", profile_ ? Json(*profile_) : Json()},
-            {"window", window_shown(config_.window)},
-            {"level", nullptr}};
-}
-
-void Reply::record(Json& target, const mars::Completion& done, std::optional<double> tau) const {
-    const mars::Stats& stats = done.stats;
-    target["mars"] = settings(tau);
-    target["mars"]["finish_reason"] = to_string(done.finish_reason);
-    target["timings"] = {{"prompt_n", stats.prompt_tokens - stats.cached_tokens},
-                         {"prompt_ms", rounded(1e3 * stats.prefill_time, 1e3)},
-                         {"cached_n", stats.cached_tokens},
-                         {"predicted_n", stats.tokens},
-                         {"predicted_ms", rounded(1e3 * stats.decode_time, 1e3)},
-                         {"predicted_per_second", rounded(stats.tokens_per_second(), 1e3)},
-                         {"forwards", stats.forwards},
-                         {"tokens_per_forward", rounded(stats.tokens_per_forward(), 1e4)},
-                         {"queue_ms", rounded(1e3 * stats.queue_time, 1e3)}};
-}
-
-namespace {
-
-Json counts(const mars::Stats& stats) {
-    return {
-        {"prompt_tokens", stats.prompt_tokens},
-        {"completion_tokens", stats.tokens},
-        {"total_tokens", stats.prompt_tokens + stats.tokens},
-        {"prompt_tokens_details", {{"cached_tokens", stats.cached_tokens}}},
-        {"completion_tokens_details", {{"accepted_prediction_tokens", stats.verified}, {"rejected_prediction_tokens", stats.rejected()}}}};
-}
-
-} // namespace
-
-Json Reply::body(const mars::Completion& done, std::optional<double> tau) const {
-    Json made = head("chat.completion");
-    made["choices"] = Json::array({{{"index", 0},
-                                    {"message", {{"role", "assistant"}, {"content", done.text}, {"refusal", nullptr}}},
-                                    {"logprobs", nullptr},
-                                    {"finish_reason", reason_of(done.finish_reason)}}});
-    made["usage"] = counts(done.stats);
-    record(made, done, tau);
-    return made;
-}
-
-Json Reply::chunk(Json delta) const {
-    Json made = head("chat.completion.chunk");
-    made["choices"] = Json::array({{{"index", 0}, {"delta", std::move(delta)}, {"logprobs", nullptr}, {"finish_reason", nullptr}}});
-    return made;
-}
-
-Json Reply::last(const mars::Completion& done, std::optional<double> tau, bool with_record) const {
-    Json made = chunk(Json::object());
-    made["choices"][0]["finish_reason"] = reason_of(done.finish_reason);
-    if (with_record) record(made, done, tau);
-    return made;
-}
-
-Json Reply::usage(const mars::Completion& done, std::optional<double> tau) const {
-    Json made = head("chat.completion.chunk");
-    made["choices"] = Json::array();
-    made["usage"] = counts(done.stats);
-    record(made, done, tau);
-    return made;
 }
 
 Json models(const mars::Session& session, const std::string& name, std::int64_t created) {

@@ -1,8 +1,10 @@
-// A small HTTP service on libmars. OpenAI's paths: POST /v1/chat/completions (whole, or streamed by SSE), GET /v1/models, and a running stream
-// is steered by POST /v1/mars/streams/ID. Beside them POST /generate, which is simpler, and GET /health. SIGINT and SIGTERM end it gracefully:
-// no new connections, running answers are cut short and sent. An example, not a product: no TLS, no authentication.
+// A small HTTP service on libmars: all clients are rows of one batch. OpenAI's paths: POST /v1/chat/completions and /v1/completions (whole, or
+// streamed by SSE), GET /v1/models, and a running stream is steered by POST /v1/mars/streams/ID. Beside them POST /generate, which is simpler,
+// and GET /health. SIGINT and SIGTERM end it gracefully: no new connections, running answers get a little time, what is left is cut short and
+// sent. An example, not a product: no TLS.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <iostream>
 #include <map>
@@ -11,12 +13,15 @@
 #include <random>
 #include <thread>
 
+#include <mars/batcher.hpp>
 #include <mars/errors.hpp>
-#include <mars/session.hpp>
 
 #include "http.hpp"
+#include "keys.hpp"
+#include "mailbox.hpp"
 #include "openai.hpp"
-#include "places.hpp"
+#include "options.hpp"
+#include "reply.hpp"
 #include "request.hpp"
 
 namespace {
@@ -24,10 +29,15 @@ namespace {
 using openai::Json;
 
 constexpr std::chrono::seconds request_timeout{600}; // an answer ends with what it has then
+constexpr std::chrono::milliseconds glance{50};      // how often one looks after a client that waits
+constexpr std::chrono::seconds silence{5};           // after which a stream says that it is alive
+constexpr const char* stopping_words = "the service is stopping";
 
 std::string line(const Json& value) { return openai::text_of(value) + "\n"; }
 
 std::string event_line(const Json& value) { return "data: " + openai::text_of(value) + "\n\n"; }
+
+std::string retry_after(double seconds) { return "Retry-After: " + std::to_string(std::max(1L, std::lround(seconds))) + "\r\n"; }
 
 /// The name that clients use: the bundle's folder, without .bundle behind it.
 std::string name_of(std::filesystem::path path) {
@@ -35,20 +45,20 @@ std::string name_of(std::filesystem::path path) {
     return path.extension() == ".bundle" ? path.stem().string() : path.filename().string();
 }
 
-/// Streams that run, by their ids, for those who steer them.
+/// Answers that run, by their ids, for those who steer them.
 class Running {
   public:
     class Entry {
       public:
-        Entry(Running& of, const openai::Reply& reply, mars::Stream& stream) : of_(of), id_(reply.id) {
+        Entry(Running& of, openai::Reply& reply) : of_(of), id_(reply.id) {
             const std::lock_guard<std::mutex> lock(of_.mutex_);
-            of_.streams_[id_] = {&reply, &stream};
+            of_.replies_[id_] = &reply;
         }
         Entry(const Entry&) = delete;
         Entry& operator=(const Entry&) = delete;
         ~Entry() {
             const std::lock_guard<std::mutex> lock(of_.mutex_);
-            of_.streams_.erase(id_);
+            of_.replies_.erase(id_);
         }
 
       private:
@@ -59,29 +69,31 @@ class Running {
     /// Another tau, or exact mode for none, from the next step on; what holds then. Throws Refused.
     Json steer(const std::string& id, std::optional<double> tau) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        const auto at = streams_.find(id);
-        if (at == streams_.end()) throw openai::Refused(404, "no such stream is running", "id", "stream_not_found");
-        const auto& [reply, stream] = at->second;
+        const auto at = replies_.find(id);
+        if (at == replies_.end()) throw openai::Refused(404, "no such stream is running", "id", "stream_not_found");
         try {
-            if (tau)
-                stream->set_tau(*tau);
-            else
-                stream->set_exact(true);
+            for (openai::Choice& choice : at->second->choices) {
+                if (tau)
+                    choice.request.set_tau(*tau);
+                else
+                    choice.request.set_exact(true);
+            }
         } catch (const mars::SessionError& problem) {
             throw openai::Refused(400, problem.what(), "tau");
         }
-        return {{"id", id}, {"mars", reply->settings(tau)}};
+        return {{"id", id}, {"mars", at->second->settings()}};
     }
 
   private:
     std::mutex mutex_;
-    std::map<std::string, std::pair<const openai::Reply*, mars::Stream*>> streams_;
+    std::map<std::string, openai::Reply*> replies_;
 };
 
 class Service {
   public:
-    Service(mars::Session session, std::string name)
-        : session_(std::move(session)), name_(std::move(name)),
+    Service(mars::Session session, const Options& options)
+        : session_(std::move(session)), name_(name_of(options.bundle)), grace_(options.grace),
+          keys_(options.key_file ? Keys(*options.key_file) : Keys()), batcher_(session_, options.limits),
           server_(http::Limits{}, [this](http::Exchange& exchange) { handle(exchange); }) {}
 
     bool listen(const std::string& host, int port) {
@@ -92,9 +104,11 @@ class Service {
         return true;
     }
 
+    /// No new connections, and an end to what runs after the time of grace.
     void stop() {
-        stopping_ = true;
         server_.stop();
+        batcher_.close(grace_, std::nullopt);
+        server_.hurry();
     }
 
   private:
@@ -106,138 +120,163 @@ class Service {
             body();
         };
         try {
-            if (path == "/health")
-                answer("GET", [&] { exchange.respond(200, line({{"status", "ok"}, {"tokens", tokens_.load()}})); });
-            else if (path == "/v1/models")
+            if (path == "/health") return answer("GET", [&] { exchange.respond(is_lost_ ? 503 : 200, line(health())); });
+            const std::optional<std::string> client = keys_.find(exchange.head.authorization);
+            if (!keys_.is_open() && !client)
+                return refuse(exchange, 401, "an API key is needed: send Authorization: Bearer KEY", "", "invalid_api_key",
+                              "WWW-Authenticate: Bearer\r\n");
+            if (path == "/v1/models")
                 answer("GET", [&] { exchange.respond(200, line(openai::models(session_, name_, began_))); });
             else if (path == "/v1/chat/completions")
-                answer("POST", [&] { chat(exchange); });
+                answer("POST", [&] { complete(exchange, openai::Kind::chat, client); });
+            else if (path == "/v1/completions")
+                answer("POST", [&] { complete(exchange, openai::Kind::text, client); });
             else if (path.rfind(steered, 0) == 0)
                 answer("POST", [&] {
                     exchange.respond(200, line(running_.steer(path.substr(steered.size()), openai::read_steer(exchange.body))));
                 });
             else if (path == "/generate")
-                answer("POST", [&] { generate(exchange); });
+                answer("POST", [&] { generate(exchange, client); });
             else
-                throw http::Refusal(404, "there are /v1/chat/completions, /v1/models, /generate and /health");
+                throw http::Refusal(404, "there are /v1/chat/completions, /v1/completions, /v1/models, /generate and /health");
         } catch (const openai::Refused& refused) {
-            exchange.respond(refused.status, line(openai::error(refused.status, refused.what(), refused.param, refused.code_word)));
+            refuse(exchange, refused.status, refused.what(), refused.param, refused.code_word);
         } catch (const BadRequest& error) {
-            exchange.respond(400, line(openai::error(400, error.what())));
+            refuse(exchange, 400, error.what());
+        } catch (const mars::Overloaded& full) {
+            const std::string words = full.what();
+            refuse(exchange, 429, words.substr(0, words.find(", or submit")), "", "overloaded", retry_after(full.retry_after));
         } catch (const std::exception& error) {
             if (dynamic_cast<const http::Refusal*>(&error) != nullptr) throw;
             const int status = status_of(error);
-            exchange.respond(status, line(openai::error(status, error.what())), status == 503 ? "Retry-After: 1\r\n" : "");
+            refuse(exchange, status, batcher_.alive() ? error.what() : stopping_words, "", "", status == 503 ? retry_after(1) : "");
         }
     }
 
-    /// Whose fault it is that there is no answer: the request's, that of what there is of memory now, or ours.
-    static int status_of(const std::exception& error) {
+    static void refuse(http::Exchange& exchange, int status, const std::string& message, const std::string& param = "",
+                       const std::string& code = "", const std::string& headers = "") {
+        exchange.respond(status, line(openai::error(status, message, param, code)), headers);
+    }
+
+    /// Whose fault it is that there is no answer: the request's, that of what there is of memory and time now, or ours.
+    int status_of(const std::exception& error) const {
+        if (dynamic_cast<const mars::DeviceLost*>(&error) != nullptr && !is_lost_.exchange(true)) std::cerr << error.what() << std::endl;
         if (dynamic_cast<const mars::MemoryError*>(&error) != nullptr || dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return 503;
+        if (!batcher_.alive()) return 503;
         if (dynamic_cast<const mars::DeviceError*>(&error) != nullptr) return 500;
         return dynamic_cast<const mars::SessionError*>(&error) != nullptr ? 400 : 500;
     }
 
-    /// A place among those who compute. Throws Refusal where there is none.
-    void with_place(http::Exchange& exchange, const std::function<void()>& body) {
-        const Places::Place place = places_.take([&] { return !stopping_ && !exchange.is_gone(); });
-        if (!place) throw http::Refusal(503, "busy; come back");
-        body();
+    /// `tokens`: of answers that have ended.
+    Json health() const {
+        const mars::Counts counts = batcher_.counts();
+        return {{"status", is_lost_ ? "failed" : "ok"},
+                {"tokens", counts.tokens},
+                {"running", batcher_.num_running()},
+                {"waiting", batcher_.num_waiting()},
+                {"refused", counts.overloaded}};
     }
 
-    // --- /v1/chat/completions ---
+    // --- OpenAI's paths ---
 
-    void chat(http::Exchange& exchange) {
-        openai::Chat asked = openai::read_chat(exchange.body, chat_limits_);
-        choose(asked);
-        asked.config.max_new_tokens = asked.max_tokens.value_or(std::min(session_.max_capacity(), chat_limits_.new_tokens));
-        asked.config.deadline = static_cast<double>(request_timeout.count());
-        openai::check(session_, asked.config);
-        with_place(exchange, [&] {
-            openai::Reply reply("chatcmpl-" + fresh_id(), asked.model.value_or(name_), asked.profile, asked.config);
-            mars::Stream stream = opened(asked);
-            const Running::Entry entry(running_, reply, stream);
-            if (asked.stream)
-                streamed(exchange, asked, reply, stream);
-            else
-                whole(exchange, asked, reply, stream);
-        });
+    void complete(http::Exchange& exchange, openai::Kind kind, const std::optional<std::string>& client) {
+        openai::Ask ask = openai::read_ask(kind, exchange.body, ask_limits_);
+        choose(ask);
+        ask.config.max_new_tokens = ask.max_tokens.value_or(std::min(session_.max_capacity(), ask_limits_.new_tokens));
+        ask.config.deadline = static_cast<double>(request_timeout.count());
+        if (ask.config.temperature > 0 && !ask.has_seed) ask.config.seed = fresh() >> 1U;
+        openai::check(session_, ask);
+        const auto box = std::make_shared<Mailbox>();
+        openai::Reply reply(fresh_id(), ask.model.value_or(name_), ask);
+        enter(reply, ask, box, client);
+        const Running::Entry entry(running_, reply);
+        if (ask.stream)
+            streamed(exchange, reply, *box);
+        else
+            whole(exchange, reply, *box);
     }
 
     /// The model and the profile that a request names, and what they set.
-    void choose(openai::Chat& asked) const {
-        const std::string model = asked.model.value_or(name_);
+    void choose(openai::Ask& ask) const {
+        const std::string model = ask.model.value_or(name_);
         const std::vector<std::string> profiles = session_.info().profiles;
         for (const std::string& each : profiles)
             if (model == name_ + ":" + each) {
-                if (asked.names_knob || (asked.profile && *asked.profile != each))
+                if (ask.names_knob || (ask.profile && *ask.profile != each))
                     throw openai::Refused(400, "the model's name has a profile; give no other setting beside it", "model");
-                asked.profile = each;
+                ask.profile = each;
             }
-        if (model != name_ && (!asked.profile || model != name_ + ":" + *asked.profile))
+        if (model != name_ && (!ask.profile || model != name_ + ":" + *ask.profile))
             throw openai::Refused(404, "no such model (GET /v1/models lists them)", "model", "model_not_found");
-        if (!asked.profile) return;
+        if (!ask.profile) return;
         try {
-            const mars::GenerationConfig found = session_.config_of_profile(*asked.profile);
-            asked.config.tau = found.tau;
-            asked.config.metric = found.metric;
-            asked.config.window = found.window;
+            const mars::GenerationConfig found = session_.config_of_profile(*ask.profile);
+            ask.config.tau = found.tau;
+            ask.config.metric = found.metric;
+            ask.config.window = found.window;
         } catch (const mars::SessionError& problem) {
             throw openai::Refused(400, problem.what(), "profile");
         }
     }
 
-    /// What is wrong with a request whose settings are good is its messages.
-    mars::Stream opened(const openai::Chat& asked) const {
-        try {
-            return session_.stream(asked.messages, asked.config);
-        } catch (const mars::DeviceError&) {
-            throw;
-        } catch (const mars::MemoryError&) {
-            throw;
-        } catch (const mars::SessionError& problem) {
-            throw openai::Refused(400, problem.what(), "messages");
-        }
-    }
-
-    void whole(http::Exchange& exchange, const openai::Chat& asked, const openai::Reply& reply, mars::Stream& stream) {
-        openai::Steps steps(session_.text_stream());
-        Json made = Json::array();
-        std::int64_t verified = 0;
-        while (const std::optional<mars::Event> event = stream.next()) {
-            tokens_ += event->token_ids.size();
-            const std::int64_t held = stream.stats().verified - std::exchange(verified, stream.stats().verified);
-            if (asked.return_steps)
-                for (Json& step : steps.push(*event, held)) made.push_back(std::move(step));
-            if (stopping_ || exchange.is_gone()) stream.cancel();
-        }
-        Json body = reply.body(stream.completion(), stream.tau());
-        if (asked.return_steps) body["choices"][0]["steps"] = std::move(made);
-        exchange.respond(200, line(body));
-    }
-
-    void streamed(http::Exchange& exchange, const openai::Chat& asked, const openai::Reply& reply, mars::Stream& stream) {
-        exchange.begin("text/event-stream");
-        exchange.send(event_line(reply.chunk({{"role", "assistant"}, {"content", ""}})));
-        openai::Steps steps(session_.text_stream());
-        std::int64_t verified = 0;
-        try {
-            while (const std::optional<mars::Event> event = stream.next()) {
-                tokens_ += event->token_ids.size();
-                const std::int64_t held = stream.stats().verified - std::exchange(verified, stream.stats().verified);
-                Json made = asked.return_steps ? steps.push(*event, held) : Json::array();
-                if (!event->text.empty() || !made.empty()) {
-                    Json chunk = reply.chunk(event->text.empty() ? Json::object() : Json{{"content", event->text}});
-                    if (asked.return_steps) chunk["choices"][0]["steps"] = std::move(made);
-                    exchange.send(event_line(chunk));
-                } else if (!event->finish_reason) {
-                    exchange.send(": reading\n\n"); // a comment, so that nobody takes a long prompt for a dead connection
+    /// Queue all answers of an ask; what is there already ends where one finds no room.
+    void enter(openai::Reply& reply, const openai::Ask& ask, const std::shared_ptr<Mailbox>& box,
+               const std::optional<std::string>& client) {
+        const bool counts_steps = ask.return_steps || ask.logprobs;
+        for (const mars::Prompt& prompt : ask.prompts)
+            for (std::int64_t i = 0; i < ask.n; ++i) {
+                mars::GenerationConfig own = ask.config;
+                own.seed += static_cast<std::uint64_t>(i);
+                const std::size_t index = reply.choices.size();
+                try {
+                    reply.choices.push_back(
+                        {static_cast<std::int64_t>(index), batcher_.submit(prompt, own, {0.0, client, Mailbox::slot(box, index)})});
+                } catch (const mars::SessionError& problem) {
+                    if (typeid(problem) != typeid(mars::SessionError) || !batcher_.alive()) throw;
+                    // What is wrong with a request whose settings are good is its prompt.
+                    throw openai::Refused(400, problem.what(), ask.kind == openai::Kind::chat ? "messages" : "prompt");
                 }
-                if (stopping_ || exchange.is_gone()) stream.cancel();
+                if (counts_steps && session_.has_text()) reply.choices.back().steps.emplace(session_.text_stream());
             }
-            const mars::Completion done = stream.completion();
-            exchange.send(event_line(reply.last(done, stream.tau(), !asked.include_usage)));
-            if (asked.include_usage) exchange.send(event_line(reply.usage(done, stream.tau())));
+    }
+
+    /// Hand each event to `body` until all answers are over. Ends them where their client has gone. Throws what made one fail.
+    template <typename Body, typename Idle>
+    static void follow(const http::Exchange& exchange, openai::Reply& reply, Mailbox& box, const Body& body, const Idle& idle) {
+        auto heard = std::chrono::steady_clock::now();
+        while (!reply.is_over()) {
+            if (auto next = box.take(glance)) {
+                body(reply.choices[next->first], next->second);
+                heard = std::chrono::steady_clock::now();
+            } else {
+                for (openai::Choice& choice : reply.choices)
+                    if (!choice.reason && choice.request.failed()) choice.request.result(0.0);
+                if (std::chrono::steady_clock::now() - heard > silence) {
+                    idle();
+                    heard = std::chrono::steady_clock::now();
+                }
+            }
+            if (!exchange.is_gone()) continue;
+            for (openai::Choice& choice : reply.choices) choice.request.cancel();
+        }
+    }
+
+    void whole(http::Exchange& exchange, openai::Reply& reply, Mailbox& box) const {
+        follow(exchange, reply, box, [&](openai::Choice& choice, const mars::Event& event) { reply.push(choice, event); }, [] {});
+        bool has_begun = false;
+        for (const openai::Choice& choice : reply.choices) has_begun = has_begun || !choice.request.completion().token_ids.empty();
+        if (!has_begun && !batcher_.alive()) throw http::Refusal(503, stopping_words);
+        exchange.respond(200, line(reply.body()));
+    }
+
+    void streamed(http::Exchange& exchange, openai::Reply& reply, Mailbox& box) const {
+        exchange.begin("text/event-stream");
+        for (const Json& chunk : reply.opening()) exchange.send(event_line(chunk));
+        const auto send = [&](openai::Choice& choice, const mars::Event& event) {
+            for (const Json& chunk : reply.chunks(choice, event)) exchange.send(event_line(chunk));
+        };
+        try { // a comment, so that nobody takes a long prompt for a dead connection
+            follow(exchange, reply, box, send, [&] { exchange.send(": reading\n\n"); });
         } catch (const std::exception& error) { // the head is out: what went wrong is the last event
             exchange.send(event_line(openai::error(status_of(error), error.what())));
         }
@@ -245,42 +284,50 @@ class Service {
         exchange.end();
     }
 
-    std::string fresh_id() {
+    std::uint64_t fresh() {
         const std::lock_guard<std::mutex> lock(mutex_);
+        return random_();
+    }
+
+    std::string fresh_id() {
         std::string id;
-        for (int i = 0; i < 24; ++i) id += "0123456789abcdef"[random_() % 16];
+        for (std::uint64_t bits = fresh(), i = 0; i < 16; ++i, bits >>= 4U) id += "0123456789abcdef"[bits & 15U];
         return id;
     }
 
     // --- /generate ---
 
-    void generate(http::Exchange& exchange) {
-        Request request = parse_request(exchange.body, limits_);
-        request.config.deadline = static_cast<double>(request_timeout.count());
-        with_place(exchange, [&] {
-            mars::Stream stream = session_.stream(request.prompt, request.config);
-            if (request.stream) exchange.begin("application/x-ndjson");
-            std::string last;
-            try {
-                while (const std::optional<mars::Event> event = stream.next()) {
-                    tokens_ += event->token_ids.size();
-                    if (request.stream) exchange.send(line({{"text", event->text}, {"tokens", event->token_ids.size()}}));
-                    // The next step comes to nobody; what has come so far is sent.
-                    if (stopping_ || exchange.is_gone()) stream.cancel();
+    void generate(http::Exchange& exchange, const std::optional<std::string>& client) {
+        Request asked = parse_request(exchange.body, limits_);
+        asked.config.deadline = static_cast<double>(request_timeout.count());
+        const auto box = std::make_shared<Mailbox>();
+        mars::Request request = batcher_.submit(asked.prompt, asked.config, {0.0, client, Mailbox::slot(box, 0)});
+        if (asked.stream) exchange.begin("application/x-ndjson");
+        std::string last;
+        try {
+            for (bool is_over = false; !is_over;) {
+                if (const auto next = box->take(glance)) {
+                    const mars::Event& event = next->second;
+                    is_over = event.finish_reason.has_value();
+                    if (asked.stream) exchange.send(line({{"text", event.text}, {"tokens", event.token_ids.size()}}));
+                } else if (request.failed()) {
+                    request.result(0.0);
                 }
-                last = line(summary(stream));
-            } catch (const std::exception& error) {
-                if (!request.stream) throw;
-                last = line(openai::error(status_of(error), error.what()));
+                if (exchange.is_gone()) request.cancel();
             }
-            if (!request.stream) return exchange.respond(200, last);
-            exchange.send(last);
-            exchange.end();
-        });
+            const mars::Completion done = request.completion();
+            if (!asked.stream && done.token_ids.empty() && !batcher_.alive()) throw http::Refusal(503, stopping_words);
+            last = line(summary(done));
+        } catch (const std::exception& error) {
+            if (!asked.stream) throw;
+            last = line(openai::error(status_of(error), error.what()));
+        }
+        if (!asked.stream) return exchange.respond(200, last);
+        exchange.send(last);
+        exchange.end();
     }
 
-    static Json summary(const mars::Stream& stream) {
-        const mars::Completion done = stream.completion();
+    static Json summary(const mars::Completion& done) {
         return {{"text", done.text},
                 {"finish_reason", to_string(done.finish_reason)},
                 {"tokens", done.stats.tokens},
@@ -293,26 +340,30 @@ class Service {
                 {"queue_time", done.stats.queue_time}};
     }
 
-    mars::Session session_;
+    const mars::Session session_;
     const std::string name_;
+    const double grace_;
+    const Keys keys_;
     const Limits limits_;
-    const openai::Limits chat_limits_;
+    const openai::Limits ask_limits_;
     const std::int64_t began_ =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-    std::atomic<bool> stopping_{false};
-    std::atomic<std::uint64_t> tokens_{0}; // generated so far, of all answers
+    mutable std::atomic<bool> is_lost_{false}; // a GPU that failed for good answers nobody in this process: who watches starts it again
     std::mutex mutex_;
     std::mt19937_64 random_{std::random_device{}()};
     Running running_;
-    Places places_{8, 16, std::chrono::seconds(30)};
+    mars::Batcher batcher_;
     http::Server server_;
 };
 
 } // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 2 || argc > 4) {
-        std::cerr << "usage: service BUNDLE [PORT [THREADS]]\n";
+    Options options;
+    try {
+        options = options_of({argv + 1, argv + argc});
+    } catch (const std::exception&) {
+        std::cerr << usage;
         return 2;
     }
     // Signals are taken by one thread that waits for them, so that stopping runs as ordinary code.
@@ -322,22 +373,22 @@ int main(int argc, char** argv) {
     sigaddset(&signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     try {
-        const int port = argc >= 3 ? std::stoi(argv[2]) : 8080;
-        mars::Session::Options options;
-        if (argc == 4) options.threads = std::stoi(argv[3]);
-        mars::Session session = mars::Session::open(argv[1], options);
+        mars::Session::Options opening;
+        opening.threads = options.threads;
+        opening.device = options.device;
+        mars::Session session = mars::Session::open(options.bundle, opening);
         for (const std::string& warning : session.warnings()) std::cerr << "warning: " << warning << "\n";
-        Service service(std::move(session), name_of(argv[1]));
+        Service service(std::move(session), options);
         std::thread waiter([signals, &service] {
             int signal = 0;
             sigwait(&signals, &signal);
             service.stop();
         });
-        const bool served = service.listen("127.0.0.1", port);
+        const bool served = service.listen("127.0.0.1", options.port);
         pthread_kill(waiter.native_handle(), SIGTERM); // wake it, if no signal did
         waiter.join();
         if (served) return 0;
-        std::cerr << "error: cannot listen on port " << port << "\n";
+        std::cerr << "error: cannot listen on port " << options.port << "\n";
     } catch (const std::exception& error) {
         std::cerr << "error: " << error.what() << "\n";
     }

@@ -12,6 +12,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...runtime.bundle.scratch import ScratchDirectory
 from ...runtime.errors import CheckpointError
 from ...runtime.hashes import sha256_of
 from ...runtime.machine import CACHE_VARIABLE, cache_dir
@@ -80,6 +81,9 @@ def base_directory() -> Path:
 
 def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
     """Convert a GGUF file to a Hugging Face directory in the cache, once for each content."""
+    from .gguf import check
+
+    check(gguf)  # before all of it is hashed
     target = _conversion_path(_sha256(gguf), "" if with_tokenizer else "-weights")
     return target if target.is_dir() else _convert(gguf, target, with_tokenizer)
 
@@ -121,13 +125,16 @@ def _convert(gguf: Path, target: Path, with_tokenizer: bool = True) -> Path:
     from .gguf import convert
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as scratch:
-        convert(gguf, Path(scratch) / "model", with_tokenizer)
+    scratch = ScratchDirectory(target)
+    try:
+        convert(gguf, scratch.path / "model", with_tokenizer)
         try:
-            os.rename(Path(scratch) / "model", target)
+            os.rename(scratch.path / "model", target)
         except OSError:  # another process was faster: its result is the same
             if not target.is_dir():
                 raise
+    finally:
+        scratch.remove()
     return target
 
 

@@ -60,6 +60,7 @@ KNOWN_FIELDS = {
     "tensor_data_layout",
 }
 SCALES = ("scale", "factor", "linear")  # last words of names of fields that do nothing when they are 1
+UNREADABLE = (ValueError, OSError, IndexError, KeyError, OverflowError, MemoryError)
 ORIGINAL = "export the original Hugging Face checkpoint"
 
 
@@ -72,13 +73,11 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
     from gguf import GGUFReader
     from safetensors.numpy import save_file
 
+    check(path)
     try:
-        check_header(path)
         reader = GGUFReader(str(path))
-    except (ValueError, OSError, IndexError, KeyError, OverflowError, MemoryError) as error:
-        raise CheckpointError(
-            f"{path}: not a readable GGUF file ({str(error)[:200]}); download it again"
-        ) from error
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from error
     fields = _Fields(path, reader)
     config = _config(fields)
     directory.mkdir(parents=True, exist_ok=True)
@@ -88,6 +87,18 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
     _write_json(directory / "config.json", config)
     if with_tokenizer:
         write_tokenizer(fields, directory)
+
+
+def check(path: Path) -> None:
+    """Raise CheckpointError for what is no GGUF file, or one whose header lies."""
+    try:
+        check_header(path)
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: not a readable GGUF file ({str(error)[:200]}); download it again")
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -10,7 +10,7 @@ from ...runtime.errors import CheckpointError
 from . import adapter, autogptq, compressed, default
 from .family import Dims, check_shapes, dims_from_config, expected_shapes
 from .names import EMBEDDING, HEAD
-from .tensors import Tensors, open_tensors, read_json, same_numbers
+from .tensors import Tensors, open_tensors, read_json, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
@@ -140,15 +140,26 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return dict(read_json(path))
 
 
+def _path(location: str) -> Path:
+    """A path that can be looked at; `location` may be a foreign adapter's."""
+    try:
+        path = Path(location).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home that nobody has
+        words = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{shown(location)}: {words}; give another place") from error
+    return path
+
+
 def _tokenizer_directory(location: str) -> Path:
-    path = Path(location).expanduser()
+    path = _path(location)
     if not (path / "tokenizer.json").is_file():
         raise CheckpointError(f"{location}: no directory with a tokenizer.json; give one to --tokenizer")
     return path
 
 
 def _directory(location: str, revision: str | None, rebuild_tokenizer: bool = True) -> Path:
-    path = Path(location).expanduser()
+    path = _path(location)
     if path.is_dir():
         return path
     if path.suffix == ".gguf":

@@ -19,8 +19,10 @@ from ...runtime.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+JSON_LIMIT = 32 << 20  # bytes: an index of 200,000 tensors
 HEADER_LIMIT = 32_000_000  # bytes: some 200,000 tensors; the format allows three times as much
 HIGHEST_RANK, LARGEST_SIZE = 8, 2**53
+LONGEST_NAME = 255  # bytes of a file's
 LONGEST_LIST = 12  # problems of one kind in a message
 LONGEST_VALUE = 80  # characters of a foreign value in a message
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
@@ -112,7 +114,9 @@ def _open_sharded(directory: Path) -> Tensors:
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise CheckpointError(f"{directory / INDEX_FILE}: no `weight_map`; download the file again")
     names = sorted(set(weight_map.values()))
-    unsafe = [name for name in names if Path(name).name != name]
+    unsafe = [
+        shown(n) for n in names if Path(n).name != n or len(n.encode("utf-8", "replace")) > LONGEST_NAME
+    ]
     if unsafe:
         raise CheckpointError(
             f"{directory / INDEX_FILE}: shard names must be plain file names, not {listed(unsafe)}"
@@ -120,7 +124,7 @@ def _open_sharded(directory: Path) -> Tensors:
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{directory}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)};"
+            f"{directory}: {len(missing)} of {len(names)} shards are missing: {listed(missing)};"
             " download them again"
         )
     shards = {name: SafetensorsFile(directory / name) for name in names}
@@ -134,9 +138,18 @@ def _open_sharded(directory: Path) -> Tensors:
     return ShardedTensors({tensor: shards[shard] for tensor, shard in weight_map.items()})
 
 
+def read_text(path: Path, limit: int) -> str:
+    """A text file of at most `limit` bytes. Raises OSError or ValueError, also for what is no file."""
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"more than {limit} bytes")
+    return content.decode("utf-8")
+
+
 def read_json(path: Path) -> dict[str, object]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, JSON_LIMIT)
         value = json.loads(text)
         if HALF_CHARACTER.search(text):  # a lone surrogate is no text: nothing could be done with it later
             json.dumps(value, ensure_ascii=False).encode("utf-8")

@@ -10,8 +10,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...runtime.errors import CheckpointError
-from .tensors import read_json, shown
+from .tensors import read_json, read_text, shown
 
+TEXT_LIMIT = 128 << 20  # bytes of a tokenizer; those of 256,000 tokens have 35 MB
 AUTHORS_MASK = "<|mask|>"
 
 
@@ -94,8 +95,8 @@ def _first(directories: Sequence[Path], name: str) -> Path | None:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, TEXT_LIMIT)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable as text ({error}); download it again") from error
 
 

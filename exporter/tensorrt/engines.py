@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,15 @@ import onnx
 
 from ...runtime.bundle.engine_info import EngineInfo, this_platform
 from ...runtime.bundle.files import FileEntry, describe
-from ...runtime.bundle.manifest import MANIFEST_FILE, Bundle, Manifest, Variant, write_manifest
+from ...runtime.bundle.manifest import MANIFEST_FILE, Bundle, Manifest, Variant, changing, write_manifest
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
-from ..export import FLOATS, PRECISIONS, ExportOptions, Progress, weight_bytes, write_bundle
+from ..export import FLOATS, PRECISIONS, ExportOptions, Progress, reopen, weight_bytes, write_bundle
 from ..graph.fixed import fixed
 from ..output import replacing
 from . import build as tensorrt
 from .plan import EngineOptions, Plan, make_plan
-from .recipe import RECIPE_FILE, recipe
+from .recipe import RECIPE_FILE, STEPS_FILE, recipe, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ def export_engine(
         # not its own.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
         manifest = write_bundle(directory, checkpoint, exact, report)
-        return Outcome(plan, estimate, _add(directory, manifest, manifest.variants[0], plan, report))
+        addition = _built(directory, manifest, manifest.variants[0], plan, report)
+        return Outcome(plan, estimate, _write(directory, addition.to(manifest)))
 
 
 def add_engine(
@@ -113,11 +116,6 @@ def add_engine(
     manifest = bundle.manifest
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
     variant = _graph_for(bundle, plan, precision, block)
-    if "topk_ids" in variant.outputs:
-        raise ExportError(
-            f"{bundle.path}: engines have no top-k outputs yet; export the bundle without --top-k (--logits"
-            " serves grammars, too)"
-        )
     if not force and any(v.name == plan.name for v in manifest.variants):
         raise ExportError(f"{bundle.path} has an engine `{plan.name}` already; give --force to replace it")
     size = sum(f.size for f in manifest.files if f.path == variant.weights)
@@ -127,9 +125,15 @@ def add_engine(
     report = progress or (lambda phase, done, total: None)
     in_place = output.exists() and output.resolve() == bundle.path.resolve()
     output = output.resolve() if in_place else output
-    with replacing(output, 2 * size if in_place else 4 * size, force or in_place) as directory:
-        _copy(bundle, directory, links=in_place)
-        return Outcome(plan, estimate, _add(directory, manifest, variant, plan, report))
+    replaced = replacing(output, 2 * size if in_place else 4 * size, force or in_place)
+    with ExitStack() as lock, replaced as directory:  # the lock is let go of when the bundle is replaced
+        _copy(bundle, manifest.files, directory, links=in_place)
+        addition = _built(directory, manifest, variant, plan, report)
+        if in_place:  # building takes minutes, in which profiles and prefixes may come and go
+            manifest = lock.enter_context(changing(output))
+            _check_unchanged(bundle, manifest, variant, plan, force)
+            _follow(bundle, manifest, directory)
+        return Outcome(plan, estimate, _write(directory, addition.to(manifest)))
 
 
 def _refuse_unreadable(precision: str, embedding: str) -> None:
@@ -179,9 +183,29 @@ def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | N
     )
 
 
-def _copy(bundle: Bundle, directory: Path, *, links: bool) -> None:
-    """The bundle's files, by another name for the same data where that is possible."""
-    for entry in bundle.manifest.files:
+def _check_unchanged(bundle: Bundle, now: Manifest, variant: Variant, plan: Plan, force: bool) -> None:
+    """Raise ExportError when the bundle is no longer the one that the engine was built from."""
+    files = {variant.file, variant.weights}
+    before = {entry for entry in bundle.manifest.files if entry.path in files}
+    if variant not in now.variants or not before <= set(now.files):
+        raise ExportError(f"{bundle.path} was replaced while the engine was built; build it again")
+    if not force and any(v.name == plan.name for v in now.variants):
+        raise ExportError(
+            f"{bundle.path} got an engine `{plan.name}` meanwhile; give --force to replace it, too"
+        )
+
+
+def _follow(bundle: Bundle, now: Manifest, directory: Path) -> None:
+    """What came into the bundle, and what went, since its files were copied."""
+    before, after = set(bundle.manifest.files), set(now.files)
+    for entry in before - after:
+        _fresh(directory / entry.path)
+    _copy(bundle, [entry for entry in now.files if entry not in before], directory, links=True)
+
+
+def _copy(bundle: Bundle, entries: Iterable[FileEntry], directory: Path, *, links: bool) -> None:
+    """Files of the bundle, by another name for the same data where that is possible."""
+    for entry in entries:
         source, target = bundle.path / entry.path, directory / entry.path
         if links:
             try:
@@ -192,13 +216,35 @@ def _copy(bundle: Bundle, directory: Path, *, links: bool) -> None:
         shutil.copy2(source, target)
 
 
-def _add(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, report: Progress) -> Manifest:
-    """Put the engine, or the recipe for it, into a complete bundle directory and rewrite its manifest."""
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a build adds to a bundle; `variant` None where it is a recipe."""
+
+    name: str
+    variant: Variant | None
+    files: tuple[FileEntry, ...]
+
+    def to(self, manifest: Manifest) -> Manifest:
+        """`manifest` with it, in place of what has its names."""
+        names = {entry.path for entry in self.files}
+        files = (*(entry for entry in manifest.files if entry.path not in names), *self.files)
+        variants = tuple(v for v in manifest.variants if v.name != self.name)
+        return replace(
+            manifest,
+            variants=variants if self.variant is None else (*variants, self.variant),
+            files=tuple(sorted(files, key=lambda entry: entry.path)),
+        )
+
+
+def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, report: Progress) -> Addition:
+    """Put the engine, or the recipe for it, into a directory with the bundle's files."""
     graph = _fresh(directory / f"{plan.name}.onnx")
     onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
-    new = [describe(graph)]
-    variants = [v for v in manifest.variants if v.name != plan.name]
+    new, entry = [describe(graph)], None
     if plan.obstacle is not None:
+        file = _fresh(directory / f"{plan.name}{STEPS_FILE}")
+        file.write_text(steps(plan, variant, new[0]), encoding="utf-8")
+        new.append(describe(file))
         file = _fresh(directory / RECIPE_FILE)
         file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:
@@ -206,14 +252,14 @@ def _add(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, repo
         is_fp32 = variant.kv_dtype == "float32"
         built = tensorrt.build(plan, graph, manifest.model, is_fp32, report)
         file.write_bytes(built.data)
-        variants.append(_entry(variant, plan, built, new[0]))
-    new.append(describe(file))
-    names = {entry.path for entry in new}
-    files = [*(entry for entry in manifest.files if entry.path not in names), *new]
-    manifest = replace(
-        manifest, variants=tuple(variants), files=tuple(sorted(files, key=lambda entry: entry.path))
-    )
+        entry = _entry(variant, plan, built, new[0])
+    return Addition(plan.name, entry, (*new, describe(file)))
+
+
+def _write(directory: Path, manifest: Manifest) -> Manifest:
+    """The manifest of a complete directory, which opens then."""
     write_manifest(directory, manifest)
+    reopen(directory)
     return manifest
 
 

@@ -29,7 +29,7 @@ class EngineOptions:
 
     `batch`: most rows of a step; `capacity`: KV entries a row holds; `prefill`: most slots of a step;
     `fixed`: one engine for exactly `batch` rows of `block` slots. `kv_layout` None: what the target's
-    TensorRT takes.
+    TensorRT takes. `build` False: a recipe for another machine even where this one could build.
     """
 
     target: str = "rtx"
@@ -39,6 +39,7 @@ class EngineOptions:
     capacity: int | None = None
     prefill: int | None = None
     fixed: bool = False
+    build: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def make_plan(options: EngineOptions, block: int, context_length: int) -> Plan:
     """Decide. Raises ExportError for unknown or contradictory options, and for a host without a GPU."""
     target = _host() if options.target == HOST else target_named(options.target)
     jetpack = jetpack_for(target, options.jetpack)
-    obstacle = _obstacle(target)
+    obstacle = _obstacle(target) or (None if options.build else "--no-build was given")
     capacity, prefill = _sizes(options, block, context_length)
     name = target.name if target.name == "rtx" else f"{PREFIXES[target.backend]}-{target.name}"
     return Plan(

@@ -1,11 +1,47 @@
-"""How to build an engine on the machine it is for: a shell script with our own command and trtexec's."""
+"""How to build an engine on the machine it is for: a shell script with our own commands and trtexec's, and
+the same for mars-build-engine, which reads JSON.
+"""
 
 from __future__ import annotations
 
-from ...runtime.bundle.manifest import ModelInfo
+import json
+from dataclasses import asdict
+from typing import Any
+
+from ...runtime.bundle.files import FileEntry
+from ...runtime.bundle.manifest import ModelInfo, Variant
 from .plan import Plan, Shapes
 
 RECIPE_FILE = "build-on-device.sh"
+STEPS_FILE = ".build.json"  # how the name of what mars-build-engine reads ends
+STEPS_VERSION = 1
+
+
+def steps(plan: Plan, variant: Variant, graph: FileEntry) -> str:
+    """The manifest's entry of the engine as JSON text, but for what the build adds to it: version, cuda,
+    platform, seconds, peak_memory.
+
+    `variant` is that of the graph which `graph`, the file that TensorRT reads, was made of.
+    """
+    engine: dict[str, Any] = {
+        "compute_capabilities": list(plan.target.compute_capabilities),
+        "ranges": [asdict(r) for r in plan.ranges],
+        "graph": graph.path,
+        "graph_sha256": graph.sha256,
+    }
+    made = asdict(variant) | {
+        "name": plan.name,
+        "backend": plan.backend,
+        "file": f"{plan.name}.engine",
+        "weights": None,
+        "batch": plan.batch if plan.is_fixed else None,
+        "slots": plan.block if plan.is_fixed else None,
+        "capacity": plan.capacity,
+        "engine": engine,
+    }
+    return (
+        json.dumps({"version": STEPS_VERSION, "weights": variant.weights, "variant": made}, indent=2) + "\n"
+    )
 
 
 def recipe(plan: Plan, model: ModelInfo, graph: str) -> str:
@@ -26,8 +62,12 @@ if command -v mars-export >/dev/null; then
   exec {_command(plan)}
 fi
 
-# Without it, the same engine by trtexec (for a runtime of your own; the Python runtime wants the manifest
-# entry):
+# With libmars built with TensorRT (docs/cpp.md), which needs no Python and does the same:
+if command -v mars-build-engine >/dev/null; then
+  exec mars-build-engine . --recipe {plan.name}
+fi
+
+# Without either, the same engine by trtexec (for a runtime of your own; ours want the manifest entry):
 trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_jetson else "trtexec"}
 exec "$trtexec" {_trtexec(plan, model, graph)}
 """

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -26,17 +25,20 @@ except ImportError:  # Windows
 from ..errors import BundleError, listed
 from ..hashes import sha256_of
 from ..machine import cache_dir
-from .external import external_names
+from .external import contents
+from .held import PLAIN, Held, State
+from .safe import REMEDY
+from .scratch import FILE as SCRATCH_FILE
+from .scratch import abandoned_in, scratch_file
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-# Of scratch files of what is rewritten in a bundle, and of a prefix's file: nothing that a user would name.
-LEFT_OVER = re.compile(
-    r"\.(manifest\.(json|sha256)|prefix-[0-9a-f]{16}\.kv)\.[0-9a-f]{16}|prefix-[0-9a-f]{16}\.kv"
-)
+# Of scratch files of what is rewritten in a bundle, and of the files of prefixes and grammars: nothing that a
+# user would name.
+STORED = r"(prefix-[0-9a-f]{16}\.kv|grammar-[0-9a-f]{16}\.dfa)"
+LEFT_OVER = re.compile(rf"\.(manifest\.(json|sha256)|{STORED})\.[0-9a-f]{{16}}|{STORED}")
+SCRATCH_STAMP = r"\.[0-9a-f]{32}\.json" + SCRATCH_FILE
 STAMPS, STAMP_LIMIT, MOST_STAMPS = "verified", 1_000_000, 256
-PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(
-    os, "O_CLOEXEC", 0
-)  # a pipe in a file's place must not stop us
+TICK = 0.012  # seconds: the longest of Linux's, and some more
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -61,12 +63,12 @@ def describe(path: Path) -> FileEntry:
     return FileEntry(path.name, path.stat().st_size, digest)
 
 
-def read_small(path: Path, limit: int) -> bytes:
+def read_small(path: Path, limit: int, *, links: bool = False) -> bytes:
     """At most `limit` bytes of a file, and one more if it is longer.
 
-    Raises OSError for what is not a plain file, links included.
+    Raises OSError for what is not a plain file, links included unless `links` may be.
     """
-    with _opened(path, NO_LINK) as file:
+    with _opened(path, 0 if links else NO_LINK) as file:
         return _read(file, limit + 1)
 
 
@@ -81,7 +83,7 @@ def _read(file: int, most: int) -> bytes:
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Iterator[int]:
     """A descriptor of a regular file. Pipes and devices are not waited for."""
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | PLAIN | flags)
+    file = os.open(path, PLAIN | flags)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -93,23 +95,18 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
 def write_whole(path: Path, content: bytes) -> None:
     """Put `content` in place of a file, whole or not at all, and on the disk before anything that follows.
 
-    The scratch file beside it has a name that nobody can foresee, and is never one that is there: no planted
-    link is followed.
+    What a writer of it that was killed left goes.
     """
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NO_LINK
-    with os.fdopen(os.open(scratch, flags, 0o666), "wb") as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+    with scratch_file(path) as (scratch, file):
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        scratch.replace(path)
 
 
 def clear_leftovers(directory: Path, listed: Collection[str]) -> None:
-    """Delete what a writer that was killed left: scratch files, and prefixes that no manifest lists.
+    """Delete what a writer that was killed left: scratch files, prefixes and grammars that no
+    manifest lists.
 
     Only for the one who alone writes to `directory`.
     """
@@ -132,21 +129,32 @@ def locked(directory: Path, wait: float) -> Iterator[bool]:
     if fcntl is None:
         yield False
         return
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise BundleError(f"{directory}: cannot be opened ({error.strerror})") from error
     end = time.monotonic() + wait
+    while True:
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise BundleError(f"{directory}: cannot be opened ({error.strerror})") from error
+        try:
+            while (got := _try_lock(handle)) is False:
+                if time.monotonic() > end:
+                    raise BundleError(
+                        f"{directory}: another program has been writing to it for {wait:.0f} s; try again"
+                    )
+                time.sleep(0.01)
+            if got and not _is_still(directory, handle):
+                continue  # whoever had the lock put another directory in its place
+            yield got is True
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_still(directory: Path, handle: int) -> bool:
     try:
-        while (got := _try_lock(handle)) is False:
-            if time.monotonic() > end:
-                raise BundleError(
-                    f"{directory}: another program has been writing to it for {wait:.0f} s; try again"
-                )
-            time.sleep(0.01)
-        yield got is True
-    finally:
-        os.close(handle)
+        return os.path.samestat(os.stat(directory), os.fstat(handle))
+    except OSError:
+        return False
 
 
 def _try_lock(handle: int) -> bool | None:
@@ -161,22 +169,30 @@ def _try_lock(handle: int) -> bool | None:
 
 
 def verify(
-    directory: Path, entries: Iterable[FileEntry], graphs: Collection[str] = (), *, full: bool = False
+    held: Held,
+    entries: Iterable[FileEntry],
+    graphs: Collection[str] = (),
+    *,
+    full: bool = False,
+    safe: bool = False,
 ) -> None:
     """Check presence, links, sizes and hashes of all files; raises one BundleError that lists everything
-    wrong.
+    wrong. `held` knows their states afterwards.
 
     The external data of `graphs` (ONNX files) must be among the files. A file that was found good and whose
-    stamp (size, times and inode) is that of then is not looked into again, unless `full`.
+    stamp (size, times and inode) is that of then is not looked into again, unless `full`. In `safe` mode
+    everything is, nothing is remembered, and graphs have no loops, branches and functions.
     """
-    entries = list(entries)
+    entries, directory = list(entries), held.directory
     names = {entry.path for entry in entries}
-    place = _stamp_file(directory)
+    place = None if safe else _stamp_file(directory)
     stamps = {} if full or place is None else _read_stamps(place)
     problems, seen = [], {}
     for entry in entries:
         try:
-            seen[entry.path] = _check(directory, entry, stamps, names if entry.path in graphs else None)
+            seen[entry.path], held.states[entry.path] = _check(
+                held.place, entry, stamps, names if entry.path in graphs else None, safe=safe
+            )
         except (OSError, ValueError) as error:
             what = error.strerror if isinstance(error, OSError) else error
             problems.append(f"{entry.path}: {what}")
@@ -189,9 +205,14 @@ def verify(
 
 
 def _check(
-    directory: Path, entry: FileEntry, stamps: dict[str, list[object]], names: Collection[str] | None
-) -> list[object]:
-    """The stamp of a good file; raises ValueError or OSError for a bad one.
+    directory: Path,
+    entry: FileEntry,
+    stamps: dict[str, list[object]],
+    names: Collection[str] | None,
+    *,
+    safe: bool,
+) -> tuple[list[object], State]:
+    """The stamp and the state of a good file; raises ValueError or OSError for a bad one.
 
     `names`: what a graph may refer to.
     """
@@ -202,31 +223,39 @@ def _check(
     if not path.is_file():
         raise ValueError("missing")
     with _opened(path) as file:
-        state = os.fstat(file)
-        stamp = [
-            entry.sha256,
-            state.st_size,
-            state.st_mtime_ns,
-            state.st_ctime_ns,
-            state.st_ino,
-            state.st_dev,
-        ]
-        if state.st_size != entry.size:
-            raise ValueError(f"{state.st_size} bytes, the manifest says {entry.size}")
+        state = State.of(os.fstat(file))
+        stamp = [entry.sha256, *state]
+        if state.size != entry.size:
+            raise ValueError(f"{state.size} bytes, the manifest says {entry.size}")
         if stamps.get(entry.path) == stamp:
-            return stamp
+            return stamp, state
+        _settle(state)
         with os.fdopen(os.dup(file), "rb") as content:
             if sha256_of(content) != entry.sha256:
                 raise ValueError("its content does not match the manifest's sha256")
         if names is not None:
-            _check_external(file, names)
-    return stamp
+            _check_graph(file, names, safe=safe)
+        if State.of(os.fstat(file)) != state:
+            raise ValueError("was written to while it was read")
+    return stamp, state
 
 
-def _check_external(graph: int, names: Collection[str]) -> None:
-    for name in sorted(external_names(graph)):
+def _settle(state: State) -> None:
+    """Wait until a write that comes from now on has another time than the last one: a file system's clock
+    stands still for a tick.
+    """
+    age = time.time() - max(state.modified, state.changed) / 1e9
+    if 0 <= age < TICK:
+        time.sleep(TICK - age)
+
+
+def _check_graph(graph: int, names: Collection[str], *, safe: bool) -> None:
+    found = contents(graph)
+    for name in sorted(found.names):
         if name not in names:
             raise ValueError(f"the graph takes data from {name[:80]!r}, which `files` does not list")
+    if safe and found.is_nested:
+        raise ValueError(f"the graph has loops, branches or functions, which safe mode refuses; {REMEDY}")
 
 
 def _stamp_file(directory: Path) -> Path | None:
@@ -252,6 +281,8 @@ def _write_stamps(file: Path, stamps: dict[str, list[object]]) -> None:
         write_whole(file, json.dumps(stamps).encode("ascii"))
         others = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         for path in others[:-MOST_STAMPS]:
+            path.unlink(missing_ok=True)
+        for path in abandoned_in(file.parent, SCRATCH_STAMP):  # of a bundle that may never be opened again
             path.unlink(missing_ok=True)
     except OSError:
         pass  # without a place for it every start hashes all files

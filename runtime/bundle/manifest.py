@@ -19,7 +19,10 @@ from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Reader, Rule, parse
 from .files import FileEntry, clear_leftovers, is_safe_name, locked, read_small, verify, write_whole
+from .held import Held
+from .safe import check_sizes
 from .stored import KV_DTYPES, StoredPrefix, file_size
+from .stored_grammar import StoredGrammar
 from .turns import ChatTurns
 
 FORMAT_VERSION = "1.2"
@@ -32,6 +35,7 @@ OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_log
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 WRITERS_WAIT = 30.0  # seconds, for one another
+MOST_ATTEMPTS = 20  # to open a bundle that is written to meanwhile
 
 Count = Annotated[int, Rule(1)]
 TokenId = Annotated[int, Rule(below="model.vocab_size")]
@@ -183,8 +187,6 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
-        elif "topk_ids" in self.outputs and self.backend != "onnx":
-            yield "outputs", "engines have no topk_ids and topk_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ class Manifest:
     files: Annotated[tuple[FileEntry, ...], Rule(most=1000)]
     profiles: Annotated[tuple[Profile, ...], Rule(most=10_000)] = ()
     prefixes: Annotated[tuple[StoredPrefix, ...], Rule(absent=(), most=256)] = ()
+    grammars: Annotated[tuple[StoredGrammar, ...], Rule(absent=(), most=256)] = ()
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -247,10 +250,14 @@ def kv_names(num_layers: int, of: str = "past_key_values") -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An opened bundle: a directory whose manifest is valid and whose files are the ones it lists."""
+    """An opened bundle: a directory whose manifest is valid and whose files are the ones it lists.
+
+    `held`: that directory, kept open; None for a bundle that was not read from one.
+    """
 
     path: Path
     manifest: Manifest
+    held: Held | None = field(default=None, compare=False, repr=False)
 
     def variant(self, name: str) -> Variant:
         for variant in self.manifest.variants:
@@ -259,9 +266,29 @@ class Bundle:
         known = ", ".join(v.name for v in self.manifest.variants)
         raise BundleError(f"{self.path}: no variant `{name}` (there are: {known})")
 
+    def place(self, name: str) -> Path:
+        """Where a file of the directory that was verified is opened, whatever has its name by now."""
+        return (self.path if self.held is None else self.held.place) / name
 
-def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
-    """Open and check a bundle directory. `full` hashes every file even if it was found good before.
+    def read(self, name: str, limit: int) -> bytes:
+        """The content of a file. Raises OSError, and ValueError where its hash is not the manifest's."""
+        data = read_small(self.place(name), limit, links=True)
+        entry = next(entry for entry in self.manifest.files if entry.path == name)
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ValueError("it was changed while the bundle was opened")
+        return data
+
+    @property
+    def changed(self) -> list[str]:
+        """Files that are not as they were when they were verified: what was read of them in between may not
+        be what the manifest says.
+        """
+        return [] if self.held is None else self.held.changed()
+
+
+def open_bundle(path: str | Path, *, full: bool = False, safe: bool = False) -> Bundle:
+    """Open and check a bundle directory. `full` hashes every file even if it was found good before. `safe`,
+    for a bundle that may be anybody's, does so too, remembers nothing, and has stricter limits.
 
     Raises BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe
     file names, files that are missing, of the wrong size or of the wrong content.
@@ -270,7 +297,8 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
     file = directory / MANIFEST_FILE
     if not file.is_file():
         raise BundleError(_no_bundle(str(path), directory))
-    data, is_vouched_for = _read(directory)
+    held, attempts = Held(directory), 0
+    data, is_vouched_for = _read(held)
     while True:
         try:
             manifest = parse_manifest(data.decode("utf-8"), str(file))
@@ -281,13 +309,19 @@ def open_bundle(path: str | Path, *, full: bool = False) -> Bundle:
                 f"{directory}: {MANIFEST_FILE} does not match {CHECKSUM_FILE}; copy or export the bundle"
                 " again"
             )
+        if safe:
+            sizes = {entry.path: entry.size for entry in manifest.files}
+            tokenizer = manifest.text.tokenizer if manifest.text is not None else None
+            check_sizes(len(data), sizes, manifest.graphs, tokenizer, str(directory))
         try:
-            verify(directory, manifest.files, manifest.graphs, full=full)
-            return Bundle(directory, manifest)
+            verify(held, manifest.files, manifest.graphs, full=full, safe=safe)
+            return Bundle(directory, manifest, held)
         except BundleError:
-            before = data  # a writer may have taken a file away meanwhile, with what lists it
-            data, is_vouched_for = _read(directory)
-            if data == before:
+            # A writer may have taken a file away meanwhile, with what lists it, or the whole directory.
+            old, before, attempts = held, data, attempts + 1
+            held = Held(directory)
+            data, is_vouched_for = _read(held)
+            if (data == before and held.is_same(old)) or attempts == MOST_ATTEMPTS:
                 raise
 
 
@@ -310,20 +344,20 @@ def _no_bundle(path: str, directory: Path) -> str:
     return f"{path}: {what}: `mars-export onnx {path} -o mars.bundle`"
 
 
-def _read(directory: Path) -> tuple[bytes, bool]:
+def _read(held: Held) -> tuple[bytes, bool]:
     """The manifest's bytes, and whether the checksum is theirs.
 
     A writer may be at work between the two: then read again.
     """
-    file, before = directory / MANIFEST_FILE, b""
+    file, before = held.directory / MANIFEST_FILE, b""
     while True:
         try:
-            data = read_small(file, MANIFEST_LIMIT)
+            data = read_small(held.place / MANIFEST_FILE, MANIFEST_LIMIT)
         except OSError as error:
             raise BundleError(f"{file}: not readable ({error})") from error
         if len(data) > MANIFEST_LIMIT:
             raise BundleError(f"{file}: larger than {MANIFEST_LIMIT} bytes; this is not a manifest")
-        is_vouched_for = _checksum_line(data) in _read_checksums(directory)
+        is_vouched_for = _checksum_line(data) in _read_checksums(held.place)
         if is_vouched_for or data == before:
             return data, is_vouched_for
         before = data
@@ -433,6 +467,7 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
     used |= {p.file: f"prefix {p.name}" for p in manifest.prefixes}
+    used |= {g.file: f"grammar {g.name}" for g in manifest.grammars}
     problems += [
         f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
         for path, user in used.items()
@@ -449,6 +484,8 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
         if p.variant not in names
     ]
     problems += _prefix_contradictions(manifest, where)
+    grammars = Counter(g.name for g in manifest.grammars)
+    problems += [f"{where}: grammar `{n[:60]}` is there twice" for n in sorted(grammars) if grammars[n] > 1]
     model = manifest.model
     if model.num_heads % model.num_kv_heads:
         problems.append(

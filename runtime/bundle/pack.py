@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from tarfile import BLOCKSIZE, GNU_FORMAT, RECORDSIZE, REGTYPE, HeaderError, TarInfo
@@ -19,6 +17,7 @@ from typing import BinaryIO
 from ..errors import BundleError
 from .files import FileEntry, is_safe_name, read_small
 from .manifest import CHECKSUM_FILE, MANIFEST_FILE, MANIFEST_LIMIT, Manifest, open_bundle, parse_manifest
+from .scratch import ScratchDirectory, scratch_file
 
 PIECE = 1 << 20
 AGAIN = "copy or pack it again"
@@ -38,9 +37,8 @@ def pack(path: str | Path, output: str | Path, *, force: bool = False) -> int:
     bundle = open_bundle(path, full=True)
     data = read_small(bundle.path / MANIFEST_FILE, MANIFEST_LIMIT)
     line = f"{hashlib.sha256(data).hexdigest()}  {MANIFEST_FILE}\n".encode("ascii")
-    scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        with scratch.open("xb") as file:
+        with scratch_file(target) as (scratch, file):
             for name, content in ((MANIFEST_FILE, data), (CHECKSUM_FILE, line)):
                 file.write(_header(name, len(content)) + content + _padding(len(content)))
             for entry in sorted(bundle.manifest.files, key=lambda entry: entry.path):
@@ -52,11 +50,9 @@ def pack(path: str | Path, output: str | Path, *, force: bool = False) -> int:
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        scratch.replace(target)
+            scratch.replace(target)
     except OSError as error:
         raise BundleError(f"{output}: cannot be written ({error.strerror}); give another place") from error
-    finally:
-        scratch.unlink(missing_ok=True)
     return size
 
 
@@ -75,9 +71,10 @@ def unpack(archive: str | Path, output: str | Path) -> Manifest:
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
+        place = ScratchDirectory(target)
     except OSError as error:
         raise BundleError(f"{target.parent}: cannot be written to ({error.strerror})") from error
+    scratch = place.path
     try:
         with source.open("rb") as file:
             _extract(file, scratch, str(archive))
@@ -89,7 +86,7 @@ def unpack(archive: str | Path, output: str | Path) -> Manifest:
     except BundleError as error:
         raise BundleError(str(error).replace(str(scratch), str(archive))) from error
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        place.remove()
     return manifest
 
 

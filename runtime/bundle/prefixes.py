@@ -5,15 +5,15 @@ removed. Knows no session and no text.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import BundleError, SessionError
-from .files import FileEntry, describe, write_whole
-from .manifest import Manifest, Variant, at_least, changing, open_bundle, write_manifest
+from .files import describe, write_whole
+from .kept import delete, exchange
+from .manifest import Manifest, Variant, changing, open_bundle
 from .profiles import sha256_of, shown
 from .stored import FILE, NAME, StoredPrefix
 
@@ -153,11 +153,11 @@ def store(path: str | Path, made: Sequence[Made]) -> None:
                 write_whole(directory / prefix.file, content)
                 entries.append(describe(directory / prefix.file))
         except OSError as error:
-            _delete(directory, (p.file for p in new), manifest)
+            delete(directory, (p.file for p in new), manifest, FILE)
             raise BundleError(
                 f"{directory}: the prefix cannot be written ({error.strerror}); nothing is damaged"
             ) from error
-        _write(directory, manifest, (*others, *new), entries)
+        exchange(directory, manifest, replace(manifest, prefixes=(*others, *new)), entries, FILE)
 
 
 def remove(path: str | Path, name: str) -> int:
@@ -167,7 +167,7 @@ def remove(path: str | Path, name: str) -> int:
         others = tuple(p for p in manifest.prefixes if p.name != name)
         if len(others) == len(manifest.prefixes):
             raise _unknown(path, manifest, name)
-        _write(directory, manifest, others, [])
+        exchange(directory, manifest, replace(manifest, prefixes=others), [], FILE)
     return len(manifest.prefixes) - len(others)
 
 
@@ -177,30 +177,6 @@ def _changed(manifest: Manifest, prefix: StoredPrefix) -> list[str]:
         return [f"variant {prefix.variant} is gone"]
     running = replace(variant, accuracy_level=prefix.accuracy_level)  # as it was asked for
     return staleness(manifest, running, prefix)
-
-
-def _write(
-    directory: Path, manifest: Manifest, prefixes: tuple[StoredPrefix, ...], entries: Sequence[FileEntry]
-) -> None:
-    """The manifest with these prefixes; the files of others go when it is written."""
-    used, fresh = {p.file for p in prefixes}, {entry.path for entry in entries}
-    ours = {p.file for p in manifest.prefixes}
-    kept = tuple(e for e in manifest.files if e.path not in fresh and (e.path not in ours or e.path in used))
-    version = at_least(manifest.format_version)
-    changed = replace(manifest, prefixes=prefixes, files=(*kept, *entries), format_version=version)
-    write_manifest(directory, changed)
-    _delete(directory, ours - used, changed)
-
-
-def _delete(directory: Path, names: Iterable[str], manifest: Manifest) -> None:
-    """Files of prefixes that the manifest does not list; one that is in use elsewhere goes with the next
-    writer.
-    """
-    listed = {entry.path for entry in manifest.files}
-    for name in names:
-        if FILE.fullmatch(name) and name not in listed:
-            with suppress(OSError):
-                (directory / name).unlink()
 
 
 def _unknown(path: str | Path, manifest: Manifest, name: str) -> SessionError:

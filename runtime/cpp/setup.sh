@@ -1,31 +1,19 @@
 #!/usr/bin/env bash
-# Prepares what the C++ runtime is built from, on Debian 12 or 13: compilers and headers from apt, ONNX Runtime into build/ort.
+# Prepares what the C++ runtime is built from, on Debian 12 or 13 or Ubuntu 22.04 or 24.04: compilers and headers from apt, ONNX Runtime
+# into build/ort.
 #   setup.sh PYTHON    PYTHON has the onnxruntime wheel whose library is used
-# Debian 12 has no ONNX Runtime; its headers then come from Debian 13's package, unpacked here and not installed.
+# Where apt has no ONNX Runtime, its headers come on Debian 12 from Debian 13's package, and elsewhere from the release archive of the
+# wheel's version; either is unpacked here and not installed.
 # Where ONNXRuntime_ROOT names another directory, that one is left to its owner. Without root it installs nothing and says what is
 # missing. Exit code 3: something is missing.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=$1
-packages=(cmake ninja-build g++ pkg-config nlohmann-json3-dev doctest-dev)
 ort=$root/build/ort
+releases=${ONNXRUNTIME_RELEASES:-https://github.com/microsoft/onnxruntime/releases/download}
+. "$root/runtime/cpp/apt.sh"
 
-if ! command -v dpkg-query >/dev/null; then
-    echo "the C++ runtime needs (names of Debian): ${packages[*]}, and ONNX Runtime in ONNXRuntime_ROOT; this script only knows apt" >&2
-    exit 3
-fi
-missing=()
-for package in "${packages[@]}"; do
-    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
-done
-if ((${#missing[@]})); then
-    if [ "$(id -u)" != 0 ]; then
-        echo "the C++ runtime needs: sudo apt-get install ${missing[*]}" >&2
-        exit 3
-    fi
-    apt-get update --quiet=2
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends "${missing[@]}" >/dev/null
-fi
+need_packages "the C++ runtime" cmake ninja-build g++ pkg-config nlohmann-json3-dev doctest-dev
 
 if [ "${ONNXRuntime_ROOT:-$ort}" != "$ort" ]; then
     exit 0 # the caller's own
@@ -48,7 +36,20 @@ if [ ! -e "$ort/include/onnxruntime/onnxruntime_cxx_api.h" ]; then
         trap 'rm -rf "$scratch"' EXIT
         mkdir -p "$scratch"/{lists/partial,cache/archives/partial,parts}
         options=()
-        if ! apt-cache show libonnxruntime-dev >/dev/null 2>&1; then
+        by_apt=yes
+        if apt-cache show libonnxruntime-dev >/dev/null 2>&1; then
+            : # this system's own
+        elif [ "$(. /etc/os-release && echo "$ID")" != debian ]; then
+            by_apt=
+            version=$("$python" -c 'import onnxruntime; print(onnxruntime.__version__)')
+            archive=onnxruntime-linux-$(uname -m | sed 's/x86_64/x64/')-$version
+            need_packages "the C++ runtime" curl ca-certificates
+            if ! curl -fsSL "$releases/v$version/$archive.tgz" | tar -xz -C "$scratch" "$archive/include"; then
+                echo "cannot read $releases/v$version/$archive.tgz; unpack an ONNX Runtime release and set ONNXRuntime_ROOT (docs/cpp.md)" >&2
+                exit 3
+            fi
+            cp -r "$scratch/$archive/include" "$ort/include/onnxruntime"
+        else
             trixie_sources >"$scratch/parts/trixie.list"
             trixie_stanzas >"$scratch/parts/trixie.sources"
             options=(-o "Dir::Etc::SourceList=/dev/null" -o "Dir::Etc::SourceParts=$scratch/parts" -o "Dir::State::Lists=$scratch/lists"
@@ -58,8 +59,10 @@ if [ ! -e "$ort/include/onnxruntime/onnxruntime_cxx_api.h" ]; then
                 exit 3
             fi
         fi
-        (cd "$scratch" && apt-get "${options[@]}" download --quiet=2 libonnxruntime-dev && dpkg-deb -x libonnxruntime-dev_*.deb unpacked)
-        cp -r "$scratch/unpacked/usr/include/onnxruntime" "$ort/include/"
+        if [ -n "$by_apt" ]; then
+            (cd "$scratch" && apt-get "${options[@]}" download --quiet=2 libonnxruntime-dev && dpkg-deb -x libonnxruntime-dev_*.deb unpacked)
+            cp -r "$scratch/unpacked/usr/include/onnxruntime" "$ort/include/"
+        fi
     fi
 fi
 

@@ -8,21 +8,10 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=$1
-packages=(g++-aarch64-linux-gnu qemu-user-static)
 ort=$root/build/ort-aarch64
 
-missing=()
-for package in "${packages[@]}"; do
-    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
-done
-if ((${#missing[@]})); then
-    if [ "$(id -u)" != 0 ]; then
-        echo "the cross build needs: sudo apt-get install ${missing[*]}" >&2
-        exit 3
-    fi
-    apt-get update --quiet=2
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends "${missing[@]}" >/dev/null
-fi
+. "$root/runtime/cpp/apt.sh"
+need_packages "the cross build" g++-aarch64-linux-gnu qemu-user-static
 
 if [ ! -e "$ort/lib/libonnxruntime.so" ]; then
     scratch=$(mktemp -d)

@@ -33,8 +33,9 @@ class GenerationConfig:
 
     At most one of these says what the answer must look like (docs/structured.md): schema: a JSON schema, as
     text or as a mapping; regex; choice: one of these strings; tools: functions in OpenAI's form, as text or
-    as a list, of which the answer is calls. Schema and tools become JSON text here. separators: between the
-    items of a JSON answer, and behind a key, with no other white space; None for the model's own habit.
+    as a list, of which the answer is calls; grammar: the name of one that is kept in the bundle (`mars-export
+    grammar`). Schema and tools become JSON text here. separators: between the items of a JSON answer, and
+    behind a key, with no other white space; None for the model's own habit.
 
     Raises SessionError that lists every value out of range.
     """
@@ -59,6 +60,7 @@ class GenerationConfig:
     choice: tuple[str, ...] | None = None
     tools: Json | None = None
     separators: tuple[str, str] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -106,7 +108,9 @@ class GenerationConfig:
             for name, (good, what) in checks.items()
             if not good
         ]
-        wrong += structure_problems(self.schema, self.regex, self.choice, self.tools, self.separators)
+        wrong += structure_problems(
+            self.schema, self.regex, self.choice, self.tools, self.separators, self.grammar
+        )
         if self.exact is True and self.tau is not None:
             wrong.append(
                 f"exact and tau exclude each other: exact gives the one-token text whatever is"
@@ -127,7 +131,9 @@ class GenerationConfig:
     @property
     def is_structured(self) -> bool:
         """Whether a grammar decides what the answer may look like."""
-        return any(part is not None for part in (self.schema, self.regex, self.choice, self.tools))
+        return any(
+            part is not None for part in (self.schema, self.regex, self.choice, self.tools, self.grammar)
+        )
 
     @property
     def one_token(self) -> bool:

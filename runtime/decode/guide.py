@@ -32,6 +32,10 @@ class Matcher(Protocol):
         """Bool [vocab]: the tokens that may follow, where nothing is forced. Raises SessionError for none."""
         ...
 
+    def allows(self, token: int) -> bool:
+        """The mask's word on one token, which may cost less than all of them."""
+        ...
+
     def likely(self) -> tuple[int, float] | None:
         """Where nothing is forced: a token that is likely all the same, and how likely, or None."""
         ...
@@ -131,14 +135,13 @@ class Guide:
         another step must tell: prediction `i` has too little to choose from, or (not `strict`) is no longer
         what the model would say. Raises SessionError where no step of this graph could.
         """
-        allowed = self.allowed()
         if config.needs_logits:
             assert candidates.logits is not None, "logits were not exported: the session checks this first"
-            return choose(candidates.logits[i], config, seen, len(seen), allowed)
+            return choose(candidates.logits[i], config, seen, len(seen), self.allowed())
         token = int(candidates.token_ids[i])
-        if allowed[token]:
+        if _may_follow(self.matcher, token, self._eos_ids):
             return token, float(candidates.confidences[i])
-        return self._best(candidates, i, allowed, config.metric) if strict or i == 0 else None
+        return self._best(candidates, i, self.allowed(), config.metric) if strict or i == 0 else None
 
     def _best(
         self, candidates: Candidates, i: int, allowed: np.ndarray, metric: str
@@ -212,7 +215,12 @@ class Guide:
         """A token for a choice: the guess where it is allowed, else what the grammar makes likely."""
         if at < len(guess):
             token = guess.token_ids[at]
-            if matcher.may_end if token in self._eos_ids else matcher.mask()[token]:
+            if _may_follow(matcher, token, self._eos_ids):
                 return token, guess.confidences[at]
         likely = matcher.likely()
         return likely if likely is not None and likely[1] >= LIKELY else None
+
+
+def _may_follow(matcher: Matcher, token: int, eos_ids: Collection[int]) -> bool:
+    """Whether a token may come next where nothing is forced, one that ends included."""
+    return matcher.may_end if token in eos_ids else matcher.allows(token)

@@ -4,7 +4,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,7 +97,7 @@ class Row:
     verified. `config` may be replaced while the row runs: the next step uses the new one. `stop` sees each
     accepted token and says whether it completes a stop condition. `hopes` are shared by the rows of a
     session. `proposer`: another source of proposals than the row's masks. `stem`: the row's share in a store
-    of prefixes. `guide`: a grammar that the answer follows.
+    of prefixes. `guide`: a grammar that the answer follows. `client` is whose row it is, None for nobody's.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Row:
         self.proposals = NONE
         self.proposer = proposer if proposer is not None else Lookup(config.lookup) if config.lookup else None
         self.guide = guide
+        self.client: Hashable = None
 
     @property
     def pending(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +13,12 @@ from .budget import KvBudget
 from .config import GenerationConfig
 from .feed import Feed
 from .policy import Policy, widest_feeds
+from .queue import Queue
 from .row import Accepted, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
 
-_MAY_BE_NONE = ("max_prompt_tokens", "max_new_tokens", "max_stops", "kv_bytes")
+_MAY_BE_NONE = ("max_prompt_tokens", "max_new_tokens", "max_stops", "kv_bytes", "max_rows_per_client")
 
 Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
 
@@ -34,6 +35,7 @@ class Limits:
     max_prompt_tokens, max_new_tokens: longest prompt and answer. max_stops: stop strings, and eos_ids.
     kv_bytes: KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in.
     client_share: of all places, rows and waiting ones, what one client may have, above 0, at most 1.
+    max_rows_per_client: sequences of one client in one forward; its others wait, also where rows are free.
     """
 
     max_rows: int = 8
@@ -44,6 +46,7 @@ class Limits:
     max_stops: int | None = None
     kv_bytes: int | None = None
     client_share: float = 1.0
+    max_rows_per_client: int | None = None
 
     def __post_init__(self) -> None:
         wrong = []
@@ -109,7 +112,7 @@ class Schedule:
         self.backend, self.block, self.mask_id = backend, block, mask_id
         self.limits, self.policy = limits, policy
         self.budget = budget or KvBudget(limits.max_rows)
-        self.waiting: deque[Row] = deque()
+        self.waiting = Queue()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
         # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
@@ -130,10 +133,10 @@ class Schedule:
         return not self.waiting and not self._batch.active
 
     def add(self, row: Row) -> None:
-        """Queue a row. Rows get their turn in the order in which they were added; only while a long prompt is
-        being read may a shorter one come before those that wait.
+        """Queue a row. Clients take turns, and the rows of each get theirs in the order in which they were
+        added; only while a long prompt is being read may a shorter one come before those that wait.
         """
-        self.waiting.append(row)
+        self.waiting.add(row)
 
     def step(self) -> list[Accepted]:
         """Prompt pieces within the budget, then one forward over all decoding rows: what each row got.
@@ -204,21 +207,29 @@ class Schedule:
         first = self._num_decoding
         readers = self._batch.active[first:]
         if not readers:
-            row = self.waiting[0] if self.waiting else None
+            row = next(self._welcome(), None)
         elif self._num_pieces(readers[-1]) <= 1:
             return  # its last piece waits for the others
         else:
             left = self._num_pieces(readers[0])
-            row = next((r for r in self.waiting if 2 * self._num_pieces(r) <= left), None)
+            row = next((r for r in self._welcome() if 2 * self._num_pieces(r) <= left), None)
         if row is None or not self._has_room(row):
             return
-        self.waiting.remove(row)
+        self.waiting.take(row)
         active = self._batch.active
         active.append(row)
         for i in range(len(active) - 1, first, -1):
             self._batch.move(i - 1, i)
         active[first] = row
         self._batch.recall(first, self._piece, self.budget.most_entries(self._batch.num_rows))
+
+    def _welcome(self) -> Iterator[Row]:
+        """Rows that wait, in the order of their turns, but those of clients that have their rows already."""
+        most = self.limits.max_rows_per_client
+        if most is None:
+            return iter(self.waiting)
+        running = Counter(row.client for row in self._batch.active if row.client is not None)
+        return (row for row in self.waiting if running[row.client] < most)
 
     def _has_room(self, row: Row) -> bool:
         """Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it
@@ -304,8 +315,7 @@ class Schedule:
         order.
         """
         batch = self._batch
-        if self.waiting and any(row.finish_reason for row in self.waiting):
-            self.waiting = deque(row for row in self.waiting if row.finish_reason is None)
+        self.waiting.drop_finished()
         for row in batch.active:
             if row.finish_reason is not None:
                 break

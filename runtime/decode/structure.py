@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 MOST_BYTES = 1_000_000  # of a schema, of tools
@@ -13,6 +14,8 @@ MOST_REGEX = 2048  # characters; a pattern of a schema, too
 MOST_SPELLED = 20_000  # characters of a regex with its repetitions {n} written out
 MOST_MULTIPLE = 100_000  # of multipleOf
 MOST_CHOICES, MOST_TOOLS = 10_000, 1000
+MOST_CONSTANTS = 200_000  # characters of all constants and enums of a schema
+MOST_PROPERTIES = 10_000  # of all objects of a schema
 MOST_DEPTH = 64  # objects and lists in one another
 
 PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[0-9]{0,9},?[0-9]{0,9}\}|.", re.DOTALL)
@@ -32,13 +35,12 @@ def canonical(value: Any) -> Any:
         return value
 
 
-def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separators: Any) -> list[str]:
+def structure_problems(
+    schema: Any, regex: Any, choice: Any, tools: Any, separators: Any, grammar: Any = None
+) -> list[str]:
     """Everything that is wrong with these fields of a GenerationConfig; schema and tools are canonical."""
-    given = [
-        name
-        for name, value in (("schema", schema), ("regex", regex), ("choice", choice), ("tools", tools))
-        if value is not None
-    ]
+    fields = {"schema": schema, "regex": regex, "choice": choice, "tools": tools, "grammar": grammar}
+    given = [name for name, value in fields.items() if value is not None]
     wrong = [f"{' and '.join(given)} exclude each other: give one of them"] if len(given) > 1 else []
     if schema is not None:
         wrong += _json_problems("schema", schema, (dict, bool), "a JSON schema, an object or its text")
@@ -50,6 +52,8 @@ def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separat
         wrong.append(f"regex repeats too much: written out it has more than {MOST_SPELLED} characters")
     if choice is not None:
         wrong += _choice_problems(choice)
+    if grammar is not None and not (isinstance(grammar, str) and grammar):
+        wrong.append(f"grammar must be the name of a grammar of the bundle, not {_shown(grammar)}")
     if separators is not None and not (
         isinstance(separators, tuple)
         and len(separators) == 2
@@ -65,9 +69,18 @@ def structure_problems(schema: Any, regex: Any, choice: Any, tools: Any, separat
     return wrong
 
 
-def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> list[str]:
+def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> Sequence[str]:
     if not isinstance(text, str):
         return [f"{name} must be {what}, not {_shown(text)}"]
+    return _text_problems(name, text, kinds, what)
+
+
+@lru_cache(maxsize=16)  # a text is asked for again and again, and looked through each time
+def _text_problems(name: str, text: str, kinds: tuple[type, ...], what: str) -> tuple[str, ...]:
+    return tuple(_problems_of(name, text, kinds, what))
+
+
+def _problems_of(name: str, text: str, kinds: tuple[type, ...], what: str) -> list[str]:
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
         return [f"{name} has more than {MOST_BYTES} bytes; give a smaller one"]
     try:
@@ -78,7 +91,8 @@ def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> 
         return [f"{name} must be {what}, not {_shown(value)}"]
     if _depth(value) > MOST_DEPTH:
         return [f"{name} is nested more than {MOST_DEPTH} deep; make it flatter, or use $ref"]
-    return [f"{name}: {problem}" for problem in dict.fromkeys(_costly(value))] or (
+    problems = [*dict.fromkeys(_costly(value)), *_large(value)]
+    return [f"{name}: {problem}" for problem in problems] or (
         _tool_problems(value) if name == "tools" else []
     )
 
@@ -102,6 +116,26 @@ def _costly(value: Any) -> Iterator[str]:
             yield f"multipleOf is more than {MOST_MULTIPLE}; leave it out and check the answer"
         for inner in value.values():
             yield from _costly(inner)
+
+
+def _large(value: Any) -> Iterator[str]:
+    """What takes seconds or hundreds of megabytes by its size alone."""
+    characters = properties = 0
+    rest = [value]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, list):
+            rest += part
+        elif isinstance(part, dict):
+            rest += part.values()
+            named = part.get("properties")
+            properties += len(named) if isinstance(named, dict) else 0
+            constants = [part[key] for key in ("const", "enum") if key in part]
+            characters += sum(len(json.dumps(constant)) for constant in constants)
+    if characters > MOST_CONSTANTS:
+        yield f"const and enum have more than {MOST_CONSTANTS} characters; give fewer or shorter values"
+    if properties > MOST_PROPERTIES:
+        yield f"its objects have more than {MOST_PROPERTIES} properties; give fewer"
 
 
 def _tool_problems(tools: Any) -> list[str]:

@@ -6,30 +6,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from ctypes import c_ubyte
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..errors import SessionError
+from ..errors import DeviceLost, SessionError
+from .lost import ADVICE, LASTING
 
 ORDINAL = 0  # of those that CUDA_VISIBLE_DEVICES shows
-# "The process must be terminated and relaunched", says CUDA of these: every later call gives them again.
-LASTING = frozenset(
-    f"cudaError{name}"
-    for name in (
-        *(
-            "Assert",
-            "Contained",
-            "ECCUncorrectable",
-            "ExternalDevice",
-            "HardwareStackError",
-            "IllegalAddress",
-        ),
-        *("IllegalInstruction", "InvalidAddressSpace", "InvalidPc", "LaunchFailure", "LaunchTimeout"),
-        *("MisalignedAddress", "NvlinkUncorrectable", "TensorMemoryLeak"),
-    )
-)
 INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
 
 
@@ -120,6 +106,7 @@ class Device:
         self._cuda = _runtime()
         self.turn = Turn(self._cuda)
         self._allocations: set[int] = set()
+        self._pinned: list[int] = []
         with self.turn:
             # Not ordered with the default stream, whose work by others would break a capture.
             (self.stream,) = self._call("cudaStreamCreateWithFlags", self._cuda.cudaStreamNonBlocking)
@@ -131,6 +118,14 @@ class Device:
         self._allocations.add(int(address))
         self.zero(int(address), max(num_bytes, 256))
         return int(address)
+
+    def pinned(self, num_bytes: int) -> np.ndarray:
+        """Page-locked host memory as bytes: copies need no staging and do not wait. It goes with the
+        device.
+        """
+        (address,) = self._call("cudaHostAlloc", max(num_bytes, 1), self._cuda.cudaHostAllocDefault)
+        self._pinned.append(int(address))
+        return np.ctypeslib.as_array((c_ubyte * num_bytes).from_address(int(address)))
 
     def free(self, address: int) -> None:
         """Give memory back, after what is on the stream."""
@@ -145,6 +140,8 @@ class Device:
                 self.synchronize()
                 while self._allocations:
                     self._call("cudaFree", self._allocations.pop())
+                while self._pinned:
+                    self._call("cudaFreeHost", self._pinned.pop())
                 self._call("cudaStreamDestroy", self.stream)
         except SessionError:
             pass  # the GPU has failed: what is there goes with the process
@@ -236,6 +233,7 @@ def _checked(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
     runtime.cudaGetLastError()  # told here: TensorRT must not find it after a launch of its own
     _, text = runtime.cudaGetErrorString(error)
     words = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    is_lasting = error.name in LASTING
-    end = "; nothing computes on the GPU in this process any more: start it again" if is_lasting else ""
-    raise SessionError(f"CUDA: {name} failed: {words} ({error.name}){end}")
+    what = f"CUDA: {name} failed: {words} ({error.name})"
+    if error.name in LASTING:
+        raise DeviceLost(what + ADVICE)
+    raise SessionError(what)

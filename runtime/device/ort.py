@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..bundle.held import Watched
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
-from ..errors import BundleError, SessionError
+from ..errors import BundleError, DeviceLost, SessionError
 from .binding import Binding
 from .cuda_libraries import load_libraries
 from .kv import KvRows
+from .lost import ADVICE, is_lasting
 from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
+from .ort_options import parted
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -40,6 +43,12 @@ LEVELED = ("int4", "int8")
 FIRM = ("float32", "w8a8")
 # Angles are computed many at a time, and what is left over in another way: nothing may be left over.
 FIRM_ANGLES = 16
+# What ONNX Runtime says where the directory of a graph was renamed while it was loaded, and how often it is
+# believed.
+MOVED, MOST_MOVES = "escapes model directory", 5
+GPU_ADVICE = (
+    "check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+)
 NO_KERNELS = (
     "ONNX Runtime has no bfloat16 kernels; this graph is for TensorRT (`mars-export trt`), or export with"
     " --precision fp16 or fp32"
@@ -50,7 +59,7 @@ class OrtBackend:
     """A step graph in an ONNX Runtime session.
 
     `outputs` are the prediction outputs it must have; KV tensors follow `model`. `memory` None: that of
-    `device`.
+    `device`. `place` is where `graph` is opened, by its own name if None.
     """
 
     def __init__(
@@ -64,8 +73,12 @@ class OrtBackend:
         accuracy_level: int = FASTEST_LEVEL,
         kv_layout: str = "static",
         memory: Memory | None = None,
+        place: Path | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         ort = _import(device)
+        entries, provider_options = parted(settings or {}, device)
+        self._watched = Watched(None, ())
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
@@ -83,17 +96,18 @@ class OrtBackend:
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            providers = [(PROVIDERS[device], SETTINGS[device])]
-            self._session = ort.InferenceSession(graph, options, providers=providers)
+            for key, value in entries.items():
+                options.add_session_config_entry(key, value)
+            providers = [(PROVIDERS[device], SETTINGS[device] | provider_options)]
+            self._session = _loaded(ort, place or graph, options, providers)
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
-            raise SessionError(
-                f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}"
-            ) from error
+            why = _first_line(error).replace(str((place or graph).parent), str(graph.parent))
+            advice = "" if device == "cpu" else f"; {GPU_ADVICE}"
+            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}{advice}") from error
         if PROVIDERS[device] not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
-                f" check the GPU with"
-                " nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
+                f" {GPU_ADVICE}"
             )
         self._check_signature(graph, ORT_TYPES[kv_dtype])
         own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device])
@@ -109,9 +123,10 @@ class OrtBackend:
         device: str,
         threads: int | None,
         accuracy_level: int | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> OrtBackend:
         """Load a dynamic ONNX variant of a bundle; `accuracy_level` None is the one its drift was measured
-        at.
+        at. `settings` are ONNX Runtime's own, as `parted` reads them.
         """
         if accuracy_level is not None and variant.precision not in LEVELED:
             raise SessionError(
@@ -126,8 +141,11 @@ class OrtBackend:
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
         backend = cls(
-            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout
-        )
+            graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
+            place=bundle.place(variant.file), settings=settings,
+        )  # fmt: skip
+        if device == "cpu" and variant.weights is not None:
+            backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
@@ -146,6 +164,7 @@ class OrtBackend:
     ) -> StepOutput:
         assert isinstance(cache, KvRows)
         rows, slots = input_ids.shape
+        self._watched.check()
         try:
             binding = self._binding(cache, first, rows, want_logits)
             binding.write("input_ids", input_ids)
@@ -175,10 +194,10 @@ class OrtBackend:
             if not isinstance(error, Exception):
                 raise
             # onnxruntime raises its own classes, and plain RuntimeError
-            raise SessionError(
-                f"ONNX Runtime failed in a step of {rows} x {slots} slots:"
-                f" {_first_line(error)}{_advice(error)}"
-            ) from error
+            what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {_first_line(error)}"
+            if is_lasting(str(error)):
+                raise DeviceLost(what + ADVICE) from error
+            raise SessionError(what + _advice(error)) from error
 
     def _binding(self, cache: KvRows, first: int, rows: int, want_logits: bool) -> Binding:
         """KV memory of some rows bound as past and present: the cache's last binding while it stands for the
@@ -246,6 +265,20 @@ class OrtBackend:
                 f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export"
                 f" again"
             )
+
+
+def _loaded(ort: Any, graph: Path, options: Any, providers: list[Any]) -> Any:
+    """A session. One that failed because the graph's directory got another name meanwhile is tried again: it
+    is the same directory, and ONNX Runtime compares names. Its fallback to the CPU is off: it prints to the
+    standard output, and tries the same again.
+    """
+    for _ in range(MOST_MOVES):
+        try:
+            return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+        except Exception as error:
+            if MOVED not in str(error):
+                raise
+    return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
 
 
 def _first_line(error: Exception) -> str:
@@ -316,7 +349,7 @@ def open_graph(
     options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
     try:
-        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]])
+        session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]], enable_fallback=0)
     except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
         raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]

@@ -142,7 +142,9 @@ class OrtMemory:
             options = self._ort.SessionOptions()
             options.log_severity_level = 3
             graph = copies(operator, count, ELEMENT_TYPES[dtype])
-            self._copies[key] = self._ort.InferenceSession(graph, options, providers=[self._provider])
+            self._copies[key] = self._ort.InferenceSession(
+                graph, options, providers=[self._provider], enable_fallback=0
+            )
         session = self._copies[key]
         return session.run_with_iobinding, session.io_binding()
 

@@ -17,15 +17,17 @@ from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..decode.backend import StepOutput
 from ..errors import SessionError
 from .cuda import Runs
+from .filling import Filling
 from .kv import KV_TYPES
 from .trt_engine import LoadedEngine
+from .trt_io import StepIO
 from .trt_memory import ALIGNMENT, KvMemory, Pool, TrtCache, per_slice
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
     from .cuda import Device
 
-INPUTS = ("input_ids", "kv_length", "output_index")
+WIDE = ("topk_ids", "topk_logprobs", "logits")  # several values for each prediction
 MOST_GRAPHS = 64  # captured steps that are remembered; each holds an execution context
 
 
@@ -73,30 +75,27 @@ class TrtBackend:
         # they write goes to the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of
         # a batch share the widest row's slots, so that a row near its end writes on.
         rows, slots, outputs = self._info.max_rows, self._info.max_slots, self._info.max_outputs
-        self._fixed = (rows, slots) if variant.is_fixed else None
+        self._filling = Filling(self._info, variant.capacity, variant.is_fixed)
+        self._is_fixed = variant.is_fixed
         widest = max((r.slots.max for r in self._info.ranges if r.name == "decode"), default=1)
-        spare = slots if self._fixed else widest - 1 if rows > 1 else 0
+        spare = slots if self._is_fixed else widest - 1 if rows > 1 else 0
         self.max_slots: int | None = slots
         self.max_outputs: int | None = outputs
         self.max_capacity = min(model.context_length, self._capacity - spare)
         self.firm_slots: int | None = None  # an engine has kernels by the size of a step
         self._item = KV_TYPES[variant.kv_dtype].itemsize
         self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
-        sizes = {"input_ids": rows * slots * 8, "kv_length": rows * 8}
-        sizes |= dict.fromkeys(("output_index", "token_ids"), rows * outputs * 8)
-        sizes |= {name: rows * outputs * 4 for name in self.outputs if name not in ("token_ids", "logits")}
-        if "logits" in self.outputs:
-            sizes["logits"] = rows * outputs * model.vocab_size * 4
+        widths = {name: engine.width(name) for name in WIDE if name in self.outputs}
         entry, heads, count = model.head_dim * self._item, model.num_kv_heads, len(self._suffixes)
         # What a `delta` engine gives, one tensor behind the other, of any step.
         runs = rows * heads + ALIGNMENT // gcd(ALIGNMENT, entry) - 1
         with device.turn:
-            self._buffers = {name: device.allocate(size) for name, size in sizes.items()}
+            self._io = StepIO(device, rows, slots, outputs, self.outputs, widths)
             self._fresh = 0 if self._in_place else device.allocate(count * runs * slots * entry)
             self._scratch = device.allocate(engine.scratch_bytes)
         head = self._capacity * entry
         empty = KvMemory(0, count, heads * head, head, entry, 0, heads, self._capacity)
-        most = rows if self._fixed is None else 2 * rows - 1
+        most = 2 * rows - 1 if self._is_fixed else rows
         self._pool = Pool(device, empty, most, self._forget, KV_TYPES[variant.kv_dtype])
 
     @classmethod
@@ -128,7 +127,7 @@ class TrtBackend:
                 f" of {ALIGNMENT} bytes; build it again with a --capacity that is a multiple of 64"
             )
         # A step of fixed shapes that begins at the last row touches as many rows behind it as the engine has.
-        return TrtCache(self._pool, num_rows if self._fixed is None else num_rows - 1 + self._fixed[0])
+        return TrtCache(self._pool, num_rows - 1 + self._info.max_rows if self._is_fixed else num_rows)
 
     def step(
         self,
@@ -185,48 +184,23 @@ class TrtBackend:
         want_logits: bool,
     ) -> dict[str, np.ndarray]:
         rows, count = output_index.shape
-        if self._fixed is not None:
-            input_ids, kv_length, output_index = self._filled_up(input_ids, kv_length, output_index)
+        ids, lengths, index = self._filling.fill(input_ids, kv_length, output_index)
+        is_settled = False
         with self._device.turn:
-            step = self._step(memory, first, len(input_ids), input_ids.shape[1], output_index.shape[1])
-            # Held until the stream is synchronized: the copies read them later.
-            arrays = [np.ascontiguousarray(array, np.int64) for array in (input_ids, kv_length, output_index)]
+            step = self._step(memory, first, len(ids), ids.shape[1], index.shape[1])
             try:
-                for name, array in zip(INPUTS, arrays, strict=True):
-                    self._device.upload(self._buffers[name], array)
+                self._io.send(ids, lengths, index)
                 self._run(step)
                 if not self._in_place:
-                    self._place(memory, step.shape, kv_length[:rows])
-                results = {
-                    n: self._fetch(n, output_index.shape)
-                    for n in self.outputs
-                    if n != "logits" or want_logits
-                }
+                    self._place(memory, step.shape, kv_length)
+                results = self._io.fetch(index.shape, want_logits)
+                is_settled = True
             finally:
-                self._device.synchronize()
+                if not is_settled:
+                    self._device.synchronize()  # the copies still use what the next step writes to
             if step.runs == 1:
                 self._engine.keep_kernels()
         return {name: array[:rows, :count] for name, array in results.items()}
-
-    def _filled_up(
-        self, input_ids: np.ndarray, kv_length: np.ndarray, output_index: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        assert self._fixed is not None
-        rows, slots = self._fixed
-        ids, lengths, index = (
-            np.zeros((rows, slots), np.int64),
-            np.full(rows, self._capacity - slots),
-            np.zeros((rows, slots), np.int64),
-        )
-        if input_ids.shape[0] > rows or input_ids.shape[1] > slots:
-            raise SessionError(
-                f"a step of {input_ids.shape[0]} x {input_ids.shape[1]} slots; this engine is for exactly"
-                f" {rows} x {slots}"
-            )
-        ids[: input_ids.shape[0], : input_ids.shape[1]] = input_ids
-        lengths[: len(kv_length)] = kv_length
-        index[: output_index.shape[0], : output_index.shape[1]] = output_index
-        return ids, lengths, index
 
     def _step(self, memory: KvMemory, first: int, rows: int, slots: int, outputs: int) -> Step:
         """The bound context for this shape. Decode steps keep one each, because a captured graph belongs to
@@ -286,7 +260,7 @@ class TrtBackend:
             "output_index": (shape.rows, shape.outputs),
         }
         shapes |= {f"past_key_values.{suffix}": kv for suffix in self._suffixes}
-        addresses = dict(self._buffers)
+        addresses = dict(self._io.addresses)
         for suffix, address in zip(self._suffixes, memory.addresses, strict=True):
             here = address + shape.first * memory.row_bytes
             addresses[f"past_key_values.{suffix}"] = here
@@ -335,14 +309,6 @@ class TrtBackend:
             source = replace(fresh, address=fresh.address + i * heads * fresh.pitch)
             target = memory.runs(shape.first + i, length)
             self._device.copy_runs(target, source, fresh.pitch, heads, memory.count)
-
-    def _fetch(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = np.empty(
-            (*shape, self._model.vocab_size) if name == "logits" else shape,
-            np.int64 if name == "token_ids" else np.float32,
-        )
-        self._device.download(array, self._buffers[name])
-        return array
 
 
 def _close(device: Device, decode: dict[Shape, Step], prefill: dict[int, Step]) -> None:

@@ -8,6 +8,8 @@ their backends.
 from __future__ import annotations
 
 from importlib import import_module
+from io import SEEK_END
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ from ..bundle.files import write_whole
 from ..bundle.manifest import Bundle, ModelInfo, Variant
 from ..errors import SessionError
 from .cuda import find_gpu
+from .trt_io import IDS
 
 EXTRAS = {"tensorrt": "trt", "tensorrt_rtx": "rtx"}
 REMARKS = {"tensorrt": " (on a Jetson it comes with JetPack: python3-libnvinfer)"}
@@ -71,7 +74,7 @@ class LoadedEngine:
             raise SessionError(missing(variant.backend))
         logger = collecting_logger(trt)
         path = bundle.path / variant.file
-        data = path.read_bytes()
+        data = _mapped(bundle.place(variant.file))
         runtime = trt.Runtime(logger)
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
@@ -98,6 +101,10 @@ class LoadedEngine:
         if not context.set_optimization_profile_async(range_index, int(stream)):
             raise SessionError(f"the engine has no optimization profile {range_index}; build it again")
         return context
+
+    def width(self, name: str) -> int:
+        """Values of an output for each prediction: the vocabulary, or the k of a top-k."""
+        return int(self._engine.get_tensor_shape(name)[-1])
 
     def is_capturable(self, context: Any, stream: Any) -> bool:
         """Whether the context's step can become a graph, as far as this TensorRT can tell beforehand."""
@@ -164,13 +171,21 @@ def oddities(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
         [f"{i}.{k}" for i in range(model.num_layers) for k in ("key", "value")],
     )
     types = dict.fromkeys(("input_ids", "kv_length", "output_index"), ("INPUT", "INT64"))
-    types |= {name: ("OUTPUT", "INT64" if name == "token_ids" else "FLOAT") for name in variant.outputs}
+    types |= {name: ("OUTPUT", "INT64" if name in IDS else "FLOAT") for name in variant.outputs}
     types |= {f"past_key_values.{s}": ("INPUT", kv) for s in suffixes}
     types |= {f"present.{s}": ("OUTPUT", kv) for s in suffixes}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     there = {n: (engine.get_tensor_mode(n).name, engine.get_tensor_dtype(n).name) for n in names}
     odd = {name for name in types.keys() | there.keys() if types.get(name) != there.get(name)}
     shape, in_place = (model.num_kv_heads, variant.capacity, model.head_dim), variant.kv_layout == "static"
+    wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in variant.outputs and not odd]
+    sizes = {name: tuple(engine.get_tensor_shape(name))[2:] for name in wide}
+    right = {"logits": (model.vocab_size,), "topk_logprobs": sizes.get("topk_ids")}
+    odd |= {
+        name
+        for name in wide
+        if sizes[name] != right.get(name, sizes[name]) or not _is_width(sizes[name], model)
+    }
     for suffix in suffixes if not odd else ():
         past, present = f"past_key_values.{suffix}", f"present.{suffix}"
         if tuple(engine.get_tensor_shape(past))[1:] != shape:
@@ -182,7 +197,19 @@ def oddities(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
     return sorted(odd)
 
 
-def _diagnostics(trt: Any, runtime: Any, data: bytes) -> list[str]:
+def _is_width(size: tuple[int, ...], model: ModelInfo) -> bool:
+    """Whether there is one more dimension, of a size that is known."""
+    return len(size) == 1 and 0 < size[0] <= model.vocab_size
+
+
+def _mapped(path: Path) -> mmap | bytes:
+    """A file as it lies in the page cache: an engine that is read is in host memory twice while it loads."""
+    with path.open("rb") as file:
+        size = file.seek(0, SEEK_END)
+        return mmap(file.fileno(), size, access=ACCESS_READ) if size else b""
+
+
+def _diagnostics(trt: Any, runtime: Any, data: mmap | bytes) -> list[str]:
     if not hasattr(runtime, "get_engine_validity"):
         return []
     _, bits = runtime.get_engine_validity(data)

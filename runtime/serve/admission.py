@@ -58,7 +58,10 @@ async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashabl
     if profile is not None and ask.given:
         named = sorted(ask.given)[0]
         raise Refused(400, f"the model's name has a profile, which sets {named}; give one", param=named)
-    config, level = _config(served, ask, profile or ask.profile)
+    if ask.is_structured:  # a schema of a megabyte is looked through elsewhere: nobody waits for it here
+        config, level = await asyncio.to_thread(_config, served, ask, profile or ask.profile)
+    else:
+        config, level = _config(served, ask, profile or ask.profile)
     _check(served.session, options, ask, config)
     profile = profile or ask.profile or (level if level != EXACT else None)
     admitted = Admitted(ask, served, config, profile, level, [])

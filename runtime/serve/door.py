@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import logging
 from time import perf_counter
+from typing import Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .keys import Keys
 from .options import HEADER_BYTES, ServeOptions
 from .refusals import CLOSE, Refused, encoded
-from .service import Service
 
 LOG = logging.getLogger("mars_export.serve")
 OPEN_PATHS = ("/health", "/")  # without a key: a probe has none, and the page asks for it
@@ -22,10 +23,20 @@ CLIENT = "mars.client"
 METHODS, ALLOWED = "GET, POST, OPTIONS", "authorization, content-type"
 
 
-class Door:
+class Keyed(Protocol):
+    """Anything that knows who may call."""
+
+    @property
+    def keys(self) -> Keys: ...
+
+
+S = TypeVar("S", bound=Keyed)
+
+
+class Door(Generic[S]):
     """An ASGI application around another. The number of the caller's key is `scope["mars.client"]`."""
 
-    def __init__(self, inner: ASGIApp, service: Service, options: ServeOptions) -> None:
+    def __init__(self, inner: ASGIApp, service: S, options: ServeOptions) -> None:
         self._inner, self.service, self._options = inner, service, options
         self._keys = service.keys
 

@@ -22,6 +22,7 @@ from .refusals import Refused, busy
 LOG = logging.getLogger("mars_export.serve")
 WARMING = 5.0  # seconds after which to ask again
 COMPILING = 2  # grammars at a time: one may take a second and 300 MB
+STEP_TIME = 60.0  # seconds for an answer of one token
 STEP_HANGS = 120.0  # seconds of one step from which a server is not healthy
 
 
@@ -48,18 +49,32 @@ class Served:
         """Measure what steps cost and answer once, so that no client waits for it. In a thread of its own."""
         try:
             batcher = Batcher(self.session, self._options.limits)
-            mask = self.session.bundle.manifest.tokens.mask
-            batcher.submit([1 if mask == 0 else 0], GenerationConfig(max_new_tokens=1)).result(60)
+            self._step(batcher)
             self.batcher = batcher
             LOG.info("%s is warm", self.name)
         except BaseException as error:
             self.fault = error
             LOG.critical("%s cannot be served: %s", self.name, type(error).__name__)
 
+    def check(self) -> None:
+        """Have a step done, unless requests run: theirs are steps, too. Raises SessionError."""
+        batcher = self.running()
+        if batcher.num_running + batcher.num_waiting == 0:
+            self._step(batcher)
+
+    def _step(self, batcher: Batcher) -> None:
+        mask = self.session.bundle.manifest.tokens.mask
+        batcher.submit([1 if mask == 0 else 0], GenerationConfig(max_new_tokens=1)).result(STEP_TIME)
+
     @property
     def is_ready(self) -> bool:
         batcher = self.batcher
         return batcher is not None and batcher.alive and batcher.step_seconds < STEP_HANGS
+
+    @property
+    def broken(self) -> BaseException | None:
+        """Why it cannot be served any more, such as a GPU that has failed."""
+        return self.batcher.fault if self.batcher is not None else None
 
     def running(self) -> Batcher:
         """The batcher. Raises Refused while there is none."""
@@ -67,6 +82,8 @@ class Served:
             if self.fault is not None:
                 raise Refused(503, f"{self.name} cannot be served; see the server's log", code="failed")
             raise busy(f"{self.name} is being loaded; try again in {WARMING:g} s", WARMING, 503)
+        if self.batcher.fault is not None:
+            raise Refused(503, f"{self.name} cannot be served any more; see the server's log", code="failed")
         if not self.batcher.alive:
             raise Refused(503, f"{self.name} takes no more requests", code="closing")
         return self.batcher
@@ -166,6 +183,14 @@ class Models:
             self._started = True
         threading.Thread(target=self._warm, name="mars-warm", daemon=True).start()
 
+    def warm(self) -> None:
+        """`start`, to its end. Raises what kept a bundle from being served."""
+        with self._lock:
+            self._started = True
+        self._warm()
+        for fault in self.faults.values():
+            raise fault
+
     def _warm(self) -> None:
         for each in self.served.values():
             each.warm()
@@ -191,7 +216,9 @@ class Models:
 
     @property
     def faults(self) -> dict[str, BaseException]:
-        return {name: each.fault for name, each in self.served.items() if each.fault is not None}
+        """Names of what cannot be served, or not any more, with the reason."""
+        found = {name: each.fault or each.broken for name, each in self.served.items()}
+        return {name: fault for name, fault in found.items() if fault is not None}
 
     def close(self, drain: float) -> None:
         """Refuse what comes, give what is here `drain` seconds. Returns when all batchers have ended."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import MarsError, Overloaded
+from ..errors import DeviceLost, MarsError, Overloaded
 
 MOST_WORDS = 2000  # characters of a message: what clients sent is quoted in it
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"} | {
@@ -48,6 +48,8 @@ class Refused(Exception):
         if is_of_field and named.isidentifier():
             param = SAID_OTHERWISE.get(named, named)
             message = message if param == named else param + message[len(named) :]
+        if isinstance(error, DeviceLost):
+            return cls(500, message, code="failed")
         return cls(400, message, param=param)
 
     @property

@@ -25,7 +25,7 @@ from .wire import read_ask
 Handler = Callable[[Request], Awaitable[Any]]
 
 
-def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door:
+def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door[Service]:
     """Serve `sessions` under their names. Where nobody runs its lifespan, as when it is mounted in another
     application, it begins to warm up with the first request, and ends with the interpreter.
 
@@ -88,7 +88,8 @@ class _Routes:
             body = await self._bodies.read(request)
             ask = read_ask(kind, body)
             model = ask.model
-            answering = Answering(service, ask, request.scope[CLIENT], request.receive)
+            address = request.client.host if request.client is not None else None
+            answering = Answering(service, ask, request.scope[CLIENT], request.receive, address)
             await answering.begin()
             if ask.stream:
                 answering.is_streamed = True  # which closes it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -40,8 +40,12 @@ class Service:
 class Answering:
     """One ask from its admission to its end; a context manager that leaves nothing running behind."""
 
-    def __init__(self, service: Service, ask: Ask, client: int | None, receive: Receive) -> None:
+    def __init__(
+        self, service: Service, ask: Ask, client: int | None, receive: Receive, address: str | None = None
+    ) -> None:
         self._service, self._ask, self._client, self._receive = service, ask, client, receive
+        # Whose turn it takes: a key's, on a server without keys an address's.
+        self._sender: Hashable = client if client is not None else address
         self._came = perf_counter()
         self._admitted: Admitted | None = None
         self._events: Events | None = None
@@ -53,7 +57,7 @@ class Answering:
     async def begin(self) -> Reply:
         """Admit the ask and wait until it has a row. Raises Refused."""
         service = self._service
-        self._admitted = admitted = await admit(service.models, service.options, self._ask, self._client)
+        self._admitted = admitted = await admit(service.models, service.options, self._ask, self._sender)
         self._events = Events(admitted.requests, self._receive)
         self.reply = Reply(admitted)
         until = self._came + service.options.queue_timeout

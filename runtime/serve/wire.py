@@ -45,6 +45,11 @@ class Ask:
     """Which of exact, tau, metric, profile and window the request names."""
 
     @property
+    def is_structured(self) -> bool:
+        """Whether it comes with a schema, a regex, choices or tools."""
+        return self.tools is not None or bool({"schema", "regex", "choice"} & self.settings.keys())
+
+    @property
     def has_seed(self) -> bool:
         return "seed" in self.settings
 
@@ -103,6 +108,7 @@ def _settings(fields: Fields) -> dict[str, Any]:
         "cache_salt": fields.text("cache_salt"),
         "regex": fields.text("regex"),
         "choice": fields.texts("choice"),
+        "grammar": fields.text("grammar"),
         "schema": _schema(fields.object("response_format")),
         "eos_ids": () if fields.flag("ignore_eos") else None,
     }

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from attack import load
 from support.fake import MASK, FakeBackend
@@ -33,6 +35,7 @@ from mars_export.runtime import (
     Session,
     SessionError,
 )
+from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule, decode
@@ -669,9 +672,35 @@ def test_the_load_sees_what_is_wrong(session: Session, monkeypatch: pytest.Monke
         assert any("Counts" in words for words in load.play(session, 0, 20, 2, 2).wrong)
 
 
+class Equal:
+    """A backend to whose model another token is always as likely as its choice."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def step(self, *arguments: Any) -> StepOutput:
+        output = self._backend.step(*arguments)
+        ids = np.stack([output.token_ids, output.token_ids // 2], -1)
+        return replace(output, topk_ids=ids, topk_logprobs=np.zeros(ids.shape, np.float32))
+
+
+def test_last_bits_are_told_from_other_answers(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GenerationConfig(tau=1.0, max_new_tokens=1, eos_ids=())
+    asked = load.Asked([1, 2, 3], config, "read", 0, None, False)
+    (alone,) = session.generate(asked.prompt, config).token_ids
+    assert {other.token_ids for other in load.in_other_bits(session, asked)} == {(alone,)}
+    backend = Equal(session.backend)
+    monkeypatch.setattr(session, "backend", backend)
+    assert {other.token_ids for other in load.in_other_bits(session, asked)} == {(alone,), (alone // 2,)}
+    assert session.backend is backend
+
+
 def test_the_load_goes_on_where_it_stopped(tmp_path: Any) -> None:
     state, figures = tmp_path / "state", tmp_path / "figures"
-    program = [sys.executable, str(ROOT / "benchmarks" / "attack" / "load.py"), "--requests", "20"]
+    program = [sys.executable, "-m", "attack.soak", "--requests", "20", "--bundle", str(BUNDLE)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for rounds in ("1", "2"):
         arguments = ["--rounds", rounds, "--state", str(state), "--figures", str(figures)]

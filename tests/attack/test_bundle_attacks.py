@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from mars_export.cli import app
 from mars_export.runtime import BundleError, Session
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.external import external_names
+from mars_export.runtime.bundle.external import contents
 from mars_export.runtime.bundle.files import describe, locked, write_whole
 from mars_export.runtime.bundle.manifest import Profile, changing, open_bundle, parse_manifest, write_manifest
 from mars_export.runtime.console import print_json
@@ -254,7 +254,7 @@ def test_the_names_of_external_data_are_those_that_onnx_finds(bundles: Named) ->
         model = onnx.load(bundles(name) / "model.onnx", load_external_data=False)
         known = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
         with (bundles(name) / "model.onnx").open("rb") as file:
-            assert external_names(file.fileno()) == known == {"weights.bin"}
+            assert contents(file.fileno()).names == known == {"weights.bin"}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_what_is_no_graph_is_refused(data: bytes, tmp_path: Path) -> None:
         (tmp_path / "x.onnx").open("rb") as file,
         pytest.raises(ValueError, match="no ONNX graph|not an ONNX graph"),
     ):
-        external_names(file.fileno())
+        contents(file.fileno())
 
 
 STORE = """

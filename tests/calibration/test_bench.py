@@ -30,7 +30,7 @@ OPTIONS = BenchOptions(taus=(0.5,), batches=(1, 2), commits=("cursor", "block"),
 COMPARED = {
     "setting", "tokens_per_second", "speed_up", "tokens_per_forward", "ttft", "itl", "tpot", "score",
     "score_interval", "same_answers", "proposals_held", "peak_memory",
-    "answers", "tokens", "unsteady", "cut_short",
+    "answers", "tokens", "unsteady", "cut_short", "forced",
 }  # fmt: skip
 
 

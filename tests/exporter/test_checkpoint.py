@@ -145,7 +145,7 @@ def test_a_shard_name_that_leads_out_of_the_directory(name: str, copied: Named) 
     (directory / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"model.norm.weight": name}})
     )
-    refused(directory, f"shard names must be plain file names, not {name}")
+    refused(directory, f"shard names must be plain file names, not {name!r}")
 
 
 def test_missing_extra_and_misshapen_tensors_are_listed_at_once(copied: Named) -> None:

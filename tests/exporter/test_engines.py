@@ -299,16 +299,27 @@ def test_a_bundle_that_cannot_serve(
         add_engine(open_bundle(small), small, replace(SMALL, **options), **settings)
 
 
-def test_top_k_outputs_are_refused_and_nothing_is_written(
-    graphs: Callable[[str, str, str], Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "precision", "layout", "dynamic"),
+    [("llama", "fp16", "static", True), ("qwen2", "fp32", "delta", False), ("qwen2", "int4", "static", True)],
+)
+def test_top_k_outputs_are_parsed_and_built(
+    family: str, precision: str, layout: str, dynamic: bool, checkpoints: Named, tmp_path: Path
 ) -> None:
-    bundle = open_bundle(graphs("llama", "fp16", "static"))
-    [graph] = bundle.manifest.variants
-    wide = replace(graph, outputs=(*graph.outputs, "topk_ids", "topk_logprobs"))
-    held = replace(bundle, manifest=replace(bundle.manifest, variants=(wide,)))
-    with pytest.raises(ExportError, match="engines have no top-k outputs yet"):
-        add_engine(held, tmp_path / "b", SMALL)
-    assert not (tmp_path / "b").exists()
+    engine = replace(SMALL, kv_layout=layout, fixed=not dynamic, batch=2, prefill=32)
+    checkpoint = open_checkpoint(str(checkpoints(family)))
+    options = replace(graph_options(precision), top_k=5, metrics=True, logits=True)
+    export_engine(checkpoint, tmp_path / "b", options, engine)
+    bundle = open_bundle(tmp_path / "b", full=True)
+    graph, built = bundle.manifest.variants
+    assert built.outputs == graph.outputs and {"topk_ids", "topk_logprobs"} <= set(built.outputs)
+    assert built.engine is not None
+    assert not tensorrt.is_malformed("tensorrt_rtx", (bundle.path / built.file).read_bytes())
+    logger = collecting_logger(trt)
+    network = tensorrt.parse(trt, logger, trt.Builder(logger), bundle.path / built.engine.graph)
+    outputs = {network.get_output(i).name: network.get_output(i) for i in range(network.num_outputs)}
+    assert tuple(outputs["topk_ids"].shape)[2:] == (5,) and outputs["topk_ids"].dtype == trt.int64
+    assert tuple(outputs["topk_logprobs"].shape)[2:] == (5,) and outputs["topk_logprobs"].dtype == trt.float32
 
 
 def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Path) -> None:
@@ -323,12 +334,16 @@ def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Pat
         "jetson-orin",
         "--jetpack",
         "6.2",
+        "--top-k",
+        "4",
     )
     assert done.returncode == 0, done.stderr
     assert "No engine was built: full TensorRT builds on the GPU it is for (sm87)" in done.stderr
     manifest = open_bundle(tmp_path / "b", full=True).manifest
     assert [(v.name, v.kv_layout) for v in manifest.variants] == [("model", "delta")]
-    assert {"build-on-device.sh", "tensorrt-jetson-orin.onnx"} <= {f.path for f in manifest.files}
+    steps = {"build-on-device.sh", "tensorrt-jetson-orin.onnx", "tensorrt-jetson-orin.build.json"}
+    assert steps <= {f.path for f in manifest.files}
+    assert manifest.variants[0].outputs[-2:] == ("topk_ids", "topk_logprobs")
     Session.open(tmp_path / "b", threads=1).generate([1, 2], config(0.5))
 
 
@@ -401,6 +416,7 @@ def test_the_default_checkpoint(precision: str, tmp_path: Path) -> None:
         embedding="float",
         head="float",
         allow_drift=precision == "int4",
+        quantizer="round" if precision == "int4" else "auto",
     )
     variant = export_engine(open_checkpoint(None), tmp_path / "b", graph, EngineOptions()).variant
     assert variant is not None

@@ -188,9 +188,16 @@ def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_pa
     assert len(shapes) == (0 if result.is_fixed else 6)
     assert all(f.count("past_key_values.") == 2 * MODEL.num_layers for f in shapes)
     assert "mars-export trt . --target host --kv-layout " in text
+    assert f"mars-build-engine . --recipe {result.name}\n" in text
     assert ("--fixed" in text) == result.is_fixed
     assert result.obstacle is not None
     assert result.obstacle in text
+
+
+def test_a_recipe_can_be_asked_for_where_the_engine_could_be_built() -> None:
+    assert plan_of(target="sm86").obstacle is None
+    assert plan_of(target="sm86", build=False).obstacle == "--no-build was given"
+    assert "full TensorRT builds on" in str(plan_of(target="h100", build=False).obstacle)
 
 
 def test_too_little_memory_is_said_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_manifests_name_each_other() -> None:
 
 
 def test_metrics_that_are_named_are_told() -> None:
-    source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "runtime" / "serve").glob("*.py"))
+    source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "runtime" / "serve").rglob("*.py"))
     told = set(re.findall(r'"(mars_[a-z0-9_]+)"', source))
     files = [*(DEPLOY / "kubernetes").glob("*.yaml"), ROOT / "docs" / "scale.md"]
     named = {n for p in files for n in re.findall(r"\bmars_(?!export|step)[a-z0-9_]+", p.read_text("utf-8"))}

@@ -18,6 +18,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from attack.grammars import trial as grammar_trial
+from attack.grammars import wrong
 from attack.schemas import drawn_schema, trial
 from support import tiny
 from support.agreement import MAIN
@@ -401,3 +403,55 @@ def test_tagged_calls_stand_between_text(answer: str, is_right: bool, session: S
         matcher.consume(token)
     assert refused is not is_right
     assert refused or matcher.may_end
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_token_is_allowed_where_the_mask_says_so(seed: int, session: Session) -> None:
+    assert session.text is not None
+    draw = random.Random(seed)
+    config = GenerationConfig(schema=drawn_schema(draw)) if seed else GenerationConfig(tools=[WEATHER, STOP])
+    matcher = grammars(session.text, "tags" if seed % 2 else "list").matcher(config)
+    for _ in range(20):
+        if forced := matcher.forced():
+            matcher.consume(forced[0])
+            continue
+        if matcher.is_over:
+            break
+        asked = matcher.copy()
+        asked.forced()
+        one_by_one = [asked.allows(token) for token in range(tiny.VOCAB_SIZE)]
+        mask = matcher.mask()
+        assert one_by_one == mask.tolist() == [matcher.allows(token) for token in range(tiny.VOCAB_SIZE)]
+        if not mask.any():
+            break
+        matcher.consume(draw.choice(np.flatnonzero(mask).tolist()))
+    assert not any(matcher.allows(token) for token in (-1, tiny.VOCAB_SIZE, tiny.IM_END))
+
+
+# --- the attack on grammars ---
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a constant of 900 kB",
+        "2**30 objects by reference",
+        "40**40 cases",
+        "an enum of 10,000",
+        "anything at all",
+    ],
+)
+def test_the_attack_is_bounded_in_time_and_memory(name: str) -> None:
+    """All of them: benchmarks/attack/grammars.py."""
+    assert wrong(line := grammar_trial(name)) == [], line
+
+
+def test_the_attack_sees_what_is_wrong() -> None:
+    assert wrong({"outcome": "compiled", "seconds": 1.0, "bytes": 1}) == []
+    for bad in ({"outcome": "hang"}, {"outcome": "MemoryError"}, {"outcome": "compiled", "bytes": 1 << 30}):
+        assert len(wrong(bad)) == 1
+    assert wrong({"outcome": "SessionError", "seconds": 9.0, "step": 9.0, "length": 9000}) == [
+        "seconds 9.0",
+        "step 9.0",
+        "length 9000",
+    ]

@@ -40,6 +40,9 @@ class Automaton:
         mask[list(self.edges[self.state])] = True
         return mask
 
+    def allows(self, token: int) -> bool:
+        return token in self.edges[self.state]
+
     def likely(self) -> tuple[int, float] | None:
         """The smallest of those that may follow, in some states."""
         return (min(self.edges[self.state]), 0.8) if self.state % 3 == 2 and self.edges[self.state] else None

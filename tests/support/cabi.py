@@ -31,6 +31,11 @@ COUNTS = ("prompt_tokens", "tokens", "forwards", "prefill_forwards", "tokens_aft
 TIMES = ("prefill_time", "decode_time", "time_to_first_token", "tokens_per_forward", "tokens_per_second")
 
 
+ON_LOG = c.CFUNCTYPE(None, c.c_int32, c.c_char_p, c.c_void_p)
+LEVELS = ("debug", "info", "warning", "error")
+VERIFY = {"once": 0, "always": 1, "never": 2}
+
+
 class SessionOptions(c.Structure):
     _fields_ = (
         ("struct_size", c.c_size_t),
@@ -40,6 +45,12 @@ class SessionOptions(c.Structure):
         ("variant", c.c_char_p),
         ("draft", c.c_char_p),
         ("cache_bytes", c.c_int64),
+        ("safe", c.c_int32),
+        ("option_names", c.POINTER(c.c_char_p)),
+        ("option_values", c.POINTER(c.c_char_p)),
+        ("num_options", c.c_size_t),
+        ("on_log", ON_LOG),
+        ("log_user", c.c_void_p),
     )
 
 
@@ -65,6 +76,7 @@ class Config(c.Structure):
         ("min_p", c.c_double),
         ("cache_salt", c.c_char_p),
         ("deadline", c.c_double),
+        ("grammar", c.c_char_p),
     )
 
 
@@ -84,6 +96,14 @@ class SessionInfo(c.Structure):
         ("struct_size", c.c_size_t),
         *((name, c.c_int64) for name in ("vocab_size", "context_length", "block", "mask_id")),
         ("has_text", c.c_int32),
+        ("reserved", c.c_int32),
+        *((name, c.c_char_p) for name in ("variant", "backend", "precision", "device")),
+        ("eos_ids", c.POINTER(c.c_int64)),
+        ("num_eos_ids", c.c_size_t),
+        ("profiles", c.POINTER(c.c_char_p)),
+        ("num_profiles", c.c_size_t),
+        ("outputs", c.POINTER(c.c_char_p)),
+        ("num_outputs", c.c_size_t),
     )
 
 
@@ -110,6 +130,7 @@ class CStats(c.Structure):
         *((name, c.c_int64) for name in ("proposed", "verified", "rejected")),
         ("queue_time", c.c_double),
         ("cached_tokens", c.c_int64),
+        ("forced", c.c_int64),
     )
 
 
@@ -218,16 +239,29 @@ class CSession:
         self.library, self.handle = library, c.c_void_p()
         wanted = SessionOptions()
         library.c.mars_session_options_init(c.byref(wanted), c.sizeof(wanted))
+        pairs: dict[str, str] = options.pop("options", {})
+        hear: Callable[[str, str], None] | None = options.pop("on_log", None)
+        options["verify"] = VERIFY[options.pop("verify", "once")]
         for name, value in options.items():
             setattr(wanted, name, value.encode() if isinstance(value, str) else value)
+        wanted.option_names = (c.c_char_p * len(pairs))(*(name.encode() for name in pairs))
+        wanted.option_values = (c.c_char_p * len(pairs))(*(value.encode() for value in pairs.values()))
+        wanted.num_options = len(pairs)
+        if hear is not None:
+            self.on_log = ON_LOG(lambda level, line, _: hear(LEVELS[level], line.decode()))  # as long as self
+            wanted.on_log = self.on_log
         library.call("session_open", str(bundle).encode(), c.byref(wanted), c.byref(self.handle))
 
     @property
-    def has_text(self) -> bool:
+    def info(self) -> SessionInfo:
         info = SessionInfo()
         self.library.c.mars_session_info_init(c.byref(info), c.sizeof(info))
         self.library.call("session_describe", self.handle, c.byref(info))
-        return bool(info.has_text)
+        return info
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.info.has_text)
 
     def __enter__(self) -> CSession:
         return self

@@ -19,7 +19,7 @@ import numpy as np
 from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, Range
 from mars_export.runtime.bundle.manifest import ModelInfo, Variant
 from mars_export.runtime.device.cuda import ORDINAL, Runs, Turn
-from mars_export.runtime.errors import SessionError
+from mars_export.runtime.errors import DeviceLost, SessionError
 from support.fake import Predict, _seen
 
 MODEL = ModelInfo("llama", 1000, 8, 2, 2, 2, 4, 64)
@@ -64,6 +64,7 @@ class FakeDevice:
         self.allocations: list[int] = []
         self.live: dict[int, int] = {}
         self.spare: list[int] = []  # addresses that were given back and are handed out again
+        self.locked: list[np.ndarray] = []  # page-locked memory, which lives as long as the device
         self.left: int | None = None  # allocations before memory is out
         self.is_broken = False
         self.refuse_capture = refuse_capture
@@ -97,6 +98,11 @@ class FakeDevice:
         self.zero(address, max(num_bytes, 256))
         return address
 
+    def pinned(self, num_bytes: int) -> np.ndarray:
+        self._call("cudaHostAlloc", in_capture=False)
+        self.locked.append(np.full(num_bytes, 0xFF, np.uint8))
+        return self.locked[-1]
+
     def free(self, address: int) -> None:
         self._call("cudaFree", in_capture=False)
         self._flush()
@@ -116,7 +122,7 @@ class FakeDevice:
     def upload(self, address: int, array: np.ndarray) -> None:
         self._call("cudaMemcpyAsync", in_capture=False)
         assert array.flags.c_contiguous
-        held = weakref.ref(array)
+        held = self._held(array)
 
         def copy() -> None:
             host = held()
@@ -128,7 +134,7 @@ class FakeDevice:
 
     def download(self, array: np.ndarray, address: int) -> None:
         self._call("cudaMemcpyAsync", in_capture=False)
-        held = weakref.ref(array)
+        held = self._held(array)
 
         def copy() -> None:
             host = held()
@@ -158,6 +164,11 @@ class FakeDevice:
                 at(target, *place)[:] = run
 
         self.queue.append(copy)
+
+    def _held(self, array: np.ndarray) -> Callable[[], np.ndarray | None]:
+        """What the stream will find of a host array: memory of ours stays, whoever looks at it goes."""
+        is_ours = any(array is one or array.base is one for one in self.locked)
+        return (lambda: array) if is_ours else weakref.ref(array)
 
     def synchronize(self) -> None:
         self._call("cudaStreamSynchronize", in_capture=False)
@@ -227,7 +238,7 @@ class FakeDevice:
     def _call(self, name: str, *, in_capture: bool) -> None:
         assert getattr(self.current, "ordinal", ORDINAL) == ORDINAL, f"{name}: another GPU is the current one"
         if self.is_broken:
-            raise SessionError(
+            raise DeviceLost(
                 f"CUDA: {name} failed: an illegal memory access was encountered (cudaErrorIllegalAddress);"
                 " nothing computes on the GPU in this process any more: start it again"
             )
@@ -318,12 +329,16 @@ class FakeContext:
 
 
 class FakeEngine:
-    """What LoadedEngine offers. `contexts`: what all that were ever made are bound to."""
+    """What LoadedEngine offers. `contexts`: what all that were ever made are bound to; `top_k` 0: no such
+    outputs. Its likeliest tokens are those that follow the answer."""
 
     scratch_bytes = 512
 
-    def __init__(self, device: FakeDevice, info: EngineInfo, predict: Predict, in_place: bool = True) -> None:
+    def __init__(
+        self, device: FakeDevice, info: EngineInfo, predict: Predict, in_place: bool = True, top_k: int = 0
+    ) -> None:
         self.device, self.info, self.predict, self.in_place = device, info, predict, in_place
+        self.top_k = top_k
         self.contexts: list[Bound] = []
         self.fails, self.error = False, None
         self.breaks = False  # the next step breaks the device
@@ -338,7 +353,12 @@ class FakeEngine:
             "token_ids",
             "confidence",
             *(f"present.{suffix}" for suffix in suffixes),
+            *(("topk_ids", "topk_logprobs") if top_k else ()),
         ]
+
+    def width(self, name: str) -> int:
+        assert name in self.tensors
+        return self.top_k
 
     def new_context(self, range_index: int, scratch: int, stream: int) -> FakeContext:
         assert self.device.live.get(scratch, 0) >= self.scratch_bytes
@@ -384,7 +404,15 @@ class FakeEngine:
                     continue  # a row that fills a fixed batch up
                 for j, slot in enumerate(index[row].tolist()):
                     known = seen[row][: lengths[row] + slot + 1]
-                    token_ids[row, j], confidence[row, j] = self.answer(known)
+                    token_ids[row, j], confidence[row, j] = token, sure = self.answer(known)
+                    if self.top_k:
+                        wide = (rows, index.shape[1], self.top_k)
+                        ids_, logs = (
+                            device.array(addresses[name], wide, dtype)
+                            for name, dtype in (("topk_ids", np.int64), ("topk_logprobs", np.float32))
+                        )
+                        ids_[row, j] = token + np.arange(self.top_k)
+                        logs[row, j] = np.log(max(sure, 1e-6)) - np.arange(self.top_k)
 
     def answer(self, known: list[int]) -> tuple[int, float]:
         try:
@@ -422,10 +450,11 @@ def engine_info(
 
 
 def engine_variant(
-    info: EngineInfo, capacity: int, kv_layout: str = "static", *, fixed: bool = False
+    info: EngineInfo, capacity: int, kv_layout: str = "static", *, fixed: bool = False, top_k: bool = False
 ) -> Variant:
     shape = (info.max_rows, info.max_slots) if fixed else (None, None)
-    outputs = ("token_ids", "confidence")
+    outputs: tuple[str, ...] = ("token_ids", "confidence")
+    outputs += ("topk_ids", "topk_logprobs") if top_k else ()
     return Variant(
         "rtx",
         "tensorrt_rtx",

@@ -72,6 +72,7 @@ void print_json(const mars::Completion& done, const mars::GenerationConfig& conf
                                          {"tokens_after_first", stats.tokens_after_first},
                                          {"proposed", stats.proposed},
                                          {"verified", stats.verified},
+                                         {"forced", stats.forced},
                                          {"accepted", accepted},
                                          {"rejected", stats.rejected()},
                                          {"tokens_per_forward", stats.tokens_per_forward()},

@@ -24,6 +24,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --max-new-tokens N      most tokens to generate [256]
       --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
       --lookup N              with exact, propose what followed the last N tokens where they stood before; 0 is off [0]
+      --grammar NAME          the answer follows a grammar that is kept in the bundle (mars-export grammar)
       --draft BUNDLE          with exact, verify the proposals of a smaller model with the same tokenizer
       --temperature NUMBER    0 is greedy [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
@@ -38,6 +39,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --variant NAME          which of the bundle's variants [the first that runs here]
       --threads N             compute threads [the backend's choice]
       --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
+      --safe                  for a bundle that may be anybody's: hash everything, run no engine, limit sizes
       --runs                  mark the tokens that were accepted together
       --json                  print the result as JSON
       --version, --help
@@ -99,6 +101,7 @@ Options parse_options(int argc, char** argv) {
         {"--system", [&](Value, Value v) { options.system = v; }},
         {"--tau", [&](Value n, Value v) { config.tau = number(n, v); }},
         {"--lookup", [&](Value n, Value v) { config.lookup = integer(n, v, 0); }},
+        {"--grammar", [&](Value, Value v) { config.grammar = v; }},
         {"--draft", [&](Value, Value v) { options.session.draft = v; }},
         {"--metric",
          [&](Value, Value v) {
@@ -129,7 +132,7 @@ Options parse_options(int argc, char** argv) {
     };
     const std::map<std::string, bool*> switches{
         {"--raw", &options.raw},   {"--json", &options.json},       {"--runs", &options.runs},           {"--exact", &exact},
-        {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids},
+        {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids}, {"--safe", &options.session.safe},
     };
     const std::map<std::string, std::string> shorts{{"-p", "--prompt"}, {"-f", "--file"}, {"-h", "--help"}};
     for (int i = 1; i < argc; ++i) {

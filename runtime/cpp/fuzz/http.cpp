@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } catch (const BadRequest&) {
     }
     try {
-        openai::read_chat(body, openai::Limits());
+        openai::read_ask(openai::Kind::chat, body, openai::Limits());
     } catch (const openai::Refused& refused) {
         if (refused.status < 400 || refused.status > 499) std::abort();
         openai::text_of(openai::error(refused.status, refused.what(), refused.param, refused.code_word));

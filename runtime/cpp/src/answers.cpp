@@ -19,20 +19,11 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
     const Manifest& manifest = session_->bundle.manifest;
     std::vector<Row*> rows;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-        session_->check(configs[i]);
-        Answer answer;
-        std::function<bool(std::int64_t)> stop;
-        if (session_->text) {
-            answer.text = std::make_unique<TextStream>(*session_->text, configs[i].stop);
-            stop = [text = answer.text.get()](std::int64_t token) { return text->push(token); };
-        }
-        const Ids ids = session_->encode(prompts[i]);
-        answer.row = std::make_unique<Row>(static_cast<std::int64_t>(i), ids, configs[i], manifest.tokens.eos, stop, session_->hopes,
-                                           session_->new_draft(configs[i]));
-        answer.row->stats.began = began;
-        answer.row->stem = session_->new_stem(prompts[i], ids, configs[i].cache_salt, system);
-        rows.push_back(answer.row.get());
-        answers_.push_back(std::move(answer));
+        NewRow made = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
+        if (made.row->guide && commit.kind == Commit::Kind::block)
+            throw SessionError("a grammar needs cursor commit; leave block commit out");
+        rows.push_back(made.row.get());
+        answers_.push_back({std::move(made.text), std::move(made.row), {}});
     }
     Backend& backend = *session_->backend;
     const std::int64_t block = manifest.block, mask = manifest.tokens.mask;
@@ -93,7 +84,8 @@ Event Answers::event(Accepted accepted) {
     answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     std::string text;
     if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
-    return {std::move(text), std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row};
+    return {std::move(text),   std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row,
+            accepted.verified, std::move(accepted.forced)};
 }
 
 Completion Answers::completion(std::size_t i) const {

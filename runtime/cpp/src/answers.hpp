@@ -1,6 +1,7 @@
 // The answers of one call: rows, their texts and the loop that decodes them. What a stream and a batch have in common.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "costs.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
+#include "grammar.hpp"
 #include "text/text.hpp"
 
 namespace mars {
@@ -30,6 +32,12 @@ class Openings {
     std::map<std::string, Ids> known_;
 };
 
+/// A row, and the text that its stop condition feeds: nothing for a bundle without a tokenizer.
+struct NewRow {
+    std::unique_ptr<TextStream> text;
+    std::unique_ptr<Row> row;
+};
+
 /// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
 struct Opened {
     Bundle bundle;
@@ -41,6 +49,7 @@ struct Opened {
     std::vector<std::string> warnings = {};
     std::unique_ptr<Costs> costs = std::make_unique<Costs>();
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
+    std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
     std::shared_ptr<const Opened> draft = nullptr;            // a smaller model, if one was given
@@ -57,12 +66,22 @@ struct Opened {
     /// A row of the draft, for a request that verifies; none where there is no draft.
     std::unique_ptr<Proposer> new_draft(const GenerationConfig& config) const;
 
+    /// The grammar that an answer follows, or none. Throws SessionError.
+    std::unique_ptr<Guide> new_guide(const GenerationConfig& config) const;
+
     /// A row's share in the store of prefixes, or none. `system` is the system message where `prompt` does not tell.
     std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                    const std::optional<std::string>& system) const;
 
     const Text& needs_text() const;
-    std::vector<std::int64_t> encode(const Prompt& prompt) const;
+
+    /// Token ids of a prompt of at most `most` tokens and what the context holds.
+    std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;
+
+    /// A row for a prompt of at most `most` tokens, and its growing text if there is a tokenizer. `began`: when its clock started.
+    /// Throws SessionError as encode and check do.
+    NewRow new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config, std::chrono::steady_clock::time_point began,
+                   const std::optional<std::string>& system = std::nullopt, std::optional<std::int64_t> most = std::nullopt) const;
 
     /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
     void check(const GenerationConfig& config) const;

@@ -41,23 +41,25 @@ void write(const fs::path& file, const Cost& cost) {
 
 } // namespace
 
-std::optional<fs::path> cost_file(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads) {
+std::optional<fs::path> cost_file(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads,
+                                  const std::map<std::string, std::string>& options) {
     const std::optional<fs::path> cache = cache_dir();
     if (!cache) return std::nullopt;
     const Manifest& manifest = bundle.manifest;
-    const nlohmann::json known{version,
-                               sha256_of(manifest, variant.file).value_or(""),
-                               sha256_of(manifest, variant.weights).value_or(""),
-                               variant.precision,
-                               variant.accuracy_level.value_or(-1),
-                               manifest.block,
-                               variant.backend,
-                               variant.engine ? variant.engine->version : OrtBackend::version(),
-                               device,
-                               threads.value_or(0),
-                               num_cores(),
-                               this_platform(),
-                               processor()};
+    nlohmann::json known{version,
+                         sha256_of(manifest, variant.file).value_or(""),
+                         sha256_of(manifest, variant.weights).value_or(""),
+                         variant.precision,
+                         variant.accuracy_level.value_or(-1),
+                         manifest.block,
+                         variant.backend,
+                         variant.engine ? variant.engine->version : OrtBackend::version(),
+                         device,
+                         threads.value_or(0),
+                         num_cores(),
+                         this_platform(),
+                         processor()};
+    if (!options.empty()) known.push_back(options);
     Sha256 digest;
     digest.add(known.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
     return *cache / "costs-cpp" / (digest.hex().substr(0, 32) + ".json");

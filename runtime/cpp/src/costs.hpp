@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,7 +15,7 @@ namespace mars {
 
 /// The file of what a step of a variant costs on this machine, named after everything that depends on. Nothing for a user without a home.
 std::optional<std::filesystem::path> cost_file(const Bundle& bundle, const Variant& variant, const std::string& device,
-                                               std::optional<int> threads);
+                                               std::optional<int> threads, const std::map<std::string, std::string>& options = {});
 
 /// Any thread may ask.
 class Costs {

@@ -13,6 +13,7 @@
 #include "decode/draft.hpp"
 #include "device/ort.hpp"
 #include "device/variants.hpp"
+#include "log.hpp"
 #include "machine.hpp"
 
 namespace mars {
@@ -20,6 +21,7 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
+constexpr int most_attempts = 5;                                             // to read a bundle that others write to meanwhile
 constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;              // where nobody says how much memory is free, as on a GPU
 constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
 
@@ -47,7 +49,7 @@ std::vector<std::string> adopt(const Bundle& bundle, const Variant& variant, con
             stale.push_back(bundle.path.string() + ": prefix `" + prefix.name + "` is stale and not used (" + reasons +
                             "); `mars-export prefix` makes it again");
         else if (prefix.piece.has_value() != store.firm_slots.has_value())
-            if (auto file = read_prefix(bundle.path, prefix, bundle.manifest.model))
+            if (auto file = read_prefix(bundle.place("."), prefix, bundle.manifest.model))
                 store.adopt(prefix.piece.value_or(1), std::move(file->ids), std::move(file->entries));
     }
     return stale;
@@ -57,7 +59,7 @@ std::optional<Text> text_of(const Bundle& bundle) {
     if (!bundle.manifest.text) return std::nullopt;
     const TextInfo& info = *bundle.manifest.text;
     const std::filesystem::path file = bundle.path / info.tokenizer;
-    const std::optional<std::string> json = read_file(file);
+    const std::optional<std::string> json = read_file(bundle.place(info.tokenizer));
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
     return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")));
 }
@@ -68,6 +70,63 @@ std::string vocabulary_of(const Manifest& manifest) {
         for (const FileEntry& entry : manifest.files)
             if (entry.path == manifest.text->tokenizer) return entry.sha256;
     return std::to_string(manifest.model.vocab_size);
+}
+
+void check_safe(const Bundle& bundle, const Variant& variant) {
+    if (variant.is_engine())
+        throw SessionError(bundle.path.string() + ": variant " + variant.name +
+                           " is a TensorRT engine, which is machine code in effect: safe mode runs ONNX graphs only; " +
+                           std::string(safe_remedy));
+    double num_bytes = 0.0;
+    for (const FileEntry& entry : bundle.manifest.files) num_bytes += static_cast<double>(entry.size);
+    const std::optional<std::int64_t> free = available_memory();
+    if (free && num_bytes > static_cast<double>(*free))
+        throw SessionError(bundle.path.string() + ": its files are larger than the free memory: safe mode takes no more; " +
+                           std::string(safe_remedy));
+}
+
+/// What of `bundle` runs here.
+Opened opened_here(Bundle bundle, const Session::Options& options) {
+    const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
+    const std::string name = chosen.name;
+    if (options.safe) check_safe(bundle, chosen);
+    if (chosen.is_engine() && !options.options.empty())
+        throw SessionError("variant " + name + " is an engine: options are for ONNX Runtime");
+    std::unique_ptr<Backend> backend;
+    if (chosen.is_engine())
+        backend = open_engine(bundle, chosen);
+    else
+        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads, options.options, options.on_log);
+    const std::string device = plain(options.device);
+    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device, ""};
+    const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
+    opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
+    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads, options.options));
+    if (budget > 0 && !options.safe) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
+    try {
+        opened.text = text_of(opened.bundle);
+    } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
+        opened.text_problem = error.what();
+    }
+    return opened;
+}
+
+/// The same, all from files that are as they were when they were verified. Where a writer puts others in their place meanwhile, those are
+/// verified and used.
+Opened from_verified(const std::filesystem::path& path, const Session::Options& options) {
+    std::vector<std::string> changed;
+    for (int attempt = 1; attempt <= most_attempts; ++attempt) {
+        const Bundle bundle = open_bundle(path, options.verify, options.safe);
+        try {
+            Opened opened = opened_here(bundle, options);
+            changed = bundle.changed();
+            if (changed.empty()) return opened;
+        } catch (const Error&) {
+            if (attempt == most_attempts || bundle.changed().empty()) throw;
+        }
+    }
+    throw BundleError(path.string() + ": written to while it was opened, " + std::to_string(most_attempts) + " times: " + changed.front() +
+                      "\n  open it again when the writer has ended; a bundle is replaced by renaming, never written over");
 }
 
 } // namespace
@@ -82,27 +141,16 @@ Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optio
 Session Session::open(const std::filesystem::path& path, const Options& options) {
     if (options.cache_bytes && *options.cache_bytes < 0)
         throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
-    Bundle bundle = open_bundle(path, options.verify);
-    const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
-    const std::string name = chosen.name;
-    std::unique_ptr<Backend> backend;
-    if (chosen.is_engine())
-        backend = open_engine(bundle, chosen);
-    else
-        backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads);
-    const std::string device = plain(options.device);
-    Opened opened{std::move(bundle), std::move(backend), std::nullopt, name, device, ""};
-    const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
-    opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
-    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads));
-    if (budget > 0) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
-    try {
-        opened.text = text_of(opened.bundle);
-    } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
-        opened.text_problem = error.what();
-    }
+    Opened opened = from_verified(path, options);
+    note(options.on_log, LogLevel::info, path.string() + ": variant " + opened.variant + " on " + options.device);
+    if (!opened.text_problem.empty()) note(options.on_log, LogLevel::warning, opened.text_problem);
+    for (const std::string& warning : opened.warnings) note(options.on_log, LogLevel::warning, warning);
     if (options.draft) {
-        opened.draft = open(*options.draft, {options.device, options.threads, std::nullopt, options.verify, std::nullopt, 0}).opened_;
+        Options same = options;
+        same.variant = std::nullopt;
+        same.draft = std::nullopt;
+        same.cache_bytes = 0;
+        opened.draft = open(*options.draft, same).opened_;
         if (vocabulary_of(opened.bundle.manifest) != vocabulary_of(opened.draft->bundle.manifest))
             throw SessionError(options.draft->string() + ": the draft has another tokenizer than " + path.string() +
                                "; export both from checkpoints of one family");
@@ -197,10 +245,22 @@ std::unique_ptr<Proposer> Opened::new_draft(const GenerationConfig& config) cons
     return std::make_unique<Draft>(*draft->backend, manifest.block, manifest.tokens.mask, manifest.tokens.eos);
 }
 
+std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
+    if (config.grammar.empty()) return nullptr;
+    std::unique_ptr<Matcher> matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
+    const auto& outputs = backend->outputs();
+    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
+    if (!has("logits") && !has("topk_ids") && leaves_a_choice(*matcher))
+        throw SessionError("a grammar needs a bundle exported with --top-k 16 or --logits: where the likeliest token is not allowed, "
+                           "another must be chosen");
+    return std::make_unique<Guide>(std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"),
+                                   bundle.manifest.block - 1);
+}
+
 std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                        const std::optional<std::string>& system) const {
     const std::string* opening = system ? &*system : nullptr;
-    if (const auto* messages = std::get_if<std::vector<Message>>(&prompt); messages && messages->front().role == "system")
+    if (const auto* messages = prompt.messages(); messages && !messages->empty() && messages->front().role == "system")
         opening = &messages->front().content;
     if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->stem(salt);
     return prefixes->stem(salt, {openings->length(*text, *opening, ids)});
@@ -228,14 +288,32 @@ const Text& Opened::needs_text() const {
     return *text;
 }
 
-std::vector<std::int64_t> Opened::encode(const Prompt& prompt) const {
+NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
+                       std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
+                       std::optional<std::int64_t> most) const {
+    check(config);
+    NewRow made;
+    std::function<bool(std::int64_t)> stop;
+    if (text) {
+        made.text = std::make_unique<TextStream>(*text, config.stop);
+        stop = [own = made.text.get()](std::int64_t token) { return own->push(token); };
+    }
+    const Ids ids = encode(prompt, most);
+    made.row = std::make_unique<Row>(index, ids, config, bundle.manifest.tokens.eos, std::move(stop), hopes, new_draft(config));
+    made.row->stats.began = began;
+    made.row->guide = new_guide(config);
+    made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
+    return made;
+}
+
+std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
     std::vector<std::int64_t> ids;
-    if (const auto* given = std::get_if<std::vector<std::int64_t>>(&prompt))
+    if (const auto* given = prompt.token_ids())
         ids = *given;
-    else if (const auto* messages = std::get_if<std::vector<Message>>(&prompt))
+    else if (const auto* messages = prompt.messages())
         ids = needs_text().encode(*messages);
     else
-        ids = needs_text().encode(std::get<std::string>(prompt));
+        ids = needs_text().encode(*prompt.text());
     if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");
     const std::int64_t vocab_size = bundle.manifest.model.vocab_size;
     std::string outside;
@@ -243,10 +321,12 @@ std::vector<std::int64_t> Opened::encode(const Prompt& prompt) const {
     for (const std::int64_t id : ids)
         if ((id < 0 || id >= vocab_size) && count++ < 5) outside += (outside.empty() ? "" : ", ") + std::to_string(id);
     if (!outside.empty()) throw SessionError("token ids outside the vocabulary of " + std::to_string(vocab_size) + ": " + outside);
-    const std::int64_t most = backend->max_capacity();
+    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
     if (static_cast<std::int64_t>(ids.size()) > most)
-        throw SessionError("the prompt has " + std::to_string(ids.size()) + " tokens, this bundle's context holds " + std::to_string(most) +
-                           "; shorten the prompt");
+        throw SessionError(
+            "the prompt has " + std::to_string(ids.size()) + " tokens, " +
+            (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
+            "; shorten the prompt");
     return ids;
 }
 
@@ -260,6 +340,8 @@ void Opened::check(const GenerationConfig& config) const {
         throw SessionError("temperature and repetition_penalty need a bundle exported with --logits");
     if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
     if (!config.stop.empty()) needs_text();
+    if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");
+    if (!config.grammar.empty()) needs_text();
     if (config.is_exact())
         if (const auto reason = why_not_exact(bundle, runs())) throw SessionError(bundle.path.string() + ": " + *reason);
 }

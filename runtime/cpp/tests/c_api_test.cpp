@@ -50,17 +50,56 @@ TEST_CASE("what NULL has: nothing") {
     CHECK(std::strlen(mars_completion_text(nullptr, nullptr)) == 0);
 }
 
+TEST_CASE("what a session is opened with") {
+    mars_session_options given;
+    mars_session_options_init(&given, sizeof given);
+    const auto refusal = [&] {
+        try {
+            mars::c::options_of(&given);
+            return std::string();
+        } catch (const mars::c::ArgumentError& error) {
+            return std::string(error.what());
+        }
+    };
+    CHECK(mars::c::options_of(nullptr).verify == mars::Verify::once);
+    CHECK_FALSE(mars::c::options_of(&given).on_log);
+    given.verify = MARS_VERIFY_NEVER;
+    CHECK(mars::c::options_of(&given).verify == mars::Verify::never);
+    given.verify = MARS_VERIFY_ALWAYS;
+    CHECK(mars::c::options_of(&given).verify == mars::Verify::always);
+    given.verify = 3;
+    CHECK(refusal() == "verify: not a mars_verify: 3");
+    given.verify = 0;
+    given.num_options = 2;
+    CHECK(refusal() == "option_names must not be NULL");
+    const char* names[] = {"a.b", "device_id"};
+    const char* values[] = {"0", nullptr};
+    given.option_names = names;
+    CHECK(refusal() == "option_values must not be NULL");
+    given.option_values = values;
+    CHECK(refusal() == "a value of option_values must not be NULL");
+    values[1] = "1";
+    CHECK(mars::c::options_of(&given).options == std::map<std::string, std::string>{{"a.b", "0"}, {"device_id", "1"}});
+    std::string heard;
+    given.log_user = &heard;
+    given.on_log = [](std::int32_t level, const char* line, void* user) {
+        *static_cast<std::string*>(user) += std::to_string(level) + line;
+    };
+    mars::c::options_of(&given).on_log(mars::LogLevel::warning, "so");
+    CHECK(heard == "2so");
+}
+
 TEST_CASE("a text is a slice: an empty one is empty, wherever it points") {
     mars_prompt prompt;
     mars_prompt_init(&prompt, sizeof prompt);
     CHECK(prompt.text_size == SIZE_MAX);
     prompt.text = "words";
-    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)) == "words");
+    CHECK(*mars::c::prompt_of(&prompt).text() == "words");
     prompt.text_size = 3;
-    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)) == "wor");
+    CHECK(*mars::c::prompt_of(&prompt).text() == "wor");
     prompt.text_size = 0;
     prompt.text = reinterpret_cast<const char*>(1); // an empty slice of Rust
-    CHECK(std::get<std::string>(mars::c::prompt_of(&prompt)).empty());
+    CHECK(mars::c::prompt_of(&prompt).text()->empty());
 }
 
 TEST_CASE("structs that are filled: a newer caller gets zeros for what this library does not know, an older one keeps its end") {

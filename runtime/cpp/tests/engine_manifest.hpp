@@ -10,7 +10,7 @@
 
 /// What the engines of a test are built for; `fixed`: exactly `batch` rows of `block` slots.
 struct EngineShape {
-    std::int64_t batch = 3, block = 4, prefill = 16, capacity = 64, context = 64;
+    std::int64_t batch = 3, block = 4, prefill = 16, capacity = 64, context = 64, top_k = 0;
     bool fixed = false;
     std::string kv_layout = "static";
 };
@@ -35,6 +35,7 @@ inline nlohmann::json engine_variant(const EngineShape& s, const std::string& ba
         {"name", "rtx"},          {"backend", backend},    {"file", "rtx.engine"},     {"weights", nullptr},
         {"precision", "float32"}, {"kv_dtype", "float32"}, {"kv_layout", s.kv_layout}, {"outputs", {"token_ids", "confidence"}},
         {"batch", nullptr},       {"slots", nullptr},      {"capacity", s.capacity}};
+    if (s.top_k > 0) variant["outputs"] = {"token_ids", "confidence", "topk_ids", "topk_logprobs"};
     if (s.fixed) {
         variant["batch"] = s.batch;
         variant["slots"] = s.block;
@@ -75,6 +76,8 @@ inline nlohmann::json engine_manifest(const EngineShape& s, const std::string& b
 }
 
 inline std::string stub_engine(const EngineShape& s) {
-    return nlohmann::json{{"layers", 2}, {"kv_heads", 2}, {"head_dim", 4}, {"in_place", s.kv_layout == "static"}, {"ranges", ranges_of(s)}}
+    return nlohmann::json{
+        {"layers", 2},     {"kv_heads", 2}, {"head_dim", 4}, {"in_place", s.kv_layout == "static"}, {"ranges", ranges_of(s)},
+        {"top_k", s.top_k}}
         .dump();
 }

@@ -35,7 +35,7 @@ int compare(const mars::Session& gpu, const mars::Session& cpu) {
 int main() {
     const mars::Here here = mars::look_around();
     const char* bundle = std::getenv("MARS_GPU_BUNDLE");
-    const std::string reason = here.flavor.empty()    ? "this build has no TensorRT"
+    const std::string reason = here.tensorrt.empty()  ? "no library for TensorRT: " + here.missing.at("tensorrt")
                                : !here.no_gpu.empty() ? here.no_gpu
                                : bundle == nullptr    ? "MARS_GPU_BUNDLE names no bundle with an engine"
                                                       : "";
@@ -44,7 +44,7 @@ int main() {
         return skipped;
     }
     try {
-        return compare(mars::Session::open(bundle, {"cuda", {}, {}, false}), mars::Session::open(bundle));
+        return compare(mars::Session::open(bundle, {"cuda"}), mars::Session::open(bundle));
     } catch (const std::exception& error) {
         std::cerr << error.what() << "\n";
         return 1;

@@ -58,6 +58,30 @@ TEST_CASE("tau 1 takes one token a forward, tau 0 whole blocks") {
     CHECK(opened.generate(fake::Tokens{4}, config_of(0, 12)).stats.forwards == 3);
 }
 
+TEST_CASE("a prompt is what its braces say") {
+    const auto kinds = [](const mars::Prompt& prompt) {
+        return std::string(prompt.text() ? "t" : "") + (prompt.messages() ? "m" : "") + (prompt.token_ids() ? "i" : "");
+    };
+    CHECK(kinds("hi") == "t");
+    CHECK(kinds({"hi"}) == "t");
+    CHECK(kinds({}) == "t");
+    CHECK(kinds(std::string("hi")) == "t");
+    CHECK(kinds({{"user", "hi"}}) == "m");
+    CHECK(kinds({{"system", "be brief"}, {"user", std::string("hi")}}) == "m");
+    CHECK(kinds({1}) == "i");
+    CHECK(kinds({1, 2}) == "i");
+    CHECK(kinds(fake::Tokens{1, 2}) == "i");
+    const mars::Prompt talk{{"system", "be brief"}, {"user", "hi"}};
+    REQUIRE(talk.messages());
+    CHECK(talk.messages()->at(1).content == "hi");
+    const std::vector<mars::Prompt> several{"hi", {{"user", "hi"}}, {1, 2}};
+    CHECK(kinds(several[0]) + kinds(several[1]) + kinds(several[2]) == "tmi");
+    const mars::Session opened = session(counting);
+    CHECK(opened.generate({4, 5}, config_of(1, 3)).token_ids == opened.generate(fake::Tokens{4, 5}, config_of(1, 3)).token_ids);
+    CHECK_THROWS_WITH_AS(opened.generate({{"user", "hi"}}), doctest::Contains("no tokenizer"), mars::SessionError);
+    CHECK_THROWS_WITH_AS(opened.stream({{"user", "hi"}}), doctest::Contains("no tokenizer"), mars::SessionError);
+}
+
 TEST_CASE("a callback stops an answer, and its exception reaches the caller") {
     const mars::Session opened = session(counting);
     int calls = 0;

@@ -8,16 +8,21 @@
 
 #include <doctest/doctest.h>
 
+#include <mars/batcher.hpp>
 #include <mars/errors.hpp>
 #include <mars/session.hpp>
 
+#include "answers.hpp"
 #include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "device/here.hpp"
+#include "device/lost.hpp"
 #include "device/trt.hpp"
 #include "engine_manifest.hpp"
 #include "trt_stub/stub.hpp"
+
+extern "C" const mars::EnginePlugin* mars_engine_plugin();
 
 namespace {
 
@@ -69,11 +74,9 @@ mars::StepInput input(std::int64_t rows, std::int64_t slots, std::int64_t token 
     return {rows, slots, 1, Tokens(count * static_cast<std::size_t>(slots), token), Tokens(count, 0), Tokens(count, 0)};
 }
 
-const float* kv(const mars::TrtCache& cache, std::size_t tensor) {
-    return reinterpret_cast<const float*>(cache.memory().addresses[tensor]);
-}
+const float* kv(mars::TrtCache& cache, std::size_t tensor) { return reinterpret_cast<const float*>(cache.memory().addresses[tensor]); }
 
-const mars::KvMemory& memory(const mars::Cache& cache) { return dynamic_cast<const mars::TrtCache&>(cache).memory(); }
+const mars::KvMemory& memory(mars::Cache& cache) { return dynamic_cast<mars::TrtCache&>(cache).memory(); }
 
 std::string refused(const std::function<void()>& call) {
     try {
@@ -112,6 +115,18 @@ TEST_CASE("the loops accept what they accept elsewhere, with captured steps and 
                 }
 }
 
+TEST_CASE("an engine with top-k outputs has memory for them, and they stay there") {
+    for (const bool fixed : {false, true}) {
+        EngineShape shape;
+        shape.top_k = 5;
+        shape.fixed = fixed;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
+        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, false) == answers(reference, prompts, false));
+    }
+}
+
 TEST_CASE("only ids and confidences come back, in the stream's order") {
     const Made made;
     mars::TrtBackend backend = made.open();
@@ -119,6 +134,7 @@ TEST_CASE("only ids and confidences come back, in the stream's order") {
     mars::StepOutput output;
     for (int i = 0; i < 3; ++i) {
         stub::state().events.clear();
+        stub::state().waits = 0;
         backend.step(*cache, 0, input(3, 4), false, output);
         std::vector<std::string> kinds;
         std::size_t fetched = 0;
@@ -126,8 +142,9 @@ TEST_CASE("only ids and confidences come back, in the stream's order") {
             kinds.push_back(kind);
             fetched += kind == "download" ? size : 0;
         }
-        CHECK(kinds == std::vector<std::string>{"upload", "upload", "upload", "execute", "download", "download"});
-        CHECK(fetched == 3 * (8 + 4));
+        CHECK(kinds == std::vector<std::string>{"upload", "execute", "download"}); // one copy each way
+        CHECK(fetched == 2 * 256);                                                 // each from where a tensor may begin
+        CHECK(stub::state().waits == 1);
         CHECK(output.token_ids.size() == 3);
         CHECK(output.confidence[0] == fake::hashed({3}, 0).second);
     }
@@ -142,12 +159,18 @@ TEST_CASE("memory is allocated once, and goes with the backend") {
         const std::size_t before = stub::state().allocations.size();
         for (int i = 0; i < 20; ++i) answers(backend, {prompts[0], prompts[1]}, false, 6);
         CHECK(stub::state().allocations.size() == before);
+        const auto lazy = backend.new_cache(3);
+        CHECK(lazy->capacity() == 0);
+        CHECK(stub::state().allocations.size() == before); // nothing before it is used
         const auto one = backend.new_cache(1), two = backend.new_cache(1);
         CHECK(memory(*one).addresses != memory(*two).addresses);
         const auto& sizes = stub::state().allocations;
-        CHECK(std::count(sizes.begin(), sizes.end(), 2U * 2 * 3 * 2 * 64 * 4 * 4) == 2); // of all tensors
+        const std::size_t row = 2U * 2 * 2 * 64 * 4 * 4;             // of all tensors
+        CHECK(std::count(sizes.begin(), sizes.end(), 3 * row) == 1); // what was given back serves again
+        CHECK(std::count(sizes.begin(), sizes.end(), row) == 1);     // one row takes the memory of one
     }
     CHECK(stub::state().memory.empty());
+    CHECK(stub::state().locked.empty());
     CHECK(stub::state().streams == 0);
     CHECK(stub::state().forgotten == stub::state().graphs);
     CHECK(stub::state().graphs > 0);
@@ -158,7 +181,8 @@ TEST_CASE("memory is allocated once, and goes with the backend") {
 TEST_CASE("a cache may outlive its backend") {
     const Made made;
     auto backend = std::make_unique<mars::TrtBackend>(made.bundle, made.bundle.manifest.variants.front());
-    auto cache = backend->new_cache(1);
+    auto cache = backend->new_cache(2);
+    cache->reserve(1);
     backend.reset();
     cache->move(0, 1, 2);
     cache.reset();
@@ -171,14 +195,14 @@ TEST_CASE("memory that is used again holds no old entries") {
     auto cache = backend.new_cache(1);
     const auto addresses = memory(*cache).addresses;
     for (const mars::Address address : addresses)
-        std::fill_n(reinterpret_cast<float*>(address), 3 * 2 * 64 * 4, std::numeric_limits<float>::infinity());
+        std::fill_n(reinterpret_cast<float*>(address), 2 * 64 * 4, std::numeric_limits<float>::infinity());
     cache.reset();
     cache = backend.new_cache(1);
     CHECK(memory(*cache).addresses == addresses);
     mars::StepOutput output;
     backend.step(*cache, 0, input(1, 1), false, output); // clears are on the stream
     const float* entries = reinterpret_cast<const float*>(addresses[0]);
-    CHECK(std::count(entries, entries + 3 * 2 * 64 * 4, 0.0F) == 3 * 2 * 64 * 4 - 2 * 4);
+    CHECK(std::count(entries, entries + 2 * 64 * 4, 0.0F) == 2 * 64 * 4 - 2 * 4);
 }
 
 TEST_CASE("ranges are chosen by shape") {
@@ -208,6 +232,44 @@ TEST_CASE("ranges are chosen by shape") {
           "predictions); build one with a larger --batch, --prefill or --block");
 }
 
+TEST_CASE("requests of a batcher are rows of one batch of the engine, and get what each gets alone") {
+    const Made made;
+    std::vector<Tokens> wanted;
+    {
+        auto backend = made.open();
+        for (const Tokens& prompt : prompts) wanted.push_back(answers(backend, {prompt}, false).front());
+    }
+    const mars::Session session =
+        mars::Opened::over(made.bundle, std::make_unique<mars::TrtBackend>(made.bundle, made.bundle.manifest.variants.front()));
+    session.set_cost({{1, 1e-4}, {64, 3e-4}});
+    mars::Limits limits;
+    limits.max_rows = 4;
+    CHECK(refused([&] { mars::Batcher(session, limits); }).find("4 rows, but this engine was built for at most 3") == 0);
+    limits.max_rows = 3;
+    mars::Batcher batcher(session, limits);
+    std::vector<mars::Request> requests;
+    for (int round = 0; round < 4; ++round)
+        for (const Tokens& prompt : prompts) {
+            mars::GenerationConfig config;
+            config.tau = 0.5;
+            config.max_new_tokens = 20;
+            config.window = mars::full_window;
+            config.eos_ids.emplace();
+            requests.push_back(batcher.submit(prompt, config));
+        }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        Tokens all = prompts[i % prompts.size()];
+        for (const std::int64_t token : requests[i].result(60.0).token_ids) all.push_back(token);
+        CHECK(all == wanted[i % prompts.size()]);
+    }
+    CHECK(batcher.close());
+    CHECK(batcher.counts().finished == 12);
+    std::int64_t widest = 0;
+    for (const stub::Bound* bound : stub::state().contexts)
+        if (bound != nullptr && bound->shapes.count("input_ids") > 0) widest = std::max(widest, bound->shapes.at("input_ids").front());
+    CHECK(widest == 3);
+}
+
 TEST_CASE("a captured step belongs to its rows and memory, and the oldest is forgotten") {
     EngineShape shape;
     shape.block = 40;
@@ -220,10 +282,104 @@ TEST_CASE("a captured step belongs to its rows and memory, and the oldest is for
         for (const std::int64_t first : {0, 1})
             for (int i = 0; i < 3; ++i) backend.step(**cache, first, input(1, 2, 4 + first), false, output);
     CHECK(stub::state().graphs == 4);
+    // Near the end of its row a step keeps its own size.
     for (int i = 0; i < 2; ++i)
-        for (std::int64_t slots = 1; slots <= 65; ++slots) backend.step(*one, 0, input(1, slots), false, output);
+        for (std::int64_t slots = 1; slots <= 65; ++slots) {
+            mars::StepInput window = input(1, slots);
+            window.kv_length = {128 - slots};
+            backend.step(*one, 0, window, false, output);
+        }
     CHECK(backend.num_graphs() <= 64);
     CHECK(stub::state().forgotten >= 4);
+}
+
+TEST_CASE("steps are filled up to few sizes") {
+    for (const char* layout : {"static", "delta"}) {
+        CAPTURE(layout);
+        EngineShape shape;
+        shape.kv_layout = layout;
+        const Made made(shape);
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(1);
+        Tokens known;
+        mars::StepOutput output;
+        for (const std::int64_t slots : {1, 2, 3, 4, 5, 6, 7, 1, 3, 6, 7, 7, 7, 3, 2}) {
+            mars::StepInput window = input(1, slots, static_cast<std::int64_t>(known.size()) + 3);
+            window.kv_length = {static_cast<std::int64_t>(known.size())};
+            known.insert(known.end(), window.input_ids.begin(), window.input_ids.end());
+            for (std::int64_t count = 1; count <= std::min(slots, std::int64_t{4}); ++count) {
+                window.outputs = count;
+                window.output_index.assign(static_cast<std::size_t>(count), slots - 1);
+                backend.step(*cache, 0, window, false, output);
+                CHECK(output.token_ids == Tokens(static_cast<std::size_t>(count), fake::hashed(known, 0).first));
+            }
+        }
+        CHECK(known.size() == 64);
+        std::set<std::int64_t> sizes;
+        for (const stub::Bound* context : stub::state().contexts)
+            if (context->range == 0) sizes.insert(context->shapes.at("input_ids")[1]);
+        CHECK(sizes == std::set<std::int64_t>{1, 2, 4, 7}); // 2 at the end of the row, where there is no room for filling
+        CHECK(backend.num_graphs() <= 10);
+    }
+}
+
+TEST_CASE("pieces of a prompt are filled up to powers of two") {
+    EngineShape shape;
+    shape.prefill = 100;
+    const auto manifest = mars::parse_manifest(engine_manifest(shape).dump());
+    const mars::Filling filling(*manifest.variants.front().engine, 200, false);
+    const auto slots = [&](std::int64_t asked, std::int64_t length) {
+        mars::StepInput window = input(1, asked);
+        window.kv_length = {length};
+        const auto filled = filling.filled(window);
+        return filled ? filled->slots : asked;
+    };
+    std::vector<std::int64_t> made;
+    for (const std::int64_t asked : {8, 16, 17, 33, 64, 65, 99, 100}) made.push_back(slots(asked, 0));
+    CHECK(made == std::vector<std::int64_t>{16, 16, 32, 64, 64, 100, 100, 100});
+    CHECK(slots(20, 170) == 20); // 32 slots would write beyond the row
+}
+
+TEST_CASE("idle memory makes room, and no step stays bound to it") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    mars::StepOutput output;
+    auto one = backend.new_cache(1);
+    const auto first = reinterpret_cast<unsigned char*>(memory(*one).addresses.front());
+    for (int i = 0; i < 3; ++i)
+        for (const std::int64_t slots : {4, 16}) backend.step(*one, 0, input(1, slots), false, output);
+    CHECK(backend.num_graphs() == 1);
+    one.reset();
+    const auto three = backend.new_cache(3);
+    three->reserve(1);
+    CHECK(stub::state().memory.count(first) == 0); // three rows beside the idle one are more than the engine takes
+    CHECK(backend.num_graphs() == 0);
+    CHECK(stub::state().orphans == 0);
+    for (int i = 0; i < 3; ++i)
+        for (const std::int64_t slots : {4, 16}) backend.step(*three, 0, input(1, slots), false, output);
+    CHECK(output.token_ids == Tokens{fake::hashed({3}, 0).first});
+
+    // Memory that cannot be had is said with the figure, nothing is lost, and what lies idle goes first.
+    stub::state().has_no_memory = true;
+    const std::size_t before = stub::state().memory.size();
+    const auto more = backend.new_cache(1);
+    CHECK(refused([&] { more->reserve(1); }) ==
+          "not enough memory: the KV entries of 1 row(s) of 64 take 0 MB (CUDA: cudaMalloc failed: out of memory "
+          "(cudaErrorMemoryAllocation)); shorten the prompt or max_new_tokens, run fewer rows at once, or free memory");
+    CHECK(stub::state().memory.size() == before);
+}
+
+TEST_CASE("rows that are not aligned are refused before TensorRT is asked") {
+    EngineShape shape;
+    shape.capacity = 63;
+    const Made made(shape);
+    mars::TrtBackend backend = made.open();
+    CHECK(refused([&] { backend.new_cache(2); }).find("do not begin at multiples of 256 bytes; build it again with a --capacity") !=
+          std::string::npos);
+    const auto cache = backend.new_cache(1);
+    mars::StepOutput output;
+    backend.step(*cache, 0, input(1, 2), false, output);
+    CHECK(output.token_ids.size() == 1);
 }
 
 TEST_CASE("a row is moved with all its heads") {
@@ -237,7 +393,7 @@ TEST_CASE("a row is moved with all its heads") {
     cache->move(2, 0, 2);
     cache->move(2, 1, 0);
     backend.step(*cache, 2, window, false, output);
-    const auto& moved = dynamic_cast<mars::TrtCache&>(*cache);
+    auto& moved = dynamic_cast<mars::TrtCache&>(*cache);
     for (const std::size_t head : {0U, 1U}) {
         const float* entries = kv(moved, 3) + head * 64 * 4;
         CHECK(entries[0] == 8);
@@ -264,7 +420,7 @@ TEST_CASE("copies between rows are one call each, and new entries are placed by 
         const Made made(shape);
         mars::TrtBackend backend = made.open();
         const auto cache = backend.new_cache(3);
-        const auto& rows = dynamic_cast<const mars::TrtCache&>(*cache);
+        auto& rows = dynamic_cast<mars::TrtCache&>(*cache);
         mars::StepOutput output;
         std::int64_t length = 0;
         for (const std::int64_t slots : {1, 3, 4}) // sizes whose tensors would not begin where they may without a gap
@@ -273,7 +429,7 @@ TEST_CASE("copies between rows are one call each, and new entries are placed by 
                 window.kv_length = {length, length};
                 stub::state().events.clear();
                 backend.step(*cache, 1, window, false, output);
-                const std::size_t written = entries * static_cast<std::size_t>(fixed ? 4 : slots);
+                const std::size_t written = entries * static_cast<std::size_t>(fixed || slots > 1 ? 4 : 1);
                 CHECK(copies() == std::vector<std::size_t>{written, written});
             }
         for (std::size_t tensor = 0; tensor < 4; ++tensor)
@@ -319,7 +475,7 @@ TEST_CASE("an error that stays is told, and the end is quiet") {
     const Made made;
     {
         mars::TrtBackend backend = made.open();
-        auto cache = backend.new_cache(1);
+        auto cache = backend.new_cache(2);
         const auto saved = cache->save(0, 1);
         mars::StepOutput output;
         for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
@@ -329,16 +485,26 @@ TEST_CASE("an error that stays is told, and the end is quiet") {
             CHECK(text.find("an illegal memory access was encountered (cudaErrorIllegalAddress); nothing computes on the GPU in this "
                             "process any more: start it again") != std::string::npos);
         }
+        CHECK_THROWS_AS(backend.step(*cache, 0, input(1, 1), false, output), mars::DeviceLost);
         CHECK(refused([&] { cache->move(0, 1, 2); }).find("start it again") != std::string::npos);
-        CHECK(refused([&] { backend.new_cache(1); }).find("start it again") != std::string::npos);
+        CHECK(refused([&] { backend.new_cache(1)->reserve(1); }).find("start it again") != std::string::npos);
     }
     stub::reset();
+}
+
+TEST_CASE("what stays is known by name and by number") {
+    CHECK(mars::is_lasting("Non-zero status code returned while running Attention node. CUDA failure 700: an illegal memory access"));
+    CHECK(mars::is_lasting("CUDA error 719 at ..."));
+    CHECK(mars::is_lasting("cudaErrorLaunchFailure:unspecified launch failure"));
+    for (const char* other : {"CUDA failure 2: out of memory ; GPU=0", "a graph of 700 nodes", "CUDA failure 7001: x", "CUDA failure 700"})
+        CHECK(mars::is_lasting(other) == (std::string(other) == "CUDA failure 700"));
 }
 
 TEST_CASE("a call that failed leaves no error for TensorRT to find") {
     const Made made;
     mars::TrtBackend backend = made.open();
     const auto cache = backend.new_cache(1);
+    cache->reserve(1);
     stub::state().has_no_memory = true;
     CHECK(refused([&] { cache->save(0, 1); }).find("out of memory") != std::string::npos);
     mars::StepOutput output;
@@ -477,7 +643,7 @@ TEST_CASE("saved entries stay on the device, serve other rows, and go with the s
             next.kv_length = {length};
             backend.step(*cache, 0, next, false, output); // what was put on the stream is done then
             for (std::size_t tensor = 0; tensor < memory(*cache).addresses.size(); ++tensor)
-                CHECK(kv(dynamic_cast<const mars::TrtCache&>(*cache), tensor)[0] == 3.0F);
+                CHECK(kv(dynamic_cast<mars::TrtCache&>(*cache), tensor)[0] == 3.0F);
         }
         CHECK(stub::state().memory.size() == before);
     }
@@ -559,7 +725,7 @@ TEST_CASE("what the engine cannot hold is refused") {
     CHECK(refused([&] { cache->reserve(65); }).find("would write entry 65 of a row, this engine holds 64") != std::string::npos);
     stub::state().has_no_memory = true;
     const std::size_t before = stub::state().memory.size();
-    CHECK(refused([&] { backend.new_cache(1); }) == "CUDA: cudaMalloc failed: out of memory (cudaErrorMemoryAllocation)");
+    CHECK(refused([&] { backend.new_cache(1)->reserve(1); }).find("out of memory") != std::string::npos);
     CHECK(stub::state().memory.size() == before);
 }
 
@@ -571,7 +737,7 @@ TEST_CASE("a failing step says what TensorRT said, and the next one works") {
     stub::state().fails = true;
     for (int i = 0; i < 2; ++i)
         CHECK(refused([&] { backend.step(*cache, 0, input(1, 2), false, output); }) ==
-              "TensorRT failed in a step of 1 x 2 slots: the stub was told to fail");
+              "TensorRT failed in a step of 1 x 4 slots: the stub was told to fail");
     stub::state().fails = false;
     backend.step(*cache, 0, input(1, 2), false, output);
     CHECK(output.token_ids == Tokens{fake::hashed({3}, 0).first});
@@ -609,6 +775,18 @@ TEST_CASE("an engine whose tensors are not the manifest's is refused before anyt
     CHECK(refusal("present.1.value", "alias", "past_key_values.0.value") == names("present.1.value"));
     CHECK(refusal("token_ids", "name", "tokens") == names("token_ids, tokens"));
     CHECK(refusal("kv_length", "shape", {-1, -1}) == names("kv_length"));
+    const auto wide = [](const std::string& name, const char* what, const nlohmann::json& value) {
+        EngineShape top_k;
+        top_k.top_k = 5;
+        const Made made(top_k);
+        stub::state().tensors[name][what] = value;
+        return refused([&] { made.open(); });
+    };
+    CHECK(wide("topk_ids", "dtype", "float32") == names("topk_ids"));
+    CHECK(wide("topk_logprobs", "shape", {-1, -1}) == names("topk_logprobs"));
+    CHECK(wide("topk_logprobs", "shape", {-1, -1, 6}) == names("topk_logprobs"));
+    CHECK(wide("topk_ids", "shape", {-1, -1, -1}) == names("topk_ids"));
+    CHECK(wide("topk_ids", "shape", {-1, -1, 1001}) == names("topk_ids, topk_logprobs"));
     EngineShape shape;
     shape.kv_layout = "delta";
     const Made made(shape);
@@ -633,8 +811,8 @@ TEST_CASE("shapes beyond any memory are refused") {
     EngineShape shape;
     shape.capacity = std::int64_t{1} << 52;
     Made made(shape);
-    const auto opened = [&] { made.open().new_cache(1); };
-    CHECK(refused(opened) == "CUDA: cudaMalloc failed: out of memory (cudaErrorMemoryAllocation)");
+    const auto opened = [&] { made.open().new_cache(1)->reserve(1); };
+    CHECK(refused(opened).find("out of memory (cudaErrorMemoryAllocation)") != std::string::npos);
     nlohmann::json engine = nlohmann::json::parse(stub_engine(shape));
     engine["kv_heads"] = engine["head_dim"] = made.bundle.manifest.model.num_kv_heads = made.bundle.manifest.model.head_dim = 65536;
     std::ofstream(made.bundle.path / "rtx.engine") << engine;
@@ -648,14 +826,15 @@ TEST_CASE("shapes beyond any memory are refused") {
 
 TEST_CASE("the machine is asked") {
     stub::reset();
-    mars::Here here = mars::look_around();
+    const auto look_around = [] { return mars_engine_plugin()->look_around(); };
+    const mars::Here here = look_around();
     CHECK(here.gpu == "sm86");
     CHECK(here.driver == "12.9");
-    CHECK(here.version == "10.16.0.72");
+    CHECK(here.tensorrt == std::map<std::string, std::string>{{mars::tensorrt_flavor(), "10.16.0.72"}});
     stub::state().num_devices = 0;
-    CHECK(mars::look_around().no_gpu == "no NVIDIA GPU is visible");
+    CHECK(look_around().no_gpu == "no NVIDIA GPU is visible");
     stub::state().num_devices = -1;
-    CHECK(mars::look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+    CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
 }
 
 TEST_CASE("many threads over one engine") {

@@ -3,13 +3,17 @@
 
 #include <mars/errors.hpp>
 
+#include "device/ort_options.hpp"
 #include "device/variants.hpp"
 #include "engine_manifest.hpp"
+#include "log.hpp"
 #include "manifest.hpp"
 
 namespace {
 
-mars::Here rtx_machine() { return {mars::this_platform(), "tensorrt_rtx", "10.16.0.72", "sm86", "Stub GPU", "12.9", ""}; }
+mars::Here rtx_machine() {
+    return {mars::this_platform(), {{"tensorrt_rtx", "10.16.0.72"}}, {{"tensorrt", "no such file"}}, "sm86", "Stub GPU", "12.9", ""};
+}
 
 /// A bundle with a dynamic graph, a fixed one and an engine, in this order.
 mars::Bundle bundle() {
@@ -28,6 +32,25 @@ std::string refusal(const mars::Bundle& from, const mars::Here& here) {
 
 } // namespace
 
+TEST_CASE("options of ONNX Runtime are told apart by their names") {
+    const auto parts = mars::parted({{"session.intra_op.allow_spinning", "0"}, {"device_id", "1"}}, false);
+    CHECK(parts.entries == mars::OrtOptions{{"session.intra_op.allow_spinning", "0"}});
+    CHECK(parts.of_provider == mars::OrtOptions{{"device_id", "1"}});
+    CHECK_THROWS_WITH_AS(mars::parted({{"device_id", "1"}}, true), doctest::Contains("the CPU has no option device_id"),
+                         mars::SessionError);
+    CHECK_THROWS_WITH_AS(mars::parted({{"session.qdq_matmulnbits_accuracy_level", "0"}}, false), doctest::Contains("the variant has it"),
+                         mars::SessionError);
+}
+
+TEST_CASE("a log that throws is not heard, and hurts nobody") {
+    mars::note(nullptr, mars::LogLevel::info, "nobody");
+    mars::note([](mars::LogLevel, std::string_view) { throw std::runtime_error("no"); }, mars::LogLevel::info, "somebody");
+    std::string heard;
+    mars::note([&](mars::LogLevel level, std::string_view line) { heard = level == mars::LogLevel::error ? line : ""; },
+               mars::LogLevel::error, "here");
+    CHECK(heard == "here");
+}
+
 TEST_CASE("an engine before a graph on a GPU, a graph elsewhere") {
     const mars::Bundle from = bundle();
     const mars::Here here = rtx_machine();
@@ -44,14 +67,18 @@ TEST_CASE("each reason against an engine names both sides") {
     const mars::Bundle from = bundle();
     mars::Here here = rtx_machine();
     CHECK(refusal(from, here) == "it fits");
-    here.version = "1.7.1.116";
+    here.tensorrt["tensorrt_rtx"] = "1.7.1.116";
     CHECK(refusal(from, here) ==
           "built with tensorrt_rtx 10.16.0.72, this libmars runs with 1.7.1.116; build the engine again or install 10.16.0.72");
-    here.flavor = "tensorrt";
-    CHECK(refusal(from, here) == "built with tensorrt_rtx 10.16.0.72, this libmars with tensorrt 1.7.1.116; build one of the two again");
-    here.flavor = "";
-    CHECK(refusal(from, here) ==
-          "built with tensorrt_rtx 10.16.0.72, this libmars without TensorRT; build it with -DMARS_TENSORRT=ON (docs/cpp.md)");
+    here.tensorrt = {{"tensorrt", "10.16.0.72"}};
+    here.missing = {{"tensorrt_rtx", "no such file"}};
+    const std::string none = "built with tensorrt_rtx 10.16.0.72, and libmars_tensorrt_rtx.so is not here (no such file); build libmars "
+                             "with -DMARS_TENSORRT=ON and that TensorRT (docs/cpp.md)";
+    CHECK(refusal(from, here) == none);
+    here.gpu = "sm75"; // the other TensorRT's library has found a GPU
+    CHECK(refusal(from, here) == none + "; built for sm86, sm89, this GPU is a Stub GPU (sm75); build it with --target host");
+    here.tensorrt.clear(); // nobody could look for one
+    CHECK(refusal(from, here) == none);
     here = rtx_machine();
     here.gpu = "sm75";
     CHECK(refusal(from, here) == "built for sm86, sm89, this GPU is a Stub GPU (sm75); build it with --target host");
@@ -71,7 +98,7 @@ TEST_CASE("versions agree where both have numbers: Python's package knows fewer 
         nlohmann::json whole = engine_manifest({});
         whole["variants"][0]["engine"]["version"] = built;
         mars::Here here = rtx_machine();
-        here.version = runs;
+        here.tensorrt["tensorrt_rtx"] = runs;
         return refusal({"b", mars::parse_manifest(whole.dump())}, here) == "it fits";
     };
     CHECK(fits("10.3.0", "10.3.0.30")); // JetPack 6

@@ -26,7 +26,7 @@ from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
 
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles
-PYTHON_ONLY = ("forced",)  # statistics that libmars lacks: it has no grammars yet (docs/cpp.md)
+PYTHON_ONLY: tuple[str, ...] = ()
 TAUS = (1.0, 0.7, 0.4, 0.0)
 MODES = ({}, {"tau": 1.0}, {"tau": 0.4})
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -332,7 +332,7 @@ def test_corrupted_bundles_end_in_an_error_code(library: Library, bundles: Named
                 CSession(library, directory, threads=1)
             assert error.value.status == 1, what
     assert count > 400
-    with CSession(library, directory, threads=1, verify=1) as session:
+    with CSession(library, directory, threads=1, verify="always") as session:
         assert session.generate([1], max_new_tokens=2).token_ids
 
 
@@ -405,14 +405,17 @@ def test_stamps_lie_with_the_user_and_never_in_the_bundle(
     names = {path.name for path in directory.iterdir()}
     with CSession(library, directory, threads=1):
         pass
-    (file,) = (tmp_path / "cache" / "verified-cpp").iterdir()
+    (file,) = (tmp_path / "cache" / "verified").iterdir()
+    theirs, state = file.read_bytes(), file.stat()
+    monkeypatch.setattr("mars_export.runtime.bundle.files.sha256_of", lambda _: pytest.fail("hashed again"))
     manifest = open_bundle(directory).manifest
-    assert json.loads(file.read_text()).keys() == {entry.path for entry in manifest.files}
-    (own,) = (tmp_path / "cache" / "verified").iterdir()
-    assert own.name == file.name
-    assert json.loads(own.read_text()) == json.loads(
-        file.read_text()
-    )  # the same words, each believing its own
+    assert json.loads(theirs).keys() == {entry.path for entry in manifest.files}
+    assert file.stat() == state, "Python believes it as it stands"
+    monkeypatch.undo()
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    file.unlink()
+    open_bundle(directory)
+    assert json.loads(file.read_bytes()) == json.loads(theirs), "and says the same"
     assert {path.name for path in directory.iterdir()} == names
 
 

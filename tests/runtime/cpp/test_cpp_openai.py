@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 from support.agreement import MAIN
-from support.cabi import ROOT, build
+from support.cabi import build
+from support.exchanges import NAMED, check_stream, content, like, named, sent
 from support.fixtures import Named, Sessions
 from support.missing import need
 
@@ -24,11 +26,9 @@ from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.manifest import Profile, open_bundle
 from mars_export.runtime.bundle.profiles import store
 
-EXCHANGES: list[dict[str, Any]] = json.loads((ROOT / "tests/conformance/http.json").read_text())["exchanges"]
-LACKS = {"n", "logprobs", "structured", "completions"}  # docs/cpp.md
-GIVEN = {e["name"]: e for e in EXCHANGES if not LACKS & set(e.get("needs", ()))}
+LACKS = {"structured"}  # docs/cpp.md
+GIVEN = [name for name, exchange in NAMED.items() if not LACKS & set(exchange.get("needs", ()))]
 HELLO = [{"role": "user", "content": "hi there"}]
-KINDS: dict[str, Any] = {"<text>": str, "<count>": int, "<number>": (int, float), "<list>": list}
 
 
 @dataclass
@@ -50,15 +50,16 @@ class Answer:
 
     @property
     def content(self) -> str:
-        if "event-stream" not in self.type:
-            return str(self.json["choices"][0]["message"]["content"])
-        return "".join(c["choices"][0]["delta"].get("content", "") for c in self.chunks if c["choices"])
+        return content(self.chunks if "event-stream" in self.type else self.json)
 
 
 class Service:
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, *options: str, key: str | None = None) -> None:
         program = build() / "examples/cpp_service/service"
-        self.process = subprocess.Popen([program, bundle, "0", "1"], stdout=subprocess.PIPE, text=True)
+        self.key = key
+        self.process = subprocess.Popen(
+            [program, bundle, "0", "1", *options], stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         found = re.search(r":(\d+)$", self.process.stdout.readline().strip())
         assert found is not None, "the service did not start"
@@ -67,17 +68,15 @@ class Service:
 
     def call(self, path: str, body: str | None, method: str = "POST") -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, body.encode() if body is not None else None)
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key is not None else {}
+        connection.request(method, path, body.encode() if body is not None else None, headers)
         response = connection.getresponse()
         answer = Answer(response.status, response.headers["content-type"], response.read().decode())
         connection.close()
         return answer
 
     def exchange(self, exchange: dict[str, Any]) -> Answer:
-        body = exchange.get("raw", exchange.get("body"))
-        text = body if isinstance(body, str) or body is None else json.dumps(body)
-        text = text.replace("<model>", self.model) if text is not None else None
-        return self.call(exchange["path"], text, exchange["method"])
+        return self.call(exchange["path"], sent(exchange, self.model), exchange["method"])
 
     def stop(self) -> None:
         self.process.terminate()
@@ -91,45 +90,9 @@ def service(bundles: Named) -> Iterator[Service]:
     running.stop()
 
 
-def like(found: Any, pattern: Any, where: str = "reply") -> None:
-    """Assert that `found` is as `pattern` says (http.json, "about")."""
-    if isinstance(pattern, str) and pattern in KINDS:
-        assert isinstance(found, KINDS[pattern]) and not isinstance(found, bool), (where, found)
-        assert pattern != "<count>" or found >= 0, where
-    elif isinstance(pattern, dict):
-        assert isinstance(found, dict), (where, found)
-        for name, value in pattern.items():
-            assert name in found, f"{where}: no {name} in {found}"
-            like(found[name], value, f"{where}.{name}")
-    elif isinstance(pattern, list):
-        assert isinstance(found, list), (where, found)
-        patterns = [pattern[0]] * max(1, len(found)) if pattern[1:] == ["..."] else pattern
-        assert len(found) == len(patterns), (where, found)
-        for i, value in enumerate(patterns):
-            like(found[i], value, f"{where}[{i}]")
-    else:
-        assert found == pattern and isinstance(found, bool) == isinstance(pattern, bool), (where, found)
-
-
-def check_stream(chunks: list[Any], pattern: dict[str, Any]) -> None:
-    if "usage" in pattern:
-        like(chunks.pop(), pattern["usage"], "usage")
-    like(chunks[0], pattern["first"], "first")
-    like(chunks[-1], pattern["last"], "last")
-    for i, chunk in enumerate(chunks):
-        like(chunk, pattern["each"], f"chunk {i}")
-        assert len(chunk["choices"]) == 1
-    if pattern.get("steps"):
-        steps = [step for chunk in chunks for step in chunk["choices"][0].get("steps", [])]
-        assert [step["step"] for step in steps] == list(range(len(steps))) and steps
-        text = "".join(token["text"] for step in steps for token in step["tokens"])
-        assert text == "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-        assert {t["how"] for step in steps for t in step["tokens"]} <= {"accepted", "verified"}
-
-
 @pytest.mark.parametrize("name", GIVEN)
 def test_exchange(name: str, service: Service) -> None:
-    exchange = json.loads(json.dumps(GIVEN[name]).replace("<model>", service.model))
+    exchange = named(name, service.model)
     answer = service.exchange(exchange)
     assert answer.status == exchange["status"], answer.data
     if "reply" in exchange:
@@ -137,13 +100,13 @@ def test_exchange(name: str, service: Service) -> None:
     if "stream" in exchange:
         check_stream(answer.chunks, exchange["stream"])
     if "same_text_as" in exchange:
-        assert answer.content == service.exchange(GIVEN[exchange["same_text_as"]]).content
+        assert answer.content == service.exchange(NAMED[exchange["same_text_as"]]).content
 
 
 def test_what_it_lacks_is_refused_by_name(service: Service) -> None:
     for fields, param in (
-        ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"n": 17}, "n"),
+        ({"logprobs": True, "tau": 0.1, "metric": "entropy"}, "logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "stop"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_tokens": 10**9}, "max_tokens"),
@@ -280,3 +243,70 @@ def test_profiles_are_models_and_stale_ones_are_not(
         == 404
     )
     service.stop()
+
+
+def test_log_probabilities_are_the_confidences(client: Any, sessions: Sessions) -> None:
+    alone = sessions(MAIN).generate(HELLO, GenerationConfig(max_new_tokens=12))
+    for stream in (False, True):
+        answer = chat(client, logprobs=True, stream=stream)
+        choices = [c.choices[0] for c in answer if c.choices] if stream else [answer.choices[0]]
+        entries = [entry for c in choices if c.logprobs for entry in c.logprobs.content]
+        assert "".join(entry.token for entry in entries) == alone.text
+        assert [math.exp(entry.logprob) for entry in entries] == pytest.approx(alone.confidences, abs=1e-5)
+        assert all(bytes(entry.bytes).decode() == entry.token for entry in entries)
+
+
+def test_several_answers_are_several_seeds(client: Any, sessions: Sessions) -> None:
+    def drawn(seed: int) -> str:
+        config = GenerationConfig(max_new_tokens=12, temperature=1.0, seed=seed)
+        return sessions(MAIN).generate(HELLO, config).text
+
+    wanted = [drawn(seed) for seed in (5, 6, 7)]
+    answer = chat(client, temperature=1.0, seed=5, n=3)
+    assert [choice.message.content for choice in answer.choices] == wanted
+    assert answer.usage.completion_tokens == 36 and answer.mars["seed"] == 5
+    texts = ["", "", ""]
+    for chunk in chat(client, temperature=1.0, seed=5, n=3, stream=True):
+        [choice] = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+    assert texts == wanted
+    one, other = (chat(client, temperature=2.0).mars["seed"] for _ in range(2))
+    assert one != other  # a fresh one where none is given
+
+
+def test_text_completions(client: Any, sessions: Sessions) -> None:
+    config = GenerationConfig(max_new_tokens=12)
+    wanted = [sessions(MAIN).generate(prompt, config).text for prompt in ("hi", "the onion")]
+    made = client.completions.create(model=MAIN, prompt=["hi", "the onion"], max_tokens=12, logprobs=0)
+    assert [choice.text for choice in made.choices] == wanted
+    for choice in made.choices:
+        logprobs = choice.logprobs
+        assert "".join(logprobs.tokens) == choice.text
+        ends = [len("".join(logprobs.tokens[:i])) for i in range(len(logprobs.tokens))]
+        assert logprobs.text_offset == ends
+
+
+def test_keys_are_needed_where_there_is_a_file_of_them(bundles: Named, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\n\n first-key \nsecond\n")
+    service = Service(bundles(MAIN), "--api-key-file", str(keys), "--client-share", "0.5", key="second")
+    body = json.dumps({"messages": HELLO, "max_tokens": 2})
+    try:
+        for key in ("first-key", "second"):
+            service.key = key
+            assert service.call("/v1/chat/completions", body).status == 200
+        for key in (None, "", "secon", "second2", "# ours", "first-key second"):
+            service.key = key
+            for path, text in (("/v1/chat/completions", body), ("/v1/models", None), ("/generate", "{}")):
+                answer = service.call(path, text, "POST" if text else "GET")
+                assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key"), (key, path)
+            assert service.call("/health", None, "GET").status == 200
+    finally:
+        service.stop()
+    for wrong in ("", "# none\n", "a b\n"):
+        keys.write_text(wrong)
+        done = subprocess.run(
+            [build() / "examples/cpp_service/service", bundles(MAIN), "0", "1", "--api-key-file", keys],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "key" in done.stderr

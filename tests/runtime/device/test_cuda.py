@@ -8,12 +8,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.missing import need
 
 from mars_export.runtime import SessionError
 from mars_export.runtime.device import cuda
 from mars_export.runtime.device.cuda import Device, Runs
+from mars_export.runtime.device.lost import LASTING, is_lasting
 
 GOOD, BAD = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorStreamCaptureUnsupported")
 ILLEGAL = SimpleNamespace(name="cudaErrorIllegalAddress")
@@ -33,11 +35,12 @@ class FakeRuntime:
     cudaError_t = SimpleNamespace(cudaSuccess=GOOD, cudaErrorInsufficientDriver=None, cudaErrorNoDevice=None)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal="thread")
     cudaStreamNonBlocking = 1
+    cudaHostAllocDefault = 0
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToDevice="on the device")
 
     def __init__(self, *bad: str) -> None:
         self.bad, self.calls, self.next = bad, [], 256  # type: ignore[var-annotated]
-        self.error, self.current = BAD, 0
+        self.error, self.current, self.host = BAD, 0, 0
 
     def cudaMemcpy3DParms(self) -> SimpleNamespace:
         return SimpleNamespace()
@@ -56,6 +59,8 @@ class FakeRuntime:
             if name == "cudaMalloc":
                 self.next += 256
                 return (GOOD, self.next) if name not in self.bad else (BAD, None)
+            if name == "cudaHostAlloc" and name not in self.bad:
+                return GOOD, self.host
             if name == "cudaGetDevice" and name not in self.bad:
                 return GOOD, self.current
             if name == "cudaSetDevice":
@@ -96,6 +101,19 @@ def test_memory_is_given_back_once_and_after_the_stream(opened: Any) -> None:
     device.close()
     freed = sorted(c[1] for c in runtime.calls if c[0] == "cudaFree")
     assert freed == sorted((first, second, third))
+    assert runtime.names()[-1] == "cudaStreamDestroy"
+
+
+def test_page_locked_memory_goes_with_the_device(opened: Any) -> None:
+    device, runtime = opened()
+    memory = np.zeros(300, np.uint8)
+    runtime.host = int(memory.ctypes.data)
+    locked = device.pinned(300)
+    locked[:] = 7
+    assert (memory == 7).all()
+    assert ("cudaHostAlloc", 300, FakeRuntime.cudaHostAllocDefault) in runtime.calls
+    device.close()
+    assert [c for c in runtime.calls if c[0] == "cudaFreeHost"] == [("cudaFreeHost", runtime.host)]
     assert runtime.names()[-1] == "cudaStreamDestroy"
 
 
@@ -211,4 +229,15 @@ def test_the_real_bindings_take_what_a_copy_says() -> None:
     assert known >= {"cudaErrorIllegalAddress", "cudaErrorAssert", "cudaErrorLaunchFailure"}
     # Those that the bindings' own words call lasting; newer ones than ours would be missed here.
     words = {e.name for e in real.cudaError_t if "inconsistent state" in " ".join((e.__doc__ or "").split())}
-    assert words <= cuda.LASTING
+    assert words <= LASTING.keys()
+
+
+def test_what_stays_is_known_by_name_and_by_number() -> None:
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    assert {name: int(getattr(runtime.cudaError_t, name)) for name in LASTING} == LASTING
+    said = "Non-zero status code returned while running Attention node. CUDA failure 700: an illegal memory"
+    assert is_lasting(said)
+    assert is_lasting("CUDA error 719 at ...")
+    assert is_lasting("cudaErrorLaunchFailure:unspecified launch failure")
+    for other in ("CUDA failure 2: out of memory ; GPU=0", "a graph of 700 nodes", "CUDA failure 7001: x"):
+        assert not is_lasting(other)

@@ -188,12 +188,19 @@ class FakeRawContext:
         return self.is_capturable
 
 
-def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: Any, diagnostics: int = 0) -> LoadedEngine:
+def loaded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raw: Any,
+    diagnostics: int = 0,
+    variant: Variant | None = None,
+) -> LoadedEngine:
+    variant = variant or engine()
     monkeypatch.setattr(trt_engine, "find", lambda backend: FakeTrt(raw, diagnostics))
     (tmp_path / "b").mkdir(exist_ok=True)
     (tmp_path / "b" / "rtx.engine").write_bytes(b"engine")
-    held = Bundle(tmp_path / "b", replace(GOOD, model=MODEL, variants=(engine(),)))
-    return LoadedEngine.of(held, engine())
+    held = Bundle(tmp_path / "b", replace(GOOD, model=MODEL, variants=(variant,)))
+    return LoadedEngine.of(held, variant)
 
 
 def test_kernels_are_kept_beside_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +263,35 @@ def test_an_engine_whose_tensors_are_others_is_refused(
         SessionError, match=f"the engine and the manifest disagree about {name}; build the engine again"
     ):
         loaded(tmp_path, monkeypatch, FakeRawEngine(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, None),
+        ({"topk_ids": ("OUTPUT", "FLOAT", (-1, -1, 5))}, "topk_ids"),
+        ({"topk_logprobs": None}, "topk_logprobs"),
+        ({"topk_logprobs": ("OUTPUT", "FLOAT", (-1, -1, 6))}, "topk_logprobs"),
+        ({"topk_ids": ("OUTPUT", "INT64", (-1, -1))}, "topk_ids, topk_logprobs"),
+        (dict.fromkeys(("topk_ids", "topk_logprobs"), 5000), "topk_ids, topk_logprobs"),
+        (dict.fromkeys(("topk_ids", "topk_logprobs"), -1), "topk_ids, topk_logprobs"),
+        ({"logits": ("OUTPUT", "FLOAT", (-1, -1, 9))}, "logits"),
+    ],
+)
+def test_the_widths_of_an_engines_outputs(
+    changes: dict[str, Any], names: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"topk_ids": "INT64", "topk_logprobs": "FLOAT", "logits": "FLOAT"}
+    wide = {n: ("OUTPUT", kind, (-1, -1, 5)) for n, kind in kinds.items()}
+    wide["logits"] = ("OUTPUT", "FLOAT", (-1, -1, MODEL.vocab_size))
+    wide |= {n: ("OUTPUT", kinds[n], (-1, -1, v)) if isinstance(v, int) else v for n, v in changes.items()}
+    variant = replace(engine(), outputs=("token_ids", "confidence", *kinds))
+    if names is None:
+        opened = loaded(tmp_path, monkeypatch, FakeRawEngine(**wide), variant=variant)
+        assert (opened.width("topk_ids"), opened.width("logits")) == (5, MODEL.vocab_size)
+        return
+    with pytest.raises(SessionError, match=f"the engine and the manifest disagree about {names}; build"):
+        loaded(tmp_path, monkeypatch, FakeRawEngine(**wide), variant=variant)
 
 
 def test_an_engine_that_does_not_write_in_place_is_refused(

@@ -41,7 +41,7 @@ def opened(checkpoints: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         export_engine(
             open_checkpoint(str(checkpoints("a2d-qwen2"))),
             target,
-            ExportOptions(block=BLOCK, precision=precision),
+            ExportOptions(block=BLOCK, precision=precision, top_k=4),
             engine,
         )
         return Session.open(target, "cuda"), Session.open(target, "cpu", threads=1)
@@ -82,6 +82,24 @@ def test_fp16_decisions_flip_rarely(layout: str, opened: Opened) -> None:
         )
         total += window.shape[1]
     assert flips <= max(1, total // 20), "at most one decision in twenty"
+
+
+@pytest.mark.parametrize("layout", ["static", "delta"])
+def test_the_likeliest_tokens_are_onnxruntimes(layout: str, opened: Opened) -> None:
+    ids = np.array([[(31 * i) % 250 for i in range(BLOCK)]] * 2)
+    steps = []
+    for session in opened("fp32", layout):
+        cache_rows = session.backend.new_cache(2)
+        cache_rows.reserve(64)
+        index = np.tile(np.arange(BLOCK), (2, 1))
+        for _ in range(3):  # the last time from a captured step
+            step = session.backend.step(cache_rows, 0, ids, np.zeros(2, np.int64), index, False)
+        steps.append(step)
+    gpu, cpu = steps
+    assert gpu.topk_ids is not None and gpu.topk_logprobs is not None and cpu.topk_logprobs is not None
+    np.testing.assert_allclose(gpu.topk_logprobs, cpu.topk_logprobs, atol=1e-3)
+    assert (gpu.topk_ids == cpu.topk_ids).mean() > 0.98, "but for those that are as likely"
+    assert (gpu.topk_ids[..., 0] == gpu.token_ids).all()
 
 
 def test_a_step_is_captured_and_says_the_same(opened: Opened) -> None:

@@ -17,6 +17,7 @@ from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import decode
+from mars_export.runtime.device.filling import Filling
 from mars_export.runtime.device.trt import TrtBackend, TrtCache
 
 BLOCK, CAPACITY, PREFILL = 4, 64, 16
@@ -29,12 +30,18 @@ def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
 
 
 def build(
-    kv_layout: str = "static", *, fixed: bool = False, batch: int = 3, refuse: bool = False
+    kv_layout: str = "static",
+    *,
+    fixed: bool = False,
+    batch: int = 3,
+    refuse: bool = False,
+    top_k: int = 0,
 ) -> tuple[TrtBackend, FakeEngine, FakeDevice]:
     device = FakeDevice(refuse_capture=refuse)
     info = engine_info(batch, BLOCK, PREFILL, fixed=fixed)
-    engine = FakeEngine(device, info, predict, kv_layout == "static")
-    backend = TrtBackend(engine, engine_variant(info, CAPACITY, kv_layout, fixed=fixed), MODEL, device)  # type: ignore[arg-type]
+    engine = FakeEngine(device, info, predict, kv_layout == "static", top_k)
+    variant = engine_variant(info, CAPACITY, kv_layout, fixed=fixed, top_k=top_k > 0)
+    backend = TrtBackend(engine, variant, MODEL, device)  # type: ignore[arg-type]
     return backend, engine, device
 
 
@@ -89,9 +96,27 @@ def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
         device.events.clear()
         backend.step(cache, 0, ids, np.zeros(3, np.int64), index, False)
         kinds = [kind for kind, _ in device.events]
-        assert kinds == ["upload", "upload", "upload", "execute", "download", "download", "synchronize"]
-        assert sum(size for kind, size in device.events if kind == "download") <= 3 * BLOCK * 16
+        assert kinds == ["upload", "execute", "download", "synchronize"], "one copy each way, one wait"
+        sizes = {kind: size for kind, size in device.events if kind != "execute"}
+        assert sizes["download"] == 2 * 256, "ids and confidences, each from where a tensor may begin"
+        assert sizes["upload"] == 2 * 256 + ids.size * 8, "the ids of this step, not of the widest"
     assert device.launches == 2, "the first run prepares, the second is captured and replayed"
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
+@pytest.mark.parametrize("kv_layout", ["static", "delta"])
+def test_the_likeliest_tokens_come_back_for_each_prediction(kv_layout: str, fixed: bool) -> None:
+    backend, _, device = build(kv_layout, fixed=fixed, top_k=5)
+    cache = backend.new_cache(3)
+    ids, index = np.array([[8, 9], [7, 6]]), np.array([[1, 0], [0, 1]])
+    for _ in range(3):  # the last time from a captured step
+        got = backend.step(cache, 1, ids, np.zeros(2, np.int64), index, False)
+        assert got.topk_ids is not None and got.topk_logprobs is not None
+        assert got.topk_ids.dtype == np.int64 and got.topk_logprobs.dtype == np.float32
+        assert (got.topk_ids == got.token_ids[..., None] + np.arange(5)).all()
+        np.testing.assert_allclose(got.topk_logprobs[..., 0], np.log(got.confidence), rtol=1e-6)
+        assert got.topk_ids.shape == (2, 2, 5) and got.logits is None
+    assert device.launches > 0
 
 
 def test_memory_is_allocated_once() -> None:
@@ -188,12 +213,54 @@ def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
 def test_captured_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mars_export.runtime.device.trt.MOST_GRAPHS", 3)
     backend, _, device = build()
-    cache = backend.new_cache(1)
-    for slots in (1, 2, 3, 4, 5, 1):
-        for _ in range(2):
-            backend.step(cache, 0, np.full((1, slots), 2), np.array([0]), np.array([[0]]), False)
+    cache = backend.new_cache(3)
+    for rows in (1, 2, 3):
+        for slots in (1, BLOCK) if rows < 3 else (1, BLOCK, 1):
+            for _ in range(2):
+                ids, index = np.full((rows, slots), 2), np.zeros((rows, 1), np.int64)
+                backend.step(cache, 0, ids, np.zeros(rows, np.int64), index, False)
     assert backend.num_graphs == 3
     assert device.forgotten == 3
+
+
+@pytest.mark.parametrize("kv_layout", ["static", "delta"])
+def test_steps_are_filled_up_to_few_sizes(kv_layout: str) -> None:
+    backend, engine, device = build(kv_layout)
+    cache = backend.new_cache(1)
+    reference = FakeBackend(predict, CAPACITY, PREFILL)
+    other = reference.new_cache(1)
+    other.reserve(CAPACITY)
+    length = 0
+    for slots in (1, 2, 3, 4, 5, 6, 7, 1, 3, 6, 7, 7, 7, 3):
+        for count in range(1, slots + 1):
+            ids = np.arange(1, slots + 1)[None] + count
+            feed = (ids, np.array([length]), np.arange(count)[None], False)
+            made, wanted = backend.step(cache, 0, *feed), reference.step(other, 0, *feed)
+            assert made.token_ids.tolist() == wanted.token_ids.tolist()
+            assert made.confidence == pytest.approx(wanted.confidence)
+        length += slots
+    shapes = {(c.shapes["input_ids"][1], c.shapes["output_index"][1]) for c in engine.contexts}
+    assert shapes <= {(s, o) for s in (1, BLOCK, 2 * BLOCK - 1) for o in (1, BLOCK, 2 * BLOCK - 1)}
+    assert backend.num_graphs <= 9
+    # Near its end a row has no room for filling.
+    assert length == CAPACITY - 2
+    entries = device.view(cache.memory.addresses[0], (2, CAPACITY, 4), np.float32)
+    backend.step(cache, 0, np.array([[9, 8]]), np.array([length]), np.array([[0]]), False)
+    assert engine.contexts[-1].shapes["input_ids"] == (1, 2)
+    assert entries[:, length:, 0].tolist() == [[9, 8]] * 2
+
+
+def test_pieces_of_a_prompt_are_filled_up_to_powers_of_two() -> None:
+    info = engine_info(1, BLOCK, 100)
+    filling = Filling(info, 200, is_fixed=False)
+    index = np.zeros((1, 1), np.int64)
+    made = [
+        filling.fill(np.ones((1, slots), np.int64), np.array([0]), index)[0].shape[1]
+        for slots in (8, 16, 17, 33, 64, 65, 99, 100)
+    ]
+    assert made == [16, 16, 32, 64, 64, 100, 100, 100]
+    ids, _, _ = filling.fill(np.ones((1, 20), np.int64), np.array([170]), index)
+    assert ids.shape == (1, 20), "32 slots would write beyond the row"
 
 
 def test_a_row_is_moved_with_all_its_heads() -> None:
@@ -237,7 +304,12 @@ def test_new_entries_are_placed_by_one_copy_a_row(fixed: bool) -> None:
             index = np.zeros((2, 1), np.int64)
             backend.step(cache, 1, np.full((2, slots), slots + 3), lengths, index, False)
             written = (
-                (BLOCK if fixed else slots) * 2 * MODEL.num_layers * MODEL.num_kv_heads * MODEL.head_dim * 4
+                (BLOCK if fixed or slots > 1 else 1)
+                * 2
+                * MODEL.num_layers
+                * MODEL.num_kv_heads
+                * MODEL.head_dim
+                * 4
             )
             assert [size for kind, size in device.events if kind == "copy"] == [written, written]
             lengths += slots
@@ -288,7 +360,7 @@ def test_a_failing_step_says_what_tensorrt_said() -> None:
     engine.fails = True
     cache = backend.new_cache(1)
     with pytest.raises(
-        SessionError, match="TensorRT failed in a step of 1 x 2 slots: the fake was told to fail"
+        SessionError, match="TensorRT failed in a step of 1 x 4 slots: the fake was told to fail"
     ):
         backend.step(cache, 0, np.array([[1, 2]]), np.array([0]), np.array([[0]]), False)
 

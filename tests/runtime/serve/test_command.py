@@ -152,3 +152,15 @@ def test_mistakes_are_told_at_once(arguments: list[str], words: str, bundles: Na
         known = {"bundle": str(bundles(MAIN)), "taken": str(taken.getsockname()[1]), "empty": str(empty)}
         done = run("serve", "--port", "0", *(word.format(**known) for word in arguments))
     assert done.returncode == 1 and words in done.stderr, done.stderr
+
+
+def test_replicas_need_ray(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What belongs to --ray is refused without it, and --ray says what is missing."""
+    path = str(bundles("llama"))
+    assert run("serve", path, "--replicas", "2").returncode == 2
+    assert run("serve", path, "--ray", "--replicas", "2:1").returncode == 2
+    assert run("serve", path, "--ray", "--routing", "random").returncode == 2
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = run("serve", path, "--ray", "--port", "0")
+    assert done.returncode == 1
+    assert "pip install 'mars-export[ray]'" in " ".join(done.stderr.split())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.agreement import MAIN
+from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
 from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import Paced, behind_a_gate, paced
@@ -21,6 +22,8 @@ need("uvicorn", "serve")
 from support.served import HELLO, Answer, Serving, serving, talking, until  # noqa: E402
 
 from mars_export.runtime import GenerationConfig, Limits, MarsError, Session, SessionError  # noqa: E402
+from mars_export.runtime.device.trt import TrtBackend  # noqa: E402
+from mars_export.runtime.errors import DeviceLost  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.keys import Keys, read_keys  # noqa: E402
 from mars_export.runtime.serve.logs import Lines  # noqa: E402
@@ -275,6 +278,33 @@ def test_a_batcher_that_failed_is_seen(session: Session) -> None:
     with serving({"tiny": session}) as server:
         server.batcher.close()
         assert server.call("/health").status == 503 and server.chat().status == 503
+
+
+def test_a_gpu_that_has_failed_for_good_is_said_by_health_and_in_the_log(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine on the fake GPU: one step breaks it, and every later call fails, as CUDA's does."""
+    device, info = FakeDevice(size=1 << 22), engine_info(8, 4, 16)
+    engine = FakeEngine(device, info, lambda known, masks: (1 + len(known) % 9, 0.9))
+    variant = engine_variant(info, 64)
+    backend = TrtBackend(engine, variant, MODEL, device)  # type: ignore[arg-type]
+    on_gpu = Session(session.bundle, session.variant, backend)
+    with serving({"tiny": on_gpu}) as server, caplog.at_level(logging.CRITICAL):
+        assert server.call("/health").status == 200
+        assert (
+            server.call("/v1/completions", {"model": "tiny", "prompt": [1, 2], "max_tokens": 2}).status == 200
+        )
+        engine.breaks = True
+        failed = server.call("/v1/completions", {"model": "tiny", "prompt": [1, 2], "max_tokens": 2})
+        assert failed.status == 500
+        until(lambda: not server.batcher.alive)
+        health = server.call("/health")
+        assert (health.status, health.json) == (503, {"status": "failed"})
+        late = server.call("/v1/completions", {"model": "tiny", "prompt": [1, 2], "max_tokens": 2})
+        assert (late.status, late.json["error"]["code"]) == (503, "failed")
+        faults = server.door.service.models.faults
+        assert isinstance(faults["tiny"], DeviceLost), "with which the process ends, when it does"
+    assert "nothing computes on the GPU in this process any more: start it again" in caplog.text
 
 
 # --- its log ---

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
 
 #include <mars/export.hpp>
 
@@ -33,10 +34,24 @@ class MARS_API DeviceError : public SessionError {
     using SessionError::SessionError;
 };
 
+/// The device has failed for good: no request of this process will be answered on it any more. Start the process again.
+class MARS_API DeviceLost : public DeviceError {
+  public:
+    using DeviceError::DeviceError;
+};
+
 /// There is no memory for the request now; a shorter one, or a later one, may find some.
 class MARS_API MemoryError : public SessionError {
   public:
     using SessionError::SessionError;
+};
+
+/// Nothing is wrong with the request, there is no room for it now: too many wait, or too many of its client.
+class MARS_API Overloaded : public SessionError {
+  public:
+    Overloaded(const std::string& message, double seconds) : SessionError(message), retry_after(seconds) {}
+
+    const double retry_after; ///< seconds from now there may be room (a guess from how long answers took)
 };
 
 } // namespace mars

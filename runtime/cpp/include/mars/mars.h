@@ -10,6 +10,7 @@
  * - No exception leaves the library; it prints nothing and keeps no global state.
  * - Threads: a session serves any number of threads. A stream and a completion belong to one thread at a time, except for
  *   mars_stream_tau, mars_stream_set_tau and mars_stream_cancel, which any thread may call while another is in mars_stream_next.
+ *   A batcher and its requests serve any number of threads; the event of mars_request_next is good until the next call of that.
  */
 #ifndef MARS_H
 #define MARS_H
@@ -36,12 +37,13 @@ MARS_API const char* mars_version(void);
 
 typedef enum mars_status {
     MARS_OK = 0,
-    MARS_ERROR_BUNDLE = 1,   /* the bundle is damaged, unsafe, or of a format this library does not read */
-    MARS_ERROR_SESSION = 2,  /* the bundle is fine but cannot run here, or the request cannot be served as it stands */
-    MARS_ERROR_ARGUMENT = 3, /* this interface was used wrongly: a NULL, a wrong struct_size, an unknown constant */
-    MARS_ERROR_MEMORY = 4,   /* no memory for it now */
-    MARS_ERROR_INTERNAL = 5, /* a fault of this library, or an exception of the caller's callback */
-    MARS_ERROR_DEVICE = 6    /* a step failed on the device; the request was right */
+    MARS_ERROR_BUNDLE = 1,    /* the bundle is damaged, unsafe, or of a format this library does not read */
+    MARS_ERROR_SESSION = 2,   /* the bundle is fine but cannot run here, or the request cannot be served as it stands */
+    MARS_ERROR_ARGUMENT = 3,  /* this interface was used wrongly: a NULL, a wrong struct_size, an unknown constant */
+    MARS_ERROR_MEMORY = 4,    /* no memory for it now */
+    MARS_ERROR_INTERNAL = 5,  /* a fault of this library, or an exception of the caller's callback */
+    MARS_ERROR_DEVICE = 6,    /* a step failed on the device; the request was right */
+    MARS_ERROR_OVERLOADED = 7 /* a batcher has no room for it now: mars_error_retry_after says when there may be some */
 } mars_status;
 
 typedef struct mars_error mars_error;
@@ -49,6 +51,8 @@ typedef struct mars_error mars_error;
 MARS_API mars_status mars_error_status(const mars_error* error);
 /* What is wrong, where, and what to do; may have several lines. */
 MARS_API const char* mars_error_message(const mars_error* error);
+/* Seconds from now after which there may be room, a guess; 0 for other errors than MARS_ERROR_OVERLOADED. */
+MARS_API double mars_error_retry_after(const mars_error* error);
 MARS_API void mars_error_free(mars_error* error);
 
 /* ---- sessions ---- */
@@ -57,20 +61,42 @@ typedef struct mars_session mars_session;
 
 #define MARS_CACHE_AUTO (-1)
 
+/* Whether files are hashed: where an earlier start did not find them good, always, or never (sizes are looked at in any case). */
+typedef enum mars_verify { MARS_VERIFY_ONCE = 0, MARS_VERIFY_ALWAYS = 1, MARS_VERIFY_NEVER = 2 } mars_verify;
+
+typedef enum mars_log_level { MARS_LOG_DEBUG = 0, MARS_LOG_INFO = 1, MARS_LOG_WARNING = 2, MARS_LOG_ERROR = 3 } mars_log_level;
+/* Hears one line of a session's log, from any thread, until the session and its streams are closed. The line is good during the call. */
+typedef void (*mars_on_log)(int32_t level, const char* line, void* user);
+
 typedef struct mars_session_options {
     size_t struct_size;
     const char* device;  /* an execution provider: "cpu", "cuda", "tensorrt", ...; NULL: "cpu". A missing one is an error, never another */
     int32_t threads;     /* compute threads; 0: the backend's choice */
-    int32_t verify;      /* not 0: hash all files even if they were found good before */
+    int32_t verify;      /* a mars_verify: whether files are hashed */
     const char* variant; /* NULL: the first that runs here */
     const char* draft;   /* a smaller model's bundle with the same tokenizer, whose proposals exact mode verifies; NULL: none */
     int64_t cache_bytes; /* for KV entries of what was read before; 0: keep none; MARS_CACHE_AUTO (default): a small share of free memory */
+    int32_t safe;        /* not 0: the bundle may be anybody's; all is hashed, no engine runs, sizes are limited (docs/security.md) */
+    const char* const* option_names; /* settings of ONNX Runtime by its own names: with a dot a session's, without one the provider's */
+    const char* const* option_values;
+    size_t num_options;
+    mars_on_log on_log; /* NULL: silence */
+    void* log_user;
 } mars_session_options;
 
 typedef struct mars_session_info {
     size_t struct_size;
     int64_t vocab_size, context_length, block, mask_id;
-    int32_t has_text; /* whether prompts may be text; else only token ids */
+    int32_t has_text;                          /* whether prompts may be text; else only token ids */
+    int32_t reserved;                          /* 0 */
+    const char *variant, *backend, *precision; /* of the graph or engine that runs */
+    const char* device;                        /* where it was opened: "cpu", "cuda", ... */
+    const int64_t* eos_ids;
+    size_t num_eos_ids;
+    const char* const* profiles; /* the calibrated ones that count for what runs; stale ones are left out */
+    size_t num_profiles;
+    const char* const* outputs; /* what the graph can give, such as "logits" */
+    size_t num_outputs;
 } mars_session_info;
 
 MARS_API void mars_session_options_init(mars_session_options* options, size_t struct_size);
@@ -137,6 +163,7 @@ typedef struct mars_config {
     double min_p;              /* keep tokens at least that much as likely as the likeliest; 0 is off */
     const char* cache_salt;    /* only requests with the same one share KV entries; NULL: "" */
     double deadline;           /* seconds after which the answer ends with what it has; 0: none */
+    const char* grammar;       /* the name of a grammar of the bundle that the answer follows; NULL: none */
 } mars_config;
 
 MARS_API void mars_config_init(mars_config* config, size_t struct_size);
@@ -199,6 +226,7 @@ typedef struct mars_stats {
     int64_t proposed, verified, rejected; /* tokens fed to be verified, those that held, and the others */
     double queue_time;                    /* until the first forward */
     int64_t cached_tokens;                /* prompt tokens whose KV entries were there before */
+    int64_t forced;                       /* tokens that a grammar gave, without a forward */
 } mars_stats;
 
 MARS_API void mars_stats_init(mars_stats* stats, size_t struct_size);
@@ -265,6 +293,81 @@ MARS_API mars_status mars_conversation_messages(mars_conversation* conversation,
 /* Turns that the last question let go to make room; 0 for NULL. */
 MARS_API int64_t mars_conversation_dropped(const mars_conversation* conversation);
 MARS_API void mars_conversation_close(mars_conversation* conversation);
+
+/* ---- batchers: the requests of many threads as rows of one batch, which join and leave at any step ---- */
+
+typedef struct mars_batcher mars_batcher;
+typedef struct mars_request mars_request;
+
+#define MARS_NO_LIMIT 0
+#define MARS_FOREVER (-1.0) /* in place of seconds */
+
+/* How much runs at once, and how much one request may ask for; MARS_NO_LIMIT where that may be. */
+typedef struct mars_limits {
+    size_t struct_size;
+    int64_t max_rows;          /* 8: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs */
+    int64_t max_waiting;       /* 64: requests that may wait for a row */
+    int64_t prefill_tokens;    /* 128: prompt tokens that are read between two decode steps, at most */
+    int64_t max_prompt_tokens; /* no limit, as the next ones */
+    int64_t max_new_tokens;
+    int64_t max_stops;   /* stop strings, and eos_ids */
+    int64_t kv_bytes;    /* KV memory of the whole batch */
+    double client_share; /* 1: of all places what one client may have, above 0, at most 1 */
+} mars_limits;
+
+MARS_API void mars_limits_init(mars_limits* limits, size_t struct_size);
+
+/* Start a batcher over a session, which may be closed before it. `limits` may be NULL. What a step costs is measured first. */
+MARS_API mars_status mars_batcher_open(const mars_session* session, const mars_limits* limits, mars_batcher** batcher, mars_error** error);
+
+/* How a request comes in. */
+typedef struct mars_entry {
+    size_t struct_size;
+    double wait;            /* 0: seconds to wait for room; MARS_FOREVER: until its deadline */
+    const char* client;     /* NULL: nobody's; whose share of the places it takes */
+    mars_on_event on_event; /* NULL: events are asked for; else called with each, mostly in the batcher's thread: every row waits for it */
+    void* user;
+} mars_entry;
+
+MARS_API void mars_entry_init(mars_entry* entry, size_t struct_size);
+
+/* Queue a prompt; returns once it is tokenized. `config` and `entry` may be NULL; commit must be MARS_COMMIT_CURSOR. */
+MARS_API mars_status mars_batcher_submit(mars_batcher* batcher, const mars_prompt* prompt, const mars_config* config,
+                                         const mars_entry* entry, mars_request** request, mars_error** error);
+/* Wait for the next event. *done is 1, and the event empty, after the last one. What made the request fail is the error. */
+MARS_API mars_status mars_request_next(mars_request* request, mars_event* event, int32_t* done, mars_error** error);
+/* Wait for the whole answer, at most so many seconds, or MARS_FOREVER. */
+MARS_API mars_status mars_request_result(mars_request* request, double timeout, mars_completion** completion, mars_error** error);
+/* The answer so far, which never waits for a step; why it ended, MARS_NOT_FINISHED while it runs. */
+MARS_API mars_status mars_request_completion(const mars_request* request, mars_completion** completion, mars_error** error);
+MARS_API mars_finish_reason mars_request_finish_reason(const mars_request* request);
+/* As those of a stream. */
+MARS_API double mars_request_tau(const mars_request* request);
+MARS_API mars_status mars_request_set_tau(mars_request* request, double tau, mars_error** error);
+MARS_API void mars_request_cancel(mars_request* request);
+/* End the answer if it still runs, and free it; no callback is called from then on. A request may outlive its batcher. */
+MARS_API void mars_request_free(mars_request* request);
+
+/* What was done so far, and what is going on. */
+typedef struct mars_batcher_state {
+    size_t struct_size;
+    int64_t accepted;                             /* given a place; each ends as one of the next four */
+    int64_t finished, failed, cancelled, expired; /* failed: with an error; expired: its deadline came */
+    int64_t refused, overloaded;                  /* for what was wrong with it, for want of room */
+    int64_t prompt_tokens, tokens;                /* of accepted ones that have ended */
+    int64_t num_running, num_waiting;             /* with a row, and without one yet */
+    double kv_usage, step_seconds;                /* 0 to 1; how long the step in hand has been running, 0 between steps */
+    int32_t alive;                                /* whether it takes requests */
+} mars_batcher_state;
+
+MARS_API void mars_batcher_state_init(mars_batcher_state* state, size_t struct_size);
+MARS_API mars_status mars_batcher_describe(const mars_batcher* batcher, mars_batcher_state* state, mars_error** error);
+
+/* Take no more requests, give those that are here `drain` seconds to finish, then cancel what is left and end the thread. Waits for the
+ * step in hand, at most `timeout` seconds or MARS_FOREVER: *ended is 0 if it still hangs. `ended` may be NULL. */
+MARS_API mars_status mars_batcher_close(mars_batcher* batcher, double drain, double timeout, int32_t* ended, mars_error** error);
+/* Close it, and free it. */
+MARS_API void mars_batcher_free(mars_batcher* batcher);
 
 #ifdef __cplusplus
 }

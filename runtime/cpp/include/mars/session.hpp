@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,8 +21,25 @@
 
 namespace mars {
 
-/// A text as it stands, chat messages, or token ids.
-using Prompt = std::variant<std::string, std::vector<Message>, std::vector<std::int64_t>>;
+/// What is asked: a text as it stands, "Once upon"; chat messages, {{"user", "hi"}}; or token ids, {1, 2, 3}.
+class Prompt {
+  public:
+    Prompt() = default; // an empty text, which no session answers
+    Prompt(std::string text) : value_(std::move(text)) {}
+    Prompt(const char* text) : value_(std::string(text)) {}
+    Prompt(std::vector<Message> messages) : value_(std::move(messages)) {}
+    Prompt(std::initializer_list<Message> messages) : value_(std::vector<Message>(messages)) {}
+    Prompt(std::vector<std::int64_t> token_ids) : value_(std::move(token_ids)) {}
+    Prompt(std::initializer_list<std::int64_t> token_ids) : value_(std::vector<std::int64_t>(token_ids)) {}
+
+    /// What it is, and nullptr for what it is not.
+    const std::string* text() const { return std::get_if<std::string>(&value_); }
+    const std::vector<Message>* messages() const { return std::get_if<std::vector<Message>>(&value_); }
+    const std::vector<std::int64_t>* token_ids() const { return std::get_if<std::vector<std::int64_t>>(&value_); }
+
+  private:
+    std::variant<std::string, std::vector<Message>, std::vector<std::int64_t>> value_;
+};
 
 /// Which cache loop decodes: cursor (default), or block with blocks of `cache_block` tokens (the paper's loop).
 struct Commit {
@@ -40,13 +59,16 @@ struct Completion {
 
 /// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
 ///
-/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch.
+/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch. The first
+/// `verified` tokens had been proposed and held.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
+    std::int64_t verified = 0;
+    std::vector<std::int64_t> forced = {}; ///< the places of tokens that a grammar gave
 };
 
 /// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.
@@ -54,6 +76,7 @@ using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
 class Conversation;
+class Batcher;
 struct Opened;
 struct Answers;
 
@@ -74,14 +97,21 @@ struct SessionInfo {
 class MARS_API Session {
   public:
     struct Options {
-        std::string device = "cpu";         ///< an execution provider's name; one that is missing is an error, never another
-        std::optional<int> threads;         ///< compute threads; the backend's choice by default
-        std::optional<std::string> variant; ///< the first that runs here by default
-        bool verify = false;                ///< hash all files even if they were found good before
+        std::string device = "cpu";              ///< an execution provider's name; one that is missing is an error, never another
+        std::optional<int> threads = {};         ///< compute threads; the backend's choice by default
+        std::optional<std::string> variant = {}; ///< the first that runs here by default
+        Verify verify = Verify::once;            ///< whether files are hashed
         /// A smaller model's bundle with the same tokenizer, whose proposals exact mode verifies.
         std::optional<std::filesystem::path> draft = std::nullopt;
         /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
+        /// For a bundle that may be anybody's: all is hashed and nothing remembered, engines and prefixes are left alone, sizes are limited.
+        bool safe = false;
+        /// Of ONNX Runtime, by its own names: with a dot a session's ({"session.intra_op.allow_spinning", "0"}), without one the execution
+        /// provider's ({"device_id", "1"}). An engine takes none.
+        std::map<std::string, std::string> options = {};
+        /// Hears warnings, ONNX Runtime's among them, and what was opened. Silence by default.
+        OnLog on_log = nullptr;
     };
 
     /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.
@@ -145,6 +175,7 @@ class MARS_API Session {
     std::int64_t max_capacity() const;
 
   private:
+    friend class Batcher;
     friend struct Opened;
     explicit Session(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 

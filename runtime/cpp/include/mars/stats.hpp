@@ -18,8 +18,9 @@ MARS_API std::string_view to_string(FinishReason reason);
 /// Counts and times of one row.
 ///
 /// cached_tokens: prompt tokens whose KV entries were there before. forwards: steps this row took part in, from the last prefill chunk
-/// on, block-commit forwards included; the prefill chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens that were fed to be verified;
-/// verified: those that held. Times in seconds from `began`, before the prompt became tokens: queue_time until the row's first forward,
+/// on, block-commit forwards included; the prefill chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens.
+/// proposed: tokens that were fed to be verified; verified: those that held. forced: tokens that a grammar gave; they are in `tokens`, not
+/// in `accepted`. Times in seconds from `began`, before the prompt became tokens: queue_time until the row's first forward,
 /// prefill_time from there to its first token, time_to_first_token both together, decode_time after it.
 struct Stats {
     std::int64_t prompt_tokens = 0;
@@ -34,6 +35,7 @@ struct Stats {
     std::int64_t tokens_after_first = 0;
     std::int64_t proposed = 0;
     std::int64_t verified = 0;
+    std::int64_t forced = 0;
     std::map<std::int64_t, std::int64_t> accepted;
     std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 
@@ -50,17 +52,18 @@ struct Stats {
         if (forwards == 0 && prefill_forwards == 0) queue_time = elapsed();
     }
 
-    /// Note one step that gave `num_accepted` tokens.
-    void count(std::int64_t num_accepted) {
+    /// Note one step that gave `num_accepted` tokens of the model, and `num_forced` ones that a grammar forces.
+    void count(std::int64_t num_accepted, std::int64_t num_forced = 0) {
         if (accepted.empty()) {
             time_to_first_token = elapsed();
             prefill_time = time_to_first_token - queue_time;
         } else {
-            tokens_after_first += num_accepted;
+            tokens_after_first += num_accepted + num_forced;
             decode_time = elapsed() - time_to_first_token;
         }
         ++accepted[num_accepted];
-        tokens += num_accepted;
+        tokens += num_accepted + num_forced;
+        forced += num_forced;
     }
 
   private:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -98,6 +99,12 @@ struct StoredPrefix {
     std::optional<std::int64_t> accuracy_level;
 };
 
+/// What answers may be, as an automaton over bytes in `file`; `kind`: what it was compiled from (schema, tools, regex, choice).
+struct StoredGrammar {
+    std::string name, file, kind;
+    std::int64_t states = 0;
+};
+
 /// Everything a runtime knows about a bundle before it opens a graph.
 struct Manifest {
     std::string producer, source;
@@ -111,22 +118,33 @@ struct Manifest {
     std::vector<Profile> profiles;
     std::string format_version;
     std::vector<StoredPrefix> prefixes = {};
+    std::vector<StoredGrammar> grammars = {};
 };
+
+class Held;
 
 /// An opened bundle: a directory whose manifest is valid and whose files are the ones it lists.
 struct Bundle {
     std::filesystem::path path;
     Manifest manifest;
+    std::shared_ptr<const Held> held = nullptr; ///< that directory, kept open; none for a bundle that was not read from one
 
     /// The variant of that name; throws BundleError that lists the names there are.
     const Variant& variant(std::string_view name) const;
+
+    /// Where a file of the directory that was verified is opened, whatever has its name by now.
+    std::filesystem::path place(const std::string& name) const;
+
+    /// Files that are not as they were when they were verified: what was read of them in between may not be what the manifest says.
+    std::vector<std::string> changed() const;
 };
 
-/// Open and check a bundle directory. `full` hashes every file even if it was found good before.
+/// Open and check a bundle directory; `how` says which files are hashed. `safe`, for a bundle that may be anybody's, hashes all, remembers
+/// nothing, and has stricter limits (docs/security.md).
 ///
 /// Throws BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
 /// files that are missing, of the wrong size or of the wrong content.
-Bundle open_bundle(const std::filesystem::path& path, bool full = false);
+Bundle open_bundle(const std::filesystem::path& path, Verify how = Verify::once, bool safe = false);
 
 /// Parse and check manifest text; throws BundleError that lists every wrong field.
 Manifest parse_manifest(std::string_view text, const std::string& where = "manifest.json");

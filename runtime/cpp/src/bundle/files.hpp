@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "bundle/bundle.hpp"
+#include "bundle/external.hpp"
+#include "bundle/held.hpp"
 
 namespace mars {
 
@@ -25,6 +27,12 @@ class PlainFile {
     /// At most `limit` bytes from where the last call ended; no value if the file cannot be read.
     std::optional<std::string> read(std::size_t limit);
 
+    /// What it holds as an ONNX graph, nothing where it is none.
+    std::optional<Contents> contents() const;
+
+    /// Its state by now.
+    std::optional<State> now() const;
+
     struct stat state{};
 
   private:
@@ -37,9 +45,15 @@ bool is_safe_name(std::string_view name);
 /// The whole file, or nothing if it cannot be read.
 std::optional<std::string> read_file(const std::filesystem::path& path);
 
-/// Check presence, links, sizes and hashes of all files; throws one BundleError that lists everything wrong.
+/// Check presence, links, sizes and hashes of all files of the manifest, and that graphs take data from these only; throws one BundleError that
+/// lists everything wrong. `held` knows the files' states afterwards.
 ///
-/// A file that was found good and whose stamp (size, times and inode) is that of then is not looked into again, unless `full`.
-void verify(const std::filesystem::path& directory, const std::vector<FileEntry>& entries, bool full);
+/// A file that was found good and whose stamp (size, times and inode) is that of then is not looked into again, unless `how` is always. If it
+/// is never, no file is hashed and none remembered; of graphs the names of their files are looked at. In `safe` mode everything is hashed,
+/// nothing is remembered, and graphs have no loops, branches and functions.
+void verify(Held& held, const Manifest& manifest, Verify how, bool safe);
+
+/// What to do about what only safe mode refuses.
+constexpr std::string_view safe_remedy = "if you trust whoever made it, open it without safe mode";
 
 } // namespace mars

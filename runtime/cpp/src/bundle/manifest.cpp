@@ -75,7 +75,6 @@ Variant read_variant(Fields& fields) {
         fields.wrong("outputs", "topk_ids and topk_logprobs are there together or not at all");
     variant.name = fields.text("name");
     variant.backend = fields.text("backend", {"onnx", "tensorrt", "tensorrt_rtx"});
-    if (has("topk_ids") && variant.backend != "onnx") fields.wrong("outputs", "engines have no topk_ids and topk_logprobs");
     variant.file = fields.text("file");
     variant.weights = fields.optional_text("weights");
     variant.precision = fields.text("precision", {"float32", "float16", "bfloat16", "int8", "int4", "w8a8"});
@@ -127,13 +126,27 @@ StoredPrefix read_stored(Fields& fields) {
     return prefix;
 }
 
+StoredGrammar read_grammar(Fields& fields) {
+    StoredGrammar grammar;
+    if (fields.has("evidence")) fields.object("evidence");
+    grammar.name = fields.text("name");
+    grammar.file = fields.text("file");
+    grammar.kind = fields.text("kind", {"schema", "tools", "regex", "choice"});
+    grammar.states = fields.integer("states", 1, std::int64_t{1} << 17);
+    return grammar;
+}
+
 bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
 
 bool is_prefix_file(std::string_view name) {
     return name.size() == 26 && name.substr(0, 7) == "prefix-" && is_hex(name.substr(7, 16)) && name.substr(23) == ".kv";
 }
 
-bool is_prefix_name(std::string_view name) {
+bool is_grammar_file(std::string_view name) {
+    return name.size() == 28 && name.substr(0, 8) == "grammar-" && is_hex(name.substr(8, 16)) && name.substr(24) == ".dfa";
+}
+
+bool is_stored_name(std::string_view name) {
     const char* letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
     return !name.empty() && name.size() <= 64 && name.find_first_not_of(letters) == std::string_view::npos &&
            std::string_view("._-").find(name.front()) == std::string_view::npos;
@@ -156,6 +169,8 @@ Manifest read_manifest(Fields& top) {
     for (Fields& fields : top.objects("profiles")) manifest.profiles.push_back(read_profile(fields));
     if (top.has("prefixes"))
         for (Fields& fields : top.objects("prefixes")) manifest.prefixes.push_back(read_stored(fields));
+    if (top.has("grammars"))
+        for (Fields& fields : top.objects("grammars")) manifest.grammars.push_back(read_grammar(fields));
     manifest.format_version = top.text("format_version");
     return manifest;
 }
@@ -173,6 +188,14 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
     }
     if (manifest.text) used[manifest.text->tokenizer] = "text";
     for (const StoredPrefix& prefix : manifest.prefixes) used[prefix.file] = "prefix " + prefix.name;
+    std::map<std::string, int> grammars;
+    for (const StoredGrammar& grammar : manifest.grammars) {
+        used[grammar.file] = "grammar " + grammar.name;
+        const std::string mine = where + ": grammar `" + grammar.name.substr(0, 60) + "`";
+        if (++grammars[grammar.name] == 2) problems.push_back(mine + " is there twice");
+        if (!is_stored_name(grammar.name)) problems.push_back(mine + " is not letters, digits, dots, dashes and underscores, 64 at most");
+        if (!is_grammar_file(grammar.file)) problems.push_back(mine + ": its file is not grammar-, 16 hexadecimal digits and .dfa");
+    }
     const auto quoted = [](const std::string& path) { return "`" + path.substr(0, 80) + "`"; };
     for (const auto& [path, count] : listed) {
         if (!is_safe_name(path)) problems.push_back(where + ".files: " + quoted(path) + " is not a plain file name");
@@ -188,7 +211,7 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
     const ModelInfo& model = manifest.model;
     for (const StoredPrefix& prefix : manifest.prefixes) {
         const std::string mine = where + ": prefix `" + prefix.name.substr(0, 60) + "`";
-        if (!is_prefix_name(prefix.name)) problems.push_back(mine + " is not letters, digits, dots, dashes and underscores, 64 at most");
+        if (!is_stored_name(prefix.name)) problems.push_back(mine + " is not letters, digits, dots, dashes and underscores, 64 at most");
         if (!is_prefix_file(prefix.file)) problems.push_back(mine + ": its file is not prefix-, 16 hexadecimal digits and .kv");
         if (names.count(prefix.variant) == 0)
             problems.push_back(mine + " is for variant `" + prefix.variant.substr(0, 60) + "`, which is not there");

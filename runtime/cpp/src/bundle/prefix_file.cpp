@@ -21,7 +21,7 @@ constexpr std::int64_t alignment = 64, id_size = 4; // bytes
 
 std::int64_t ids_size(std::int64_t length) { return (id_size * length + alignment - 1) / alignment * alignment; }
 
-std::string shown(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "-"; }
+std::string level_text(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "-"; }
 
 } // namespace
 
@@ -46,7 +46,7 @@ std::vector<std::string> staleness(const Manifest& manifest, const Variant& vari
     compare("precision", prefix.precision, variant.precision);
     compare("kv dtype", prefix.kv_dtype, variant.kv_dtype);
     compare("kv layout", prefix.kv_layout, variant.kv_layout);
-    compare("accuracy level", shown(prefix.accuracy_level), shown(variant.accuracy_level));
+    compare("accuracy level", level_text(prefix.accuracy_level), level_text(variant.accuracy_level));
     return reasons;
 }
 

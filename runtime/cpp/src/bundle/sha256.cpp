@@ -3,6 +3,10 @@
 
 #include <algorithm>
 
+#include <mars/errors.hpp>
+
+#include "bundle/libcrypto.hpp"
+
 namespace mars {
 
 namespace {
@@ -15,11 +19,24 @@ constexpr std::array<std::uint32_t, 64> constants{
     0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
     0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
+constexpr char digits[] = "0123456789abcdef";
+
 std::uint32_t rotate(std::uint32_t value, unsigned count) { return (value >> count) | (value << (32U - count)); }
 
 } // namespace
 
+Sha256::Sha256(Hasher hasher) : system_(nullptr, [](void*) {}) {
+    const Libcrypto* library = hasher == Hasher::system ? Libcrypto::find() : nullptr;
+    if (library == nullptr) return;
+    system_ = {library->context_new(), library->context_free};
+    if (system_ && library->init(system_.get(), library->sha256(), nullptr) != 1) system_.reset(); // as where policy forbids it
+}
+
 void Sha256::add(std::string_view data) {
+    if (system_) {
+        if (Libcrypto::find()->update(system_.get(), data.data(), data.size()) != 1) throw Error("libcrypto cannot hash");
+        return;
+    }
     num_bytes_ += data.size();
     const auto* bytes = reinterpret_cast<const unsigned char*>(data.data());
     std::size_t left = data.size();
@@ -43,6 +60,16 @@ void Sha256::add(std::string_view data) {
 }
 
 std::string Sha256::hex() {
+    if (system_) {
+        std::array<unsigned char, 32> digest{};
+        if (Libcrypto::find()->final(system_.get(), digest.data(), nullptr) != 1) throw Error("libcrypto cannot hash");
+        std::string text;
+        for (const unsigned char byte : digest) {
+            text += digits[byte >> 4U];
+            text += digits[byte & 15U];
+        }
+        return text;
+    }
     const std::uint64_t num_bits = num_bytes_ * 8;
     add(std::string(1, '\x80'));
     while (num_partial_ != 56) add(std::string(1, '\0'));
@@ -56,7 +83,7 @@ std::string Sha256::hex() {
     for (const std::uint32_t word : state_)
         for (unsigned shift = 32; shift > 0;) {
             shift -= 4;
-            text += "0123456789abcdef"[(word >> shift) & 15U];
+            text += digits[(word >> shift) & 15U];
         }
     return text;
 }

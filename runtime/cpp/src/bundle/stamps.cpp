@@ -62,7 +62,7 @@ std::optional<fs::path> stamp_file(const fs::path& bundle) {
     if (!cache || error) return std::nullopt;
     Sha256 digest;
     digest.add(whole.native());
-    return *cache / "verified-cpp" / (digest.hex().substr(0, 32) + ".json");
+    return *cache / "verified" / (digest.hex().substr(0, 32) + ".json");
 }
 
 nlohmann::json read_stamps(const fs::path& file) {

@@ -16,7 +16,7 @@ std::optional<std::filesystem::path> cache_dir();
 /// is never one that is there: no planted link is followed.
 bool write_whole(const std::filesystem::path& path, const std::string& content);
 
-/// The file with the stamps of a bundle. Not Python's own, which vouches for more than this library looks at.
+/// The file with the stamps of a bundle: Python's, too, which looks at the same things.
 std::optional<std::filesystem::path> stamp_file(const std::filesystem::path& bundle);
 
 /// By file name; empty where there is nothing that makes sense.

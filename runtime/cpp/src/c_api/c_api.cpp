@@ -12,35 +12,11 @@
 #include <mars/mars.h>
 #include <mars/session.hpp>
 
+#include "c_api/handles.hpp"
 #include "c_api/requests.hpp"
 #include "c_api/structs.hpp"
-#include "utf8.hpp"
 
 using namespace mars::c;
-
-struct mars_error {
-    mars_status status;
-    std::string message;
-};
-
-struct mars_session {
-    explicit mars_session(mars::Session opened) : session(std::move(opened)) {
-        for (const std::string& each : session.warnings()) warnings += each + "\n";
-    }
-
-    mars::Session session;
-    std::string warnings;
-};
-
-struct mars_completion {
-    explicit mars_completion(mars::Completion completion) : done(std::move(completion)) {
-        if (!done.stats.accepted.empty()) accepted.resize(static_cast<std::size_t>(done.stats.accepted.rbegin()->first) + 1);
-        for (const auto& [tokens, steps] : done.stats.accepted) accepted[static_cast<std::size_t>(tokens)] = steps;
-    }
-
-    mars::Completion done;
-    std::vector<std::int64_t> accepted; // the stats' counts by index
-};
 
 struct mars_stream {
     explicit mars_stream(mars::Stream opened) : own(std::move(opened)), stream(&*own) {}
@@ -60,71 +36,6 @@ struct mars_conversation {
 };
 
 namespace {
-
-mars_status fail(mars_error** error, mars_status status, const char* message) noexcept {
-    if (error != nullptr) {
-        *error = new (std::nothrow) mars_error{status, {}};
-        try {
-            if (*error != nullptr) (*error)->message = mars::utf8::lossy(message); // it may quote a damaged file
-        } catch (...) {                                                            // no memory for the message: the status says enough
-        }
-    }
-    return status;
-}
-
-/// Run `body`; whatever it throws becomes a status and a message.
-template <typename Body>
-mars_status guarded(mars_error** error, const Body& body) noexcept {
-    if (error != nullptr) *error = nullptr;
-    try {
-        body();
-        return MARS_OK;
-    } catch (const mars::BundleError& problem) {
-        return fail(error, MARS_ERROR_BUNDLE, problem.what());
-    } catch (const mars::DeviceError& problem) {
-        return fail(error, MARS_ERROR_DEVICE, problem.what());
-    } catch (const mars::MemoryError& problem) {
-        return fail(error, MARS_ERROR_MEMORY, problem.what());
-    } catch (const mars::Error& problem) {
-        return fail(error, MARS_ERROR_SESSION, problem.what());
-    } catch (const ArgumentError& problem) {
-        return fail(error, MARS_ERROR_ARGUMENT, problem.what());
-    } catch (const std::bad_alloc&) {
-        return fail(error, MARS_ERROR_MEMORY, "out of memory");
-    } catch (const std::exception& problem) {
-        return fail(error, MARS_ERROR_INTERNAL, problem.what());
-    } catch (...) {
-        return fail(error, MARS_ERROR_INTERNAL, "an exception that is no std::exception, perhaps of the callback");
-    }
-}
-
-const mars_session_options default_options{sizeof(mars_session_options), nullptr, 0, 0, nullptr, nullptr, MARS_CACHE_AUTO};
-
-mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
-    if (!reason) return MARS_NOT_FINISHED;
-    switch (*reason) {
-    case mars::FinishReason::eos:
-        return MARS_FINISH_EOS;
-    case mars::FinishReason::stop:
-        return MARS_FINISH_STOP;
-    case mars::FinishReason::length:
-        return MARS_FINISH_LENGTH;
-    case mars::FinishReason::capacity:
-        return MARS_FINISH_CAPACITY;
-    case mars::FinishReason::deadline:
-        return MARS_FINISH_DEADLINE;
-    case mars::FinishReason::cancelled:
-        break;
-    }
-    return MARS_FINISH_CANCELLED;
-}
-
-mars_event view(const mars::Event& event) {
-    return {sizeof(mars_event),     event.row,
-            event.text.c_str(),     event.text.size(),
-            event.token_ids.data(), event.confidences.data(),
-            event.token_ids.size(), reason_of(event.finish_reason)};
-}
 
 /// Ask in a conversation: `ask` sends or edits.
 template <typename Ask>
@@ -151,12 +62,7 @@ void generate(const mars_session* session, std::vector<mars::Prompt> prompts, co
         commit = request.commit;
         settings.push_back(std::move(request.config));
     }
-    mars::OnEvent forward;
-    if (on_event != nullptr)
-        forward = [&](const mars::Event& event) {
-            const mars_event seen = view(event);
-            return on_event(&seen, user) != 0;
-        };
+    const mars::OnEvent forward = callback_of(on_event, user);
     std::vector<std::unique_ptr<mars_completion>> done;
     for (mars::Completion& each :
          needed(session, "session").session.generate_batch(prompts, settings, forward, commit.value_or(mars::Commit{})))
@@ -176,22 +82,16 @@ mars_status mars_error_status(const mars_error* error) { return error == nullptr
 
 const char* mars_error_message(const mars_error* error) { return error == nullptr ? "" : error->message.c_str(); }
 
+double mars_error_retry_after(const mars_error* error) { return error == nullptr ? 0.0 : error->retry_after; }
+
 void mars_error_free(mars_error* error) { delete error; }
 
-void mars_session_options_init(mars_session_options* options, size_t struct_size) { init(options, struct_size, default_options); }
+void mars_session_options_init(mars_session_options* options, size_t struct_size) { init(options, struct_size, default_options()); }
 
 mars_status mars_session_open(const char* path, const mars_session_options* options, mars_session** session, mars_error** error) {
     return guarded(error, [&] {
         needed(session, "session") = nullptr;
-        const mars_session_options given = known(options, default_options, "options");
-        mars::Session::Options wanted;
-        if (given.device != nullptr) wanted.device = given.device;
-        if (given.threads != 0) wanted.threads = given.threads;
-        if (given.variant != nullptr) wanted.variant = given.variant;
-        if (given.draft != nullptr) wanted.draft = given.draft;
-        wanted.verify = given.verify != 0;
-        if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
-        *session = new mars_session(mars::Session::open(&needed(path, "path"), wanted));
+        *session = new mars_session(mars::Session::open(&needed(path, "path"), options_of(options)));
     });
 }
 
@@ -199,9 +99,24 @@ void mars_session_close(mars_session* session) { delete session; }
 
 mars_status mars_session_describe(const mars_session* session, mars_session_info* info, mars_error** error) {
     return guarded(error, [&] {
-        const mars::Session& opened = needed(session, "session").session;
-        const mars::SessionInfo own = opened.info();
-        const mars_session_info values{sizeof(values), own.vocab_size, own.context_length, own.block, own.mask_id, own.has_text ? 1 : 0};
+        const mars_session& opened = needed(session, "session");
+        const mars::SessionInfo& own = opened.info;
+        mars_session_info values{};
+        values.vocab_size = own.vocab_size;
+        values.context_length = own.context_length;
+        values.block = own.block;
+        values.mask_id = own.mask_id;
+        values.has_text = own.has_text ? 1 : 0;
+        values.variant = own.variant.c_str();
+        values.backend = own.backend.c_str();
+        values.precision = own.precision.c_str();
+        values.device = own.device.c_str();
+        values.eos_ids = own.eos_ids.data();
+        values.num_eos_ids = own.eos_ids.size();
+        values.profiles = opened.profiles.data();
+        values.num_profiles = opened.profiles.size();
+        values.outputs = opened.outputs.data();
+        values.num_outputs = opened.outputs.size();
         fill(info, values, "info");
     });
 }
@@ -316,7 +231,8 @@ mars_status mars_completion_stats(const mars_completion* completion, mars_stats*
                                 own.verified,
                                 own.rejected(),
                                 own.queue_time,
-                                own.cached_tokens};
+                                own.cached_tokens,
+                                own.forced};
         fill(stats, values, "stats");
     });
 }

@@ -13,6 +13,66 @@ namespace mars::c {
 
 static_assert(MARS_WINDOW_AUTO == auto_window && MARS_WINDOW_FULL == full_window);
 
+namespace {
+
+Verify verify_of(std::int32_t given) {
+    switch (given) {
+    case MARS_VERIFY_ONCE:
+        return Verify::once;
+    case MARS_VERIFY_ALWAYS:
+        return Verify::always;
+    case MARS_VERIFY_NEVER:
+        return Verify::never;
+    default:
+        throw ArgumentError("verify: not a mars_verify: " + std::to_string(given));
+    }
+}
+
+std::int32_t level_of(LogLevel level) {
+    switch (level) {
+    case LogLevel::debug:
+        return MARS_LOG_DEBUG;
+    case LogLevel::info:
+        return MARS_LOG_INFO;
+    case LogLevel::warning:
+        return MARS_LOG_WARNING;
+    case LogLevel::error:
+        break;
+    }
+    return MARS_LOG_ERROR;
+}
+
+} // namespace
+
+mars_session_options default_options() {
+    mars_session_options values{};
+    values.struct_size = sizeof values;
+    values.cache_bytes = MARS_CACHE_AUTO;
+    return values;
+}
+
+Session::Options options_of(const mars_session_options* options) {
+    const mars_session_options given = known(options, default_options(), "options");
+    Session::Options wanted;
+    if (given.device != nullptr) wanted.device = given.device;
+    if (given.threads != 0) wanted.threads = given.threads;
+    if (given.variant != nullptr) wanted.variant = given.variant;
+    if (given.draft != nullptr) wanted.draft = given.draft;
+    wanted.verify = verify_of(given.verify);
+    wanted.safe = given.safe != 0;
+    if (given.cache_bytes != MARS_CACHE_AUTO) wanted.cache_bytes = given.cache_bytes;
+    for (std::size_t i = 0; i < given.num_options; ++i) {
+        const char* const name = (&needed(given.option_names, "option_names"))[i];
+        const char* const value = (&needed(given.option_values, "option_values"))[i];
+        wanted.options[&needed(name, "a name of option_names")] = &needed(value, "a value of option_values");
+    }
+    if (given.on_log != nullptr)
+        wanted.on_log = [call = given.on_log, user = given.log_user](LogLevel level, std::string_view line) {
+            call(level_of(level), std::string(line).c_str(), user);
+        };
+    return wanted;
+}
+
 mars_prompt default_prompt() { return {sizeof(mars_prompt), nullptr, SIZE_MAX, nullptr, nullptr, 0}; }
 
 mars_config default_config() {
@@ -37,7 +97,8 @@ mars_config default_config() {
             config.lookup,
             config.min_p,
             nullptr,
-            0};
+            0,
+            nullptr};
 }
 
 Request request_of(const mars_config* given) {
@@ -62,6 +123,7 @@ Request request_of(const mars_config* given) {
     request.config.min_p = config.min_p;
     if (config.deadline != 0) request.config.deadline = config.deadline;
     if (config.cache_salt != nullptr) request.config.cache_salt = config.cache_salt;
+    if (config.grammar != nullptr) request.config.grammar = config.grammar;
     request.commit = {static_cast<Commit::Kind>(config.commit), config.cache_block};
     return request;
 }

@@ -1,4 +1,4 @@
-// What a C program asks for, as the C++ interface's types. Knows no session.
+// What a C program asks for, as the C++ interface's types. Opens nothing.
 #pragma once
 
 #include <mars/mars.h>
@@ -11,8 +11,12 @@ struct Request {
     Commit commit;
 };
 
+mars_session_options default_options();
 mars_config default_config();
 mars_prompt default_prompt();
+
+/// NULL is the default. Throws ArgumentError.
+Session::Options options_of(const mars_session_options* given);
 
 /// NULL is the default. Throws ArgumentError.
 Request request_of(const mars_config* given);

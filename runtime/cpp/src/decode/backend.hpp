@@ -20,13 +20,15 @@ struct StepInput {
     std::vector<std::int64_t> input_ids;    ///< [rows, slots]
     std::vector<std::int64_t> kv_length;    ///< [rows]
     std::vector<std::int64_t> output_index; ///< [rows, outputs]
+    bool want_topk = false;                 ///< the likeliest tokens of each prediction, where the graph has them
 };
 
-/// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size]. What was not asked for or not exported is empty.
+/// Predictions of one step, all [rows, outputs]; logits [rows, outputs, vocab_size], topk_ids and topk_logprobs [rows, outputs, top_k],
+/// best first. What was not asked for or not exported is empty, and `top_k` 0 then.
 struct StepOutput {
-    std::int64_t outputs = 0, vocab_size = 0;
-    std::vector<std::int64_t> token_ids;
-    std::vector<float> confidence, margin, entropy, logits;
+    std::int64_t outputs = 0, vocab_size = 0, top_k = 0;
+    std::vector<std::int64_t> token_ids, topk_ids;
+    std::vector<float> confidence, margin, entropy, logits, topk_logprobs;
 };
 
 /// A copy of a row's first entries that outlives the cache it is from; only caches of the same backend can read it.

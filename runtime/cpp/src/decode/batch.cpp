@@ -3,12 +3,13 @@
 
 #include <algorithm>
 
+#include "decode/guide.hpp"
 #include "decode/prefix.hpp"
 
 namespace mars {
 
-Batch::Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id)
-    : backend(device), mask_id_(mask_id), cache_(device.new_cache(num_rows)) {}
+Batch::Batch(Backend& device, std::int64_t rows, std::int64_t mask_id, std::int64_t piece)
+    : backend(device), num_rows(rows), mask_id_(mask_id), piece_(piece), cache_(device.new_cache(rows)) {}
 
 std::vector<Predictions> Batch::step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep) {
     std::vector<Predictions> made;
@@ -37,6 +38,7 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
     input_.rows = count;
     input_.slots = 0;
     input_.outputs = 1;
+    input_.want_topk = false;
     for (std::int64_t i = 0; i < count; ++i) {
         input_.slots = std::max(input_.slots, feeds[i].slots());
         input_.outputs = std::max(input_.outputs, feeds[i].outputs());
@@ -58,16 +60,24 @@ void Batch::forward(std::int64_t first, const Feed* feeds, std::int64_t count, b
             input_.output_index[static_cast<std::size_t>(i * input_.outputs + j - start)] = j;
         input_.kv_length.push_back(row.cursor);
         longest = std::max(longest, row.cursor);
-        want_logits = want_logits || row.config().needs_logits();
+        want_logits = want_logits || row.wants_logits();
+        input_.want_topk = input_.want_topk || row.guide;
     }
     cache_->reserve(longest + input_.slots);
     backend.step(*cache_, first, input_, want_logits, output_);
 }
 
-void Batch::recall(Row& row) {
+void Batch::recall(Row& row, std::optional<std::int64_t> most) {
     if (!row.stem || row.finish_reason) return;
-    row.cursor = row.stem->recall(*cache_, index_of(row), row.tokens, piece(), backend.max_capacity());
+    row.cursor = row.stem->recall(*cache_, index_of(row), row.tokens, piece(), backend.max_capacity(), most);
     row.stats.cached_tokens = row.cursor;
+}
+
+void Batch::move(std::int64_t source, std::int64_t target) {
+    if (source == target) return;
+    Row* row = active[static_cast<std::size_t>(source)];
+    cache_->move(source, target, row->cursor);
+    active[static_cast<std::size_t>(target)] = row;
 }
 
 void Batch::keep(const Row& row) {
@@ -104,7 +114,18 @@ bool Batch::prefill(Row& row) {
     return true;
 }
 
-std::int64_t Batch::piece() const { return std::min(prefill_chunk, backend.max_slots().value_or(prefill_chunk)); }
+void Batch::catch_up(Row& row, std::int64_t most) {
+    most = std::min(most, backend.max_slots().value_or(most));
+    while (row.num_pending() > most && !row.finish_reason) {
+        const Feed feed{most, 0, 0};
+        forward(index_of(row), &feed, 1);
+        row.cursor += most;
+        moved(row);
+        ++row.stats.forwards;
+    }
+}
+
+std::int64_t Batch::piece() const { return std::min(piece_, backend.max_slots().value_or(piece_)); }
 
 std::int64_t Batch::room(const Row& row) const {
     const std::int64_t known = row.num_pending();

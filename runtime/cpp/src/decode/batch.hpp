@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "decode/backend.hpp"
@@ -19,9 +20,11 @@ enum class Keep { nothing, known };
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
 class Batch {
   public:
-    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id);
+    /// `piece`: prompt tokens of one prefill forward, at most.
+    Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t piece = prefill_chunk);
 
     Backend& backend;
+    const std::int64_t num_rows;
     std::vector<Row*> active;
 
     /// One step of the active rows first, first + 1, ... with these feeds: what each predicts for its next unknown positions.
@@ -30,8 +33,12 @@ class Batch {
     /// has those of its masks. Rows too near the end of their memory for the widest feed are run by themselves.
     std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep);
 
-    /// Begin a row with what the store of prefixes has of its prompt, if it has a share in one.
-    void recall(Row& row);
+    /// Begin a row with what the store of prefixes has of its prompt, if it has a share in one. `most`: entries to which saved ones may
+    /// widen the rows, none for any number.
+    void recall(Row& row, std::optional<std::int64_t> most = std::nullopt);
+
+    /// The row at `source` gets the place `target`, with its final entries.
+    void move(std::int64_t source, std::int64_t target);
 
     /// Let the store of prefixes have the row's final entries.
     void keep(const Row& row);
@@ -45,6 +52,9 @@ class Batch {
     /// Make KV entries final for one chunk of the row's pending tokens; false when only the last chunk is left.
     bool prefill(Row& row);
 
+    /// More forced tokens than `most`, or than a step holds, are fed first, in pieces of which nothing is asked.
+    void catch_up(Row& row, std::int64_t most);
+
     /// Slots that a step has behind the row's known tokens; below 0 where they do not even fit.
     std::int64_t room(const Row& row) const;
 
@@ -56,11 +66,16 @@ class Batch {
     /// The rows' memory, to interrupt what runs on it; it goes with the batch.
     std::weak_ptr<Cache> cache() const { return cache_; }
 
-  private:
+    std::int64_t capacity() const { return cache_->capacity(); }
+    std::int64_t entry_bytes() const { return cache_->entry_bytes(); }
+
+    /// Prompt tokens of one prefill forward.
     std::int64_t piece() const;
+
+  private:
     void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
 
-    std::int64_t mask_id_;
+    std::int64_t mask_id_, piece_;
     std::shared_ptr<Cache> cache_;
     StepInput input_;
     StepOutput output_;

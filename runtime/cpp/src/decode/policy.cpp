@@ -110,7 +110,8 @@ std::vector<Feed> widest_feeds(const std::vector<Row*>& rows, const std::vector<
         const Row& row = *rows[i];
         const std::int64_t proposals = std::max(std::int64_t{0}, std::min(row.num_proposals(), rooms[i]));
         std::int64_t masks = std::min(row.most_masks(block), rooms[i] - proposals);
-        if (row.config().is_exact()) masks = row.ends_at(proposals) ? 0 : std::min(masks, row.remaining() - proposals - 2);
+        const bool exact = row.config().is_exact();
+        if (exact || proposals > 0) masks = row.ends_at(proposals) ? 0 : std::min(masks, row.remaining() - proposals - (exact ? 2 : 1));
         feeds.push_back({row.num_pending(), proposals, std::max(std::int64_t{0}, masks)});
     }
     return feeds;

@@ -179,7 +179,8 @@ void Prefixes::drop(const Group& group, const Ids& key) {
     if (found->second.empty()) groups_.erase(found);
 }
 
-std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity) {
+std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity,
+                          std::optional<std::int64_t> most_entries) {
     const std::optional<std::int64_t> firm_slots = store_.firm_slots;
     if (firm_slots && piece < *firm_slots) return 0; // its steps give other bits than those that are saved
     const std::int64_t grain = firm_slots ? 1 : piece;
@@ -197,9 +198,13 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
         try {
             if (length > 0) {
                 const std::shared_ptr<const Saved> saved = store_.brought(*found, cache);
-                cache.reserve(std::max(saved->length, std::min(size + spare, capacity)));
-                cache.load(place, *saved, length);
-                firm_ = length;
+                const std::int64_t own = std::min(size + spare, capacity), present = cache.capacity();
+                const bool is_wide = saved->length > std::max(own, present);
+                if (!is_wide || !most_entries || bucket(saved->length, present) <= *most_entries) {
+                    cache.reserve(std::max(saved->length, own));
+                    cache.load(place, *saved, length);
+                    firm_ = length;
+                }
             }
         } catch (const std::exception&) { // memory, most likely: the row reads all of its prompt, and says so
         }

@@ -117,8 +117,10 @@ class Stem {
 
     /// Load what the store has of `tokens`, and return how many that is. Something is always left to feed.
     ///
-    /// What is left takes the very steps, or firm ones, that a row takes which begins at 0 and reads by `piece`.
-    std::int64_t recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity);
+    /// What is left takes the very steps, or firm ones, that a row takes which begins at 0 and reads by `piece`. A long entry is left
+    /// alone where rows as wide would exceed `most_entries`.
+    std::int64_t recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity,
+                        std::optional<std::int64_t> most_entries = std::nullopt);
 
     /// A step of `slots` slots is about to run; `is_piece`: it reads a whole piece of a prompt.
     void feeds(std::int64_t cursor, std::int64_t slots, bool is_piece);

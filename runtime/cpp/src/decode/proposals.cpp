@@ -29,13 +29,21 @@ double Hopes::of(Source source, double confidence) const {
     return (held + own_word * std::min(number(confidence), 1.0)) / (tried + own_word);
 }
 
+std::vector<double> Hopes::of_all(const Proposals& proposals) const {
+    std::vector<double> hopes;
+    for (std::int64_t i = 0; i < proposals.size(); ++i)
+        hopes.push_back(proposals.is_sure(i) ? 1.0 : of(proposals.source, proposals.confidences[static_cast<std::size_t>(i)]));
+    return hopes;
+}
+
 void Hopes::saw(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_held) {
-    if (num_fed == 0) return;
+    if (num_fed == proposals.num_sure(num_fed)) return;
     const std::lock_guard<std::mutex> guard(lock_);
     for (auto& classes : counts_) {
         for (Count& count : classes) count = {count.tried * fade, count.held * fade};
     }
     for (std::int64_t i = 0; i < std::min(num_held + 1, num_fed); ++i) {
+        if (proposals.is_sure(i)) continue;
         const double confidence = proposals.confidences[static_cast<std::size_t>(i)];
         Count& count = counts_[static_cast<std::size_t>(proposals.source)][class_of(confidence)];
         count.tried += 1.0;

@@ -2,6 +2,7 @@
 // Knows where guesses come from and how often such guesses held; verifies nothing itself.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -12,13 +13,20 @@ namespace mars {
 
 enum class Source { masks, lookup, draft };
 
-/// Tokens for the positions behind a row's last known one. `confidences[i]` is the source's own, 0 to 1.
+/// Tokens for the positions behind a row's last known one. `confidences[i]` is the source's own, 0 to 1. `sure`: the places, in order, of
+/// those that hold wherever all before them do.
 struct Proposals {
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     Source source = Source::masks;
+    std::vector<std::int64_t> sure = {};
 
     std::int64_t size() const { return static_cast<std::int64_t>(token_ids.size()); }
+
+    bool is_sure(std::int64_t i) const { return std::binary_search(sure.begin(), sure.end(), i); }
+
+    /// How many of the first `most` are sure.
+    std::int64_t num_sure(std::int64_t most) const { return std::lower_bound(sure.begin(), sure.end(), most) - sure.begin(); }
 };
 
 /// How likely a proposal holds once all before it did: its confidence, corrected by how such ones did.
@@ -28,6 +36,9 @@ class Hopes {
   public:
     /// Between 0 and 1; NaN counts as 0.
     double of(Source source, double confidence) const;
+
+    /// Of each, once all before it held.
+    std::vector<double> of_all(const Proposals& proposals) const;
 
     /// The first `num_held` of `num_fed` proposals held; behind the next one nothing was shown.
     void saw(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_held);

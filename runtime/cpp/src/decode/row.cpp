@@ -5,6 +5,7 @@
 #include <cassert>
 
 #include "accept.hpp"
+#include "decode/guide.hpp"
 #include "decode/sample.hpp"
 
 namespace mars {
@@ -56,6 +57,11 @@ Predictions Predictions::of(const StepOutput& output, std::int64_t row, std::int
     made.vocab_size = output.vocab_size;
     if (!output.logits.empty())
         made.logits.assign(output.logits.begin() + first * output.vocab_size, output.logits.begin() + last * output.vocab_size);
+    made.top_k = output.top_k;
+    if (output.top_k > 0) {
+        made.topk_ids.assign(output.topk_ids.begin() + first * output.top_k, output.topk_ids.begin() + last * output.top_k);
+        made.topk_logprobs.assign(output.topk_logprobs.begin() + first * output.top_k, output.topk_logprobs.begin() + last * output.top_k);
+    }
     return made;
 }
 
@@ -77,12 +83,16 @@ Row::Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig
     if (!proposer_ && config_.lookup > 0) proposer_ = std::make_unique<Lookup>(config_.lookup);
 }
 
+Row::~Row() = default;
+
+bool Row::wants_logits() const { return config_.needs_logits() || (guide && guide->wants_logits); }
+
 bool Row::ends_at(std::int64_t i) const {
     return i < proposals.size() && is_one_of(proposals.token_ids[static_cast<std::size_t>(i)], eos_ids_);
 }
 
 std::int64_t Row::num_proposals() const {
-    if (!config_.is_exact()) return 0;
+    if (!config_.is_exact() && !guide) return 0;
     std::int64_t end = 0;
     while (end < proposals.size() && !ends_at(end)) ++end;
     return std::max(std::int64_t{0}, std::min(end, remaining() - 1));
@@ -91,8 +101,9 @@ std::int64_t Row::num_proposals() const {
 std::int64_t Row::most_masks(std::int64_t block) const {
     if (config_.one_token()) return 0;
     const bool exact = config_.is_exact();
-    // In exact mode a mask too many costs its slot and no quality, and one beyond the block often holds.
-    std::int64_t most = exact && block > 1 ? block + 1 : block - 1;
+    // In exact mode a mask too many costs its slot and no quality, and one beyond the block often holds. Under a grammar some masks stand
+    // where there is no choice.
+    std::int64_t most = (exact || guide) && block > 1 ? block + 1 : block - 1;
     if (config_.window >= 1) most = std::min(most, config_.window - 1);
     return std::max(std::int64_t{0}, std::min(most, remaining() - (exact ? 2 : 1)));
 }
@@ -130,7 +141,8 @@ Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals)
     if (!finish_reason && remaining() <= 0) finish_reason = FinishReason::length;
     chosen.token_ids.resize(static_cast<std::size_t>(count));
     chosen.confidences.resize(static_cast<std::size_t>(count));
-    return {index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason};
+    const std::int64_t num_held = verifies ? std::max(std::int64_t{0}, count - 1) : 0;
+    return {index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_held, nullptr};
 }
 
 /// Proposals that held are final like known tokens; what was predicted behind them is proposed next.
@@ -157,14 +169,15 @@ void Row::look_around(std::int64_t most) {
     const double own = promise(proposals);
     if (own >= enough) return;
     Proposals others = proposer_->propose(tokens, most);
+    if (guide && others.size() > 0) others = guide->lead(others);
     if (promise(others) > own) proposals = std::move(others);
 }
 
 /// Tokens that are expected to hold.
 double Row::promise(const Proposals& those) const {
     double total = 0.0, chance = 1.0;
-    for (const double confidence : those.confidences) {
-        chance *= hopes_->of(those.source, confidence);
+    for (const double hope : hopes_->of_all(those)) {
+        chance *= hope;
         total += chance;
     }
     return total;
@@ -172,10 +185,11 @@ double Row::promise(const Proposals& those) const {
 
 Chances Row::chances(std::int64_t block, std::int64_t room) const {
     const std::int64_t num = num_proposals();
-    const auto hope = [&](std::int64_t i) { return hopes_->of(proposals.source, proposals.confidences[static_cast<std::size_t>(i)]); };
+    std::vector<double> hopes = hopes_->of_all(proposals);
     Chances found{num_pending(), {}, std::nullopt, foresight_.expected(most_masks(block)), room};
-    for (std::int64_t i = 0; i < num; ++i) found.hopes.push_back(hope(i));
-    if (ends_at(num)) found.ending = hope(num);
+    if (ends_at(num)) found.ending = hopes[static_cast<std::size_t>(num)];
+    hopes.resize(static_cast<std::size_t>(num));
+    found.hopes = std::move(hopes);
     return found;
 }
 
@@ -194,7 +208,13 @@ std::optional<double> Row::tau() const {
 
 Accepted Row::finish(FinishReason reason) {
     finish_reason = reason;
-    return {index, {}, {}, reason};
+    return {index, {}, {}, reason, 0, nullptr};
+}
+
+Accepted Row::fail(std::exception_ptr error) {
+    if (!finish_reason) finish_reason = FinishReason::cancelled;
+    stem = nullptr;
+    return {index, {}, {}, finish_reason, 0, std::move(error)};
 }
 
 void Row::refresh() {
@@ -203,13 +223,13 @@ void Row::refresh() {
     if (is_told() && !finish_reason) finish_reason = static_cast<FinishReason>(told_.load());
 }
 
-Predictions Row::candidates(const Predictions& predictions) const {
+Predictions Row::candidates(const Predictions& predictions, std::int64_t first) const {
     const auto size = static_cast<std::int64_t>(predictions.token_ids.size());
     assert(static_cast<std::int64_t>(predictions.logits.size()) == size * predictions.vocab_size && "the session checks this first");
     Predictions chosen;
     // A later candidate only counts if all earlier ones are accepted, so they are part of what it has seen.
     std::vector<std::int64_t> seen = tokens;
-    for (std::int64_t i = 0; i < size; ++i) {
+    for (std::int64_t i = first; i < size; ++i) {
         const float* logits = predictions.logits.data() + i * predictions.vocab_size;
         const Choice choice = choose(logits, predictions.vocab_size, config_, seen, static_cast<std::int64_t>(seen.size()));
         seen.push_back(choice.token);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,17 +19,23 @@
 
 namespace mars {
 
+class Guide;
 class Stem;
 
-/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens.
+/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens; `error` where that failed.
+/// The first `verified` tokens had been proposed and held; those at the places `forced` are a grammar's.
 struct Accepted {
     std::int64_t row = 0;
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
     std::optional<FinishReason> finish_reason;
+    std::int64_t verified = 0;
+    std::exception_ptr error = nullptr;
+    std::vector<std::int64_t> forced = {};
 };
 
-/// Consecutive predictions for one row, the first for its next unknown position; `logits` is empty or [size, vocab_size].
+/// Consecutive predictions for one row, the first for its next unknown position; `logits` is empty or [size, vocab_size], `topk_ids` and
+/// `topk_logprobs` are empty or [size, top_k], best first.
 ///
 /// `confidences` are of the metric that the row asked for, `probabilities` always probabilities.
 struct Predictions {
@@ -36,6 +43,9 @@ struct Predictions {
     std::vector<double> confidences, probabilities;
     std::vector<float> logits;
     std::int64_t vocab_size = 0;
+    std::vector<std::int64_t> topk_ids = {};
+    std::vector<float> topk_logprobs = {};
+    std::int64_t top_k = 0;
 
     /// The first `count` predictions of batch row `row`, with the confidence that `metric` names.
     static Predictions of(const StepOutput& output, std::int64_t row, std::int64_t count, Metric metric);
@@ -49,12 +59,14 @@ struct Predictions {
 /// `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that what lies beyond is
 /// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
 /// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
-/// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none.
+/// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none. `guide`: a grammar that the answer
+/// follows, or none.
 class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
         std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr,
         std::unique_ptr<Proposer> proposer = nullptr);
+    ~Row();
 
     const std::int64_t index;
     std::vector<std::int64_t> tokens;
@@ -64,6 +76,7 @@ class Row {
     PassRates pass_rates;
     Proposals proposals;
     std::shared_ptr<Stem> stem;
+    std::unique_ptr<Guide> guide;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
@@ -74,6 +87,9 @@ class Row {
 
     /// Proposals that may be fed: none that ends the sequence, for the output before it says as much.
     std::int64_t num_proposals() const;
+
+    /// Whether a step must return logits for this row.
+    bool wants_logits() const;
 
     /// Whether proposal `i` is there and ends the sequence.
     bool ends_at(std::int64_t i) const;
@@ -86,6 +102,15 @@ class Row {
     /// The first `num_proposals` proposals were fed and are verified or dropped.
     Accepted accept(const Predictions& predictions, std::int64_t num_proposals = 0);
 
+    /// What the grammar forces before any prediction, until the row has `most` tokens; nothing where it forces none, or has begun.
+    std::optional<Accepted> begin(std::int64_t most);
+
+    /// As `accept`, under a grammar: what is not allowed ends the run, what is forced goes into it. Nothing is accepted where the next
+    /// step must be asked again.
+    ///
+    /// Behind proposals that all held tau decides about the masks' predictions, in exact mode nothing does.
+    std::optional<Accepted> follow(const Predictions& predictions, std::int64_t num_proposals);
+
     /// Take another source's proposals where they promise more; it is asked where those at hand promise little.
     void look_around(std::int64_t most);
 
@@ -94,6 +119,9 @@ class Row {
 
     /// End the row without tokens.
     Accepted finish(FinishReason reason);
+
+    /// End the row because of `error`; what it has stays, and nothing of it is kept for others.
+    Accepted fail(std::exception_ptr error);
 
     /// Any thread: the tau from the next step on, which ends exact mode. The caller has checked it.
     void set_tau(double tau) { wanted_.store(tau); }
@@ -117,7 +145,9 @@ class Row {
     void refresh();
 
   private:
-    Predictions candidates(const Predictions& predictions) const;
+    Predictions candidates(const Predictions& predictions, std::int64_t first = 0) const;
+    void append(std::int64_t token);
+    void propose(const Predictions& predictions, const std::vector<std::int64_t>& given, std::int64_t num_held, std::int64_t num_fed);
     void settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
                 std::int64_t num_fed);
     double promise(const Proposals& those) const;

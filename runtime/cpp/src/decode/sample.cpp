@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "decode/token_set.hpp"
+
 namespace mars {
 
 namespace {
@@ -90,15 +92,22 @@ double uniform(std::uint64_t seed, std::uint64_t position) {
 }
 
 Choice choose(const float* logits, std::int64_t vocab_size, const GenerationConfig& config, const std::vector<std::int64_t>& seen,
-              std::int64_t position) {
-    std::vector<float> changed;
+              std::int64_t position, const TokenSet* allowed) {
+    std::vector<float> changed, masked;
     if (config.repetition_penalty != 1) {
         changed = penalized(logits, vocab_size, config.repetition_penalty, seen);
         logits = changed.data();
     }
+    const float* among = logits;
+    if (allowed != nullptr) {
+        masked.assign(logits, logits + vocab_size);
+        for (std::int64_t id = 0; id < vocab_size; ++id)
+            if (!allowed->has(id)) masked[static_cast<std::size_t>(id)] = -std::numeric_limits<float>::infinity();
+        among = masked.data();
+    }
     const std::int64_t token = config.is_greedy()
-                                   ? std::max_element(logits, logits + vocab_size) - logits
-                                   : draw(logits, vocab_size, config, uniform(config.seed, static_cast<std::uint64_t>(position)));
+                                   ? std::max_element(among, among + vocab_size) - among
+                                   : draw(among, vocab_size, config, uniform(config.seed, static_cast<std::uint64_t>(position)));
     return {token, confidence_of(logits, vocab_size, token, config.metric)};
 }
 

@@ -8,6 +8,8 @@
 
 namespace mars {
 
+class TokenSet;
+
 /// A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that no run length changes a draw.
 double uniform(std::uint64_t seed, std::uint64_t position);
 
@@ -19,9 +21,10 @@ struct Choice {
 /// Pick the token for absolute `position` from `logits` [vocab_size], and measure its confidence.
 ///
 /// The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones) belongs to the
-/// model's distribution; temperature, top-k and top-p only shape the draw. The confidence is measured on the former.
+/// model's distribution; temperature, top-k and top-p only shape the draw. The confidence is measured on the former. `allowed`: nothing
+/// else is picked; it may be null.
 Choice choose(const float* logits, std::int64_t vocab_size, const GenerationConfig& config, const std::vector<std::int64_t>& seen,
-              std::int64_t position);
+              std::int64_t position, const TokenSet* allowed = nullptr);
 
 /// Probability of `token`, its margin over the best other token, or the entropy (nats), from `logits` [vocab_size]; rounded to float32.
 double confidence_of(const float* logits, std::int64_t vocab_size, std::int64_t token, Metric metric);

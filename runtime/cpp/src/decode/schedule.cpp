@@ -27,6 +27,10 @@ std::optional<std::vector<Accepted>> Schedule::advance() {
             batch_.drop_finished();
             batch_.active.push_back(&row);
             batch_.recall(row);
+            if (std::optional<Accepted> forced = row.finish_reason ? std::nullopt : row.begin(max_capacity())) {
+                is_prefilling_ = true;
+                return std::vector{std::move(*forced)};
+            }
         }
         is_prefilling_ = batch_.prefill(row);
         if (is_prefilling_) return std::vector<Accepted>{};
@@ -55,7 +59,8 @@ class CursorCommit : public Schedule {
   private:
     // The last piece of a prompt has a full window, since all the prompt is fed with it.
     std::optional<Accepted> begin(Row& row) override {
-        return std::move(take(batch_.index_of(row), widest_feeds({&row}, {batch_.room(row)}, block_)).front());
+        std::vector<Accepted> accepted = take(batch_.index_of(row), widest_feeds({&row}, {batch_.room(row)}, block_));
+        return accepted.empty() ? std::nullopt : std::optional(std::move(accepted.front()));
     }
 
     std::vector<Accepted> step() override {
@@ -66,6 +71,7 @@ class CursorCommit : public Schedule {
         if (batch_.active.empty()) return accepted;
         std::vector<std::int64_t> rooms;
         for (Row* row : batch_.active) {
+            if (row->guide) batch_.catch_up(*row, std::max(prefill_chunk, 2 * block_));
             rooms.push_back(batch_.room(*row));
             row->look_around(rooms.back());
         }
@@ -78,11 +84,15 @@ class CursorCommit : public Schedule {
     /// One step of neighbouring rows, and what each accepts.
     std::vector<Accepted> take(std::int64_t first, const std::vector<Feed>& feeds) {
         std::vector<Accepted> accepted;
+        std::size_t i = 0;
         for (const Predictions& predictions : batch_.step(first, feeds, Keep::known)) {
-            Row& row = *batch_.active[static_cast<std::size_t>(first) + accepted.size()];
+            Row& row = *batch_.active[static_cast<std::size_t>(first) + i];
             ++row.stats.forwards;
-            accepted.push_back(row.accept(predictions, feeds[accepted.size()].proposals));
+            std::optional<Accepted> event =
+                row.guide ? row.follow(predictions, feeds[i].proposals) : row.accept(predictions, feeds[i].proposals);
+            if (event) accepted.push_back(std::move(*event));
             Batch::moved(row);
+            ++i;
         }
         return accepted;
     }

@@ -3,9 +3,10 @@
 
 #include <algorithm>
 #include <cuda_runtime_api.h>
-#include <set>
 
 #include <mars/errors.hpp>
+
+#include "device/lost.hpp"
 
 namespace mars {
 
@@ -14,24 +15,14 @@ namespace {
 constexpr int ordinal = 0;         // the GPU, of those that CUDA_VISIBLE_DEVICES shows
 constexpr std::size_t least = 256; // bytes: an empty tensor too needs an address of its own
 
-/// "The process must be terminated and relaunched", says CUDA of these: every later call gives them again.
-bool is_lasting(const std::string& error) {
-    static const std::set<std::string> names{
-        "Assert",         "Contained",          "ECCUncorrectable",    "ExternalDevice",  "HardwareStackError",
-        "IllegalAddress", "IllegalInstruction", "InvalidAddressSpace", "InvalidPc",       "LaunchFailure",
-        "LaunchTimeout",  "MisalignedAddress",  "NvlinkUncorrectable", "TensorMemoryLeak"};
-    const std::string prefix = "cudaError";
-    return error.compare(0, prefix.size(), prefix) == 0 && names.count(error.substr(prefix.size())) > 0;
-}
-
 void check(const char* call, cudaError_t error) {
     if (error == cudaSuccess) return;
     if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
         throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
     cudaGetLastError(); // told here: TensorRT must not find it after a launch of its own
     const std::string name = cudaGetErrorName(error);
-    const char* end = is_lasting(name) ? "; nothing computes on the GPU in this process any more: start it again" : "";
-    const std::string what = std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + name + ")" + end;
+    const std::string what = std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + name + ")";
+    if (is_lasting(name)) throw DeviceLost(what + lost_advice);
     if (error == cudaErrorMemoryAllocation) throw MemoryError(what);
     throw DeviceError(what);
 }
@@ -87,6 +78,7 @@ Device::~Device() {
         const Current current;
         cudaStreamSynchronize(stream_of(stream_));
         for (const Address address : allocated_) cudaFree(pointer(address));
+        for (void* memory : pinned_) cudaFreeHost(memory);
         cudaStreamDestroy(stream_of(stream_));
     } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
     }
@@ -98,6 +90,13 @@ Address Device::allocate(std::size_t num_bytes) {
     allocated_.push_back(reinterpret_cast<Address>(memory));
     zero(allocated_.back(), std::max(num_bytes, least));
     return allocated_.back();
+}
+
+unsigned char* Device::pinned(std::size_t num_bytes) {
+    void* memory = nullptr;
+    check("cudaHostAlloc", cudaHostAlloc(&memory, std::max(num_bytes, least), cudaHostAllocDefault));
+    pinned_.push_back(memory);
+    return static_cast<unsigned char*>(memory);
 }
 
 void Device::release(Address address) {

@@ -63,6 +63,9 @@ class Device {
     /// Give back what `allocate` returned; what is left goes with the device.
     void release(Address address);
 
+    /// Page-locked host memory, from which copies need no staging; it goes with the device.
+    unsigned char* pinned(std::size_t num_bytes);
+
     void zero(Address address, std::size_t num_bytes);
 
     /// Copy from the host; `data` may be reused after `synchronize`.
@@ -88,6 +91,7 @@ class Device {
   private:
     void* stream_ = nullptr;
     std::vector<Address> allocated_;
+    std::vector<void*> pinned_;
 };
 
 } // namespace mars

@@ -1,6 +1,7 @@
-// What of this machine and this build decides which engines run. Made by trt_here.cpp, or no_trt.cpp in a build without TensorRT.
+// What of this machine decides which engines run, and how one is opened: asked of a library for each TensorRT, found when first needed.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -11,15 +12,27 @@ namespace mars {
 
 /// This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu` says why there is none.
 ///
-/// `flavor` and `version`: the TensorRT of this build, "" for a build without. `platform` such as `linux-x86_64`.
+/// `tensorrt`: backend -> version of what runs; `missing`: backend -> why there is none. `platform` such as `linux-x86_64`.
 struct Here {
-    std::string platform, flavor, version, gpu, gpu_name, driver, no_gpu;
+    std::string platform;
+    std::map<std::string, std::string> tensorrt, missing;
+    std::string gpu, gpu_name, driver, no_gpu;
 };
 
-/// Ask the machine.
+/// Ask the machine. Loads TensorRT and CUDA where they are.
 Here look_around();
 
 /// Load an engine variant that fits. Throws SessionError.
 std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant);
+
+/// What libmars_tensorrt.so and libmars_tensorrt_rtx.so offer to the libmars of the same build; `build` says which.
+struct EnginePlugin {
+    const char* build;
+    Here (*look_around)();
+    std::unique_ptr<Backend> (*open)(const Bundle& bundle, const Variant& variant);
+};
+
+/// Of this build. Both sides are compiled together: classes, and the standard library's, cross the border.
+constexpr const char* plugin_build = "libmars " MARS_VERSION ", " __VERSION__;
 
 } // namespace mars

@@ -21,26 +21,65 @@ std::size_t per_slice(std::size_t runs, std::size_t pitch) {
     return (runs + whole - 1) / whole * whole;
 }
 
-KvMemory KvPool::take() {
+KvMemory KvPool::laid_out(std::int64_t num_rows) const {
     KvMemory memory;
+    memory.num_rows = num_rows;
     memory.kv_heads = bytes({layout.kv_heads});
     memory.entry_bytes = bytes({layout.entry_bytes});
     memory.head_bytes = bytes({layout.capacity, layout.entry_bytes});
     memory.row_bytes = bytes({layout.kv_heads, layout.capacity, layout.entry_bytes});
-    memory.heads_per_tensor = per_slice(bytes({layout.num_rows, layout.kv_heads}), memory.head_bytes);
-    const auto tensors = static_cast<std::int64_t>(layout.num_tensors), heads = static_cast<std::int64_t>(memory.heads_per_tensor);
-    const std::size_t num_bytes = bytes({tensors, heads, layout.capacity, layout.entry_bytes});
-    if (!free_.empty()) {
-        memory = std::move(free_.back());
-        free_.pop_back();
+    memory.heads_per_tensor = per_slice(bytes({num_rows, layout.kv_heads}), memory.head_bytes);
+    return memory;
+}
+
+KvMemory KvPool::take(std::int64_t num_rows) {
+    const auto num_bytes = [&](const KvMemory& memory) {
+        return bytes({static_cast<std::int64_t>(layout.num_tensors), static_cast<std::int64_t>(memory.heads_per_tensor), layout.capacity,
+                      layout.entry_bytes});
+    };
+    auto best = idle_.end();
+    for (auto at = idle_.begin(); at != idle_.end(); ++at)
+        if (at->num_rows >= num_rows && (best == idle_.end() || at->num_rows < best->num_rows)) best = at;
+    if (best != idle_.end()) {
+        KvMemory memory = std::move(*best);
+        idle_.erase(best);
         // What an earlier request left may be infinite, and 0 * infinity is NaN.
-        device.zero(memory.addresses.front(), num_bytes);
+        device.zero(memory.addresses.front(), num_bytes(memory));
         return memory;
     }
-    const Address first = device.allocate(num_bytes);
+    KvMemory memory = laid_out(num_rows);
+    const auto rows_idle = [&] {
+        std::int64_t rows = 0;
+        for (const KvMemory& each : idle_) rows += each.num_rows;
+        return rows;
+    };
+    while (!idle_.empty() && rows_idle() + num_rows > layout.max_rows) release_oldest();
+    const Address first = allocate(memory, num_bytes(memory));
     for (std::size_t i = 0; i < layout.num_tensors; ++i)
         memory.addresses.push_back(first + i * memory.heads_per_tensor * memory.head_bytes);
     return memory;
+}
+
+/// What lies idle makes room.
+Address KvPool::allocate(const KvMemory& memory, std::size_t num_bytes) {
+    while (true) {
+        try {
+            return device.allocate(num_bytes);
+        } catch (const MemoryError& error) {
+            if (idle_.empty())
+                throw MemoryError("not enough memory: the KV entries of " + std::to_string(memory.num_rows) + " row(s) of " +
+                                  std::to_string(layout.capacity) + " take " + std::to_string(num_bytes / 1000000) + " MB (" +
+                                  error.what() + "); shorten the prompt or max_new_tokens, run fewer rows at once, or free memory");
+            release_oldest();
+        }
+    }
+}
+
+void KvPool::release_oldest() {
+    const Address address = idle_.front().addresses.front();
+    idle_.erase(idle_.begin());
+    forget(address);
+    device.release(address);
 }
 
 namespace {
@@ -52,29 +91,37 @@ void copy(Device& device, const Runs& target, const Runs& source, std::size_t ru
 
 } // namespace
 
-TrtCache::TrtCache(std::shared_ptr<KvPool> pool) : pool_(std::move(pool)) {
-    const KvPool::Turn turn(*pool_);
-    memory_ = pool_->take();
-}
+TrtCache::TrtCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows) : pool_(std::move(pool)), num_rows_(num_rows) {}
 
 TrtCache::~TrtCache() {
+    if (!memory_) return;
     try {
         const KvPool::Turn turn(*pool_);
-        pool_->give_back(std::move(memory_));
+        pool_->give_back(std::move(*memory_));
     } catch (const SessionError&) { // the device has failed; its memory goes with it
     }
 }
 
+const KvMemory& TrtCache::memory() {
+    if (!memory_) {
+        const KvPool::Turn turn(*pool_);
+        memory_ = pool_->take(num_rows_);
+    }
+    return *memory_;
+}
+
 void TrtCache::reserve(std::int64_t capacity) {
-    if (capacity > this->capacity())
+    if (capacity > pool_->layout.capacity)
         throw SessionError("a step would write entry " + std::to_string(capacity) + " of a row, this engine holds " +
-                           std::to_string(this->capacity()) + "; shorten the prompt, or build with a larger --capacity");
+                           std::to_string(pool_->layout.capacity) + "; shorten the prompt, or build with a larger --capacity");
+    memory();
 }
 
 void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t length) {
     if (length == 0 || source == target) return;
+    const KvMemory& rows = memory();
     const KvPool::Turn turn(*pool_);
-    copy(pool_->device, memory_.runs(target), memory_.runs(source), static_cast<std::size_t>(length) * memory_.entry_bytes, memory_);
+    copy(pool_->device, rows.runs(target), rows.runs(source), static_cast<std::size_t>(length) * rows.entry_bytes, rows);
 }
 
 namespace {
@@ -98,11 +145,12 @@ struct TrtSaved : Saved {
 } // namespace
 
 std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t length) {
-    const std::size_t run = static_cast<std::size_t>(length) * memory_.entry_bytes, part = memory_.kv_heads * run;
+    const KvMemory& rows = memory();
+    const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes, part = rows.kv_heads * run;
     std::optional<KvPool::Turn> turn(std::in_place, *pool_);
-    auto saved = std::make_unique<TrtSaved>(pool_, length, memory_.addresses.size() * part);
+    auto saved = std::make_unique<TrtSaved>(pool_, length, rows.addresses.size() * part);
     try {
-        copy(pool_->device, {saved->address, run, memory_.kv_heads}, memory_.runs(row), run, memory_);
+        copy(pool_->device, {saved->address, run, rows.kv_heads}, rows.runs(row), run, rows);
     } catch (...) {
         turn.reset(); // it is released in a turn of its own
         throw;
@@ -112,8 +160,7 @@ std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t lengt
 }
 
 std::shared_ptr<const Saved> TrtCache::bring(const HostEntries& entries) {
-    const std::size_t part = memory_.kv_heads * static_cast<std::size_t>(entries.length) * memory_.entry_bytes;
-    const std::size_t num_bytes = memory_.addresses.size() * part;
+    const std::size_t num_bytes = static_cast<std::size_t>(entry_bytes()) * static_cast<std::size_t>(entries.length);
     std::optional<KvPool::Turn> turn(std::in_place, *pool_);
     auto saved = std::make_unique<TrtSaved>(pool_, entries.length, num_bytes);
     try {
@@ -128,11 +175,12 @@ std::shared_ptr<const Saved> TrtCache::bring(const HostEntries& entries) {
 }
 
 void TrtCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
-    const std::size_t run = static_cast<std::size_t>(length) * memory_.entry_bytes;
-    const std::size_t pitch = static_cast<std::size_t>(saved.length) * memory_.entry_bytes;
+    const KvMemory& rows = memory();
+    const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes;
+    const std::size_t pitch = static_cast<std::size_t>(saved.length) * rows.entry_bytes;
     const Address address = dynamic_cast<const TrtSaved&>(saved).address;
     const KvPool::Turn turn(*pool_);
-    copy(pool_->device, memory_.runs(row), {address, pitch, memory_.kv_heads}, run, memory_);
+    copy(pool_->device, rows.runs(row), {address, pitch, rows.kv_heads}, run, rows);
 }
 
 } // namespace mars

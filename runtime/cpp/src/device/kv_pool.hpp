@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "decode/backend.hpp"
@@ -16,10 +18,10 @@ namespace mars {
 /// The product of sizes that a manifest gave. Throws SessionError where no machine has as much.
 std::size_t bytes(std::initializer_list<std::int64_t> sizes);
 
-/// Tensors of [num_rows, kv_heads, capacity, head_dim]; an entry is `entry_bytes` in each head.
+/// Tensors of [rows, kv_heads, capacity, head_dim]; an entry is `entry_bytes` in each head. `max_rows`: of what lies idle.
 struct KvLayout {
     std::size_t num_tensors = 0;
-    std::int64_t num_rows = 0, kv_heads = 0, capacity = 0, entry_bytes = 0;
+    std::int64_t max_rows = 0, kv_heads = 0, capacity = 0, entry_bytes = 0;
 };
 
 constexpr std::size_t alignment = 256; // bytes: where TensorRT lets a tensor begin
@@ -32,6 +34,7 @@ struct KvMemory {
     std::vector<Address> addresses;
     std::size_t row_bytes = 0, head_bytes = 0, entry_bytes = 0, kv_heads = 0;
     std::size_t heads_per_tensor = 0; ///< those of all rows, and what lies between two tensors
+    std::int64_t num_rows = 0;
 
     /// A row's heads in every tensor, from an entry on.
     Runs runs(std::int64_t row, std::int64_t entry = 0) const {
@@ -56,42 +59,54 @@ class KvPool {
     Device device;
     KvLayout layout;
 
-    /// Zeroed memory in this layout. The caller has its turn.
-    KvMemory take();
+    /// Called with the address of memory that goes: no step that is bound to it may run again. The caller of `take` has its turn.
+    std::function<void(Address)> forget = [](Address) {};
+
+    /// Zeroed memory of at least so many rows: what somebody gave back, if it fits, so that captured steps serve again. The caller has its
+    /// turn. Throws MemoryError that says how much was needed.
+    KvMemory take(std::int64_t num_rows);
 
     /// For the next one that takes. The caller has its turn.
-    void give_back(KvMemory memory) { free_.push_back(std::move(memory)); }
+    void give_back(KvMemory memory) { idle_.push_back(std::move(memory)); }
 
   private:
+    KvMemory laid_out(std::int64_t num_rows) const;
+    Address allocate(const KvMemory& memory, std::size_t num_bytes);
+    void release_oldest();
+
     std::mutex mutex_;
-    std::vector<KvMemory> free_;
+    std::vector<KvMemory> idle_; // oldest first
 };
 
-/// KV rows on the device. Their memory goes back to the pool with the cache.
+/// KV rows on the device. Their memory is taken from the pool at first use, and goes back there with the cache: a batch that is made before
+/// the one it replaces is gone takes none twice.
 class TrtCache : public Cache {
   public:
-    explicit TrtCache(std::shared_ptr<KvPool> pool);
+    TrtCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows);
     ~TrtCache() override;
     TrtCache(const TrtCache&) = delete;
     TrtCache& operator=(const TrtCache&) = delete;
 
-    std::int64_t capacity() const override { return pool_->layout.capacity; }
+    std::int64_t capacity() const override { return memory_ ? pool_->layout.capacity : 0; }
     void reserve(std::int64_t capacity) override;
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
 
     std::int64_t entry_bytes() const override {
-        return static_cast<std::int64_t>(memory_.addresses.size() * memory_.kv_heads * memory_.entry_bytes);
+        const KvLayout& layout = pool_->layout;
+        return static_cast<std::int64_t>(layout.num_tensors) * layout.kv_heads * layout.entry_bytes;
     }
 
     std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
     void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
     std::shared_ptr<const Saved> bring(const HostEntries& entries) override;
 
-    const KvMemory& memory() const { return memory_; }
+    /// Throws MemoryError when the device's memory does not suffice.
+    const KvMemory& memory();
 
   private:
     std::shared_ptr<KvPool> pool_;
-    KvMemory memory_;
+    std::int64_t num_rows_;
+    std::optional<KvMemory> memory_;
 };
 
 } // namespace mars

@@ -12,7 +12,10 @@
 
 #include <mars/errors.hpp>
 
+#include "bundle/held.hpp"
+#include "device/lost.hpp"
 #include "device/ort.hpp"
+#include "log.hpp"
 
 namespace mars {
 
@@ -20,6 +23,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
+constexpr int most_moves = 5;
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
 
 void init_api() {
@@ -33,6 +37,23 @@ void init_api() {
 std::string first_line(const std::exception& error) {
     const std::string text = error.what();
     return text.substr(0, text.find('\n'));
+}
+
+std::string replaced(std::string text, const std::string& part, const std::string& with) {
+    for (std::size_t at = 0; part != with && (at = text.find(part, at)) != std::string::npos; at += with.size())
+        text.replace(at, part.size(), with);
+    return text;
+}
+
+/// A session. One that failed because the graph's directory got another name meanwhile is tried again: it is the same directory, and ONNX
+/// Runtime compares names.
+Ort::Session loaded(const Ort::Env& env, const std::filesystem::path& graph, const Ort::SessionOptions& options) {
+    for (int left = most_moves; left > 0; --left) try {
+            return Ort::Session(env, graph.c_str(), options);
+        } catch (const Ort::Exception& error) {
+            if (std::string_view(error.what()).find("escapes model directory") == std::string_view::npos) throw;
+        }
+    return Ort::Session(env, graph.c_str(), options);
 }
 
 std::string lower(std::string text) {
@@ -51,26 +72,42 @@ std::string provider_of(const std::string& device) {
                        "); use one of these, or an ONNX Runtime built with the one you want");
 }
 
-void append_provider(Ort::SessionOptions& options, const std::string& provider) {
+void append_provider(Ort::SessionOptions& options, const std::string& provider, const OrtOptions& own) {
     const OrtApi& api = Ort::GetApi();
+    std::vector<const char*> names, values;
+    for (const auto& [name, value] : own) {
+        names.push_back(name.c_str());
+        values.push_back(value.c_str());
+    }
     if (provider == "CUDAExecutionProvider") {
         OrtCUDAProviderOptionsV2* settings = nullptr;
         Ort::ThrowOnError(api.CreateCUDAProviderOptions(&settings));
         const std::unique_ptr<OrtCUDAProviderOptionsV2, decltype(api.ReleaseCUDAProviderOptions)> owner(settings,
                                                                                                         api.ReleaseCUDAProviderOptions);
+        if (!names.empty()) Ort::ThrowOnError(api.UpdateCUDAProviderOptions(settings, names.data(), values.data(), names.size()));
         options.AppendExecutionProvider_CUDA_V2(*settings);
     } else if (provider == "TensorrtExecutionProvider") {
         OrtTensorRTProviderOptionsV2* settings = nullptr;
         Ort::ThrowOnError(api.CreateTensorRTProviderOptions(&settings));
         const std::unique_ptr<OrtTensorRTProviderOptionsV2, decltype(api.ReleaseTensorRTProviderOptions)> owner(
             settings, api.ReleaseTensorRTProviderOptions);
+        if (!names.empty()) Ort::ThrowOnError(api.UpdateTensorRTProviderOptions(settings, names.data(), values.data(), names.size()));
         options.AppendExecutionProvider_TensorRT_V2(*settings);
     } else if (provider != "CPUExecutionProvider") {
-        options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")));
+        options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")), {own.begin(), own.end()});
     }
 }
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
+
+/// `user` is the OnLog of a session that has one.
+void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*, const char*, const char*, const char* message) {
+    const LogLevel level = severity >= ORT_LOGGING_LEVEL_ERROR     ? LogLevel::error
+                           : severity == ORT_LOGGING_LEVEL_WARNING ? LogLevel::warning
+                           : severity == ORT_LOGGING_LEVEL_INFO    ? LogLevel::info
+                                                                   : LogLevel::debug;
+    note(*static_cast<const OnLog*>(user), level, message == nullptr ? "" : message);
+}
 
 /// Of each buffer [kv_heads, length, head_dim], in memory of its own or of somebody else's.
 struct OrtSaved : Saved {
@@ -178,10 +215,12 @@ class OrtCache : public Cache {
 struct OrtBackend::Graph {
     std::filesystem::path file;
     std::vector<std::string> outputs, past_names, present_names;
-    std::int64_t max_capacity = 0, vocab_size = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
+    std::int64_t max_capacity = 0, vocab_size = 0, top_k = 0, kv_heads = 0, head_dim = 0, element_bytes = 0;
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
     bool on_cpu = true, is_firm = false;
+    Watched weights; // ONNX Runtime has them mapped
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
+    OnLog on_log; // hears the session, to its end
     Ort::Env env{nullptr};
     Ort::Session session{nullptr};
     Ort::MemoryInfo memory{nullptr};
@@ -217,10 +256,16 @@ struct OrtBackend::Graph {
             if (name == "confidence") bind_result(cache, name, output.confidence, shape);
             if (name == "margin") bind_result(cache, name, output.margin, shape);
             if (name == "entropy") bind_result(cache, name, output.entropy, shape);
-            // topk_ids and topk_logprobs are for grammars, which are not read here: what is not bound is not computed.
+            // What is not bound is not computed.
+            if (name == "topk_ids" && input.want_topk) bind_result(cache, name, output.topk_ids, {input.rows, input.outputs, top_k});
+            if (name == "topk_logprobs" && input.want_topk) {
+                bind_result(cache, name, output.topk_logprobs, {input.rows, input.outputs, top_k});
+                output.top_k = top_k;
+            }
             if (name == "logits" && want_logits) bind_result(cache, name, output.logits, {input.rows, input.outputs, vocab_size});
         }
         if (!want_logits) output.logits.clear();
+        if (!input.want_topk) output.top_k = 0;
     }
 
     void check_signature() {
@@ -239,6 +284,9 @@ struct OrtBackend::Graph {
                     odd.insert(name);
             } else if (name == "logits" && (shape.size() != 3 || shape[2] != vocab_size)) {
                 odd.insert(name);
+            } else if (name == "topk_ids" || name == "topk_logprobs") {
+                if (shape.size() != 3 || shape[2] < 1 || shape[2] > vocab_size || (top_k != 0 && shape[2] != top_k)) odd.insert(name);
+                top_k = shape.size() == 3 ? shape[2] : 0;
             }
         };
         for (std::size_t i = 0; i < session.GetInputCount(); ++i)
@@ -255,7 +303,8 @@ struct OrtBackend::Graph {
     }
 };
 
-OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads)
+OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads,
+                       const OrtOptions& options, OnLog on_log)
     : graph_(std::make_unique<Graph>()) {
     const std::map<std::string, std::pair<ONNXTensorElementDataType, int>> kv_types{
         {"float32", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4}}, {"float16", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2}}};
@@ -276,6 +325,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     graph.head_dim = model.head_dim;
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
     graph.on_cpu = provider == "CPUExecutionProvider";
+    graph.on_log = std::move(on_log);
+    const OrtParts parts = parted(options, graph.on_cpu);
     // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
     graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
@@ -283,19 +334,25 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
             graph.past_names.push_back("past_key_values." + std::to_string(i) + kind);
             graph.present_names.push_back("present." + std::to_string(i) + kind);
         }
+    const std::filesystem::path place = bundle.place(variant.file);
     try {
         graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
         graph.memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-        Ort::SessionOptions options;
-        options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
-        if (threads) options.SetIntraOpNumThreads(*threads);
-        options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
-                               std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
-        append_provider(options, provider);
-        graph.session = Ort::Session(graph.env, graph.file.c_str(), options);
+        Ort::SessionOptions settings;
+        settings.SetLogSeverityLevel(graph.on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
+        if (graph.on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(settings, pass_message, &graph.on_log));
+        if (threads) settings.SetIntraOpNumThreads(*threads);
+        settings.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
+                                std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
+        for (const auto& [name, value] : parts.entries) settings.AddConfigEntry(name.c_str(), value.c_str());
+        append_provider(settings, provider, parts.of_provider);
+        graph.session = loaded(graph.env, place, settings);
+        if (graph.on_cpu && variant.weights && bundle.held)
+            graph.weights = Watched(bundle.place(*variant.weights), bundle.path / *variant.weights);
         graph.check_signature();
     } catch (const Ort::Exception& error) {
-        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " + first_line(error));
+        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() +
+                           " cannot load the graph: " + replaced(first_line(error), place.parent_path().string(), bundle.path.string()));
     }
 }
 
@@ -317,8 +374,9 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     Graph& graph = *graph_;
     output.outputs = input.outputs;
     output.vocab_size = graph.vocab_size;
+    graph.weights.check();
     try {
-        const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0};
+        const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
         // Another device gets a copy of a host tensor when it is bound, so there the KV must be bound at every step.
         if (memory.bound != layout || !graph.on_cpu) {
             memory.binding.ClearBoundOutputs();
@@ -334,8 +392,10 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         graph.run_time += (std::chrono::steady_clock::now() - begun).count();
     } catch (const Ort::Exception& error) {
         if (memory.is_interrupted) throw Interrupted("the answer was ended inside a step");
-        throw DeviceError("ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
-                          " slots: " + first_line(error));
+        const std::string what = "ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
+                                 " slots: " + first_line(error);
+        if (is_lasting(error.what())) throw DeviceLost(what + lost_advice);
+        throw DeviceError(what);
     }
 }
 

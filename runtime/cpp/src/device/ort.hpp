@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include <mars/config.hpp>
+
 #include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
+#include "device/ort_options.hpp"
 
 namespace mars {
 
@@ -16,11 +19,13 @@ namespace mars {
 class OrtBackend : public Backend {
   public:
     /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without "ExecutionProvider",
-    /// in any case ("cpu", "CUDA", "tensorrt"). `threads`: compute threads, nothing for ONNX Runtime's choice.
+    /// in any case ("cpu", "CUDA", "tensorrt"). `threads`: compute threads, nothing for ONNX Runtime's choice. `on_log` hears ONNX
+    /// Runtime's warnings and errors of this graph, from any thread.
     ///
     /// Throws SessionError when the provider is not in this ONNX Runtime (it lists those that are) or the graph does not
     /// load, BundleError when graph and manifest disagree. Never falls back to another device.
-    OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads);
+    OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads,
+               const OrtOptions& options = {}, OnLog on_log = nullptr);
     ~OrtBackend() override;
 
     const std::vector<std::string>& outputs() const override;

@@ -13,23 +13,21 @@ namespace {
 
 constexpr std::size_t most_graphs = 64; // captured steps kept; each holds an execution context
 
-template <typename T>
-std::size_t num_bytes(const std::vector<T>& values) {
-    return values.size() * sizeof(T);
-}
-
-/// Waits for the stream on the way out of a step that failed: the copies still use the caller's memory.
+/// Waits for the stream on the way out of a step that failed: the copies still use what the next step writes to.
 class Settled {
   public:
     explicit Settled(Device& device) : device_(device) {}
     Settled(const Settled&) = delete;
     Settled& operator=(const Settled&) = delete;
     ~Settled() {
+        if (is_done) return;
         try {
             device_.synchronize();
         } catch (const SessionError&) { // the step's own error is on its way
         }
     }
+
+    bool is_done = false; // the step has waited itself
 
   private:
     Device& device_;
@@ -43,6 +41,9 @@ void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::in
         std::copy_n(values.begin() + row * given * inner, wanted * inner, values.begin() + row * wanted * inner);
     values.resize(static_cast<std::size_t>(rows * wanted * inner));
 }
+
+/// Whether an output has several values for each prediction.
+bool is_wide(const std::string& name) { return name == "logits" || name == "topk_ids" || name == "topk_logprobs"; }
 
 [[noreturn]] void disagree(const std::vector<std::string>& tensors) {
     std::string names;
@@ -69,14 +70,16 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
     for (std::int64_t i = 0; i < model_.num_layers; ++i)
         for (const char* kind : {".key", ".value"}) suffixes_.push_back(std::to_string(i) + kind);
     const std::int64_t item = variant.kv_dtype == "float32" ? 4 : 2;
-    std::map<std::string, std::size_t> sizes{{"input_ids", bytes({rows, slots, 8})}, {"kv_length", bytes({rows, 8})}};
-    sizes["output_index"] = sizes["token_ids"] = bytes({rows, outputs, 8});
-    for (const std::string& name : outputs_)
-        if (name != "token_ids") sizes[name] = bytes({rows, outputs, 4, name == "logits" ? model_.vocab_size : 1});
     check_signature(variant.kv_dtype);
+    std::map<std::string, std::int64_t> widths;
+    for (const std::string& name : outputs_) widths[name] = 1;
+    for (const EngineTensor& tensor : engine_->tensors())
+        if (is_wide(tensor.name)) widths[tensor.name] = tensor.shape.back();
     // As many rows as any request can have; those that fill a step up lie behind the last.
     pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
-    for (const auto& [name, size] : sizes) buffers_[name] = pool_->device.allocate(size);
+    pool_->forget = [this](Address memory) { forget(memory); };
+    filling_.emplace(info_, capacity_, is_exact_);
+    io_ = StepIO(pool_->device, rows, slots, outputs, widths);
     if (!in_place_) {
         const auto entry = bytes({pool_->layout.entry_bytes}), gap = alignment / std::gcd(alignment, entry) - 1;
         const auto tensors = static_cast<std::int64_t>(suffixes_.size()),
@@ -93,9 +96,16 @@ TrtBackend::~TrtBackend() {
         turn.emplace(*pool_);
     } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
     }
+    pool_->forget = [](Address) {}; // caches may outlive this
     decode_.clear();
     prefill_.clear();
     engine_.reset();
+}
+
+/// No step that is bound to this memory may run again.
+void TrtBackend::forget(Address memory) {
+    decode_.remove_if([&](const Step& step) { return step.shape.memory == memory; });
+    for (auto& [range, step] : prefill_) step.shape.rows = -1; // bound anew before it runs
 }
 
 /// The engine's tensors are the manifest's: names, types, sizes, and outputs that write their own inputs' memory.
@@ -106,14 +116,17 @@ void TrtBackend::check_signature(const std::string& kv_dtype) const {
     };
     std::map<std::string, Expected> wanted{{"kv_length", {"int64", "", {-1}}}};
     for (const char* name : {"input_ids", "output_index"}) wanted[name] = {"int64", "", {-1, -1}};
-    for (const std::string& name : outputs_) wanted[name] = {name == "token_ids" ? "int64" : "float32", "", {-1, -1}};
-    if (const auto logits = wanted.find("logits"); logits != wanted.end()) logits->second.shape.push_back(model_.vocab_size);
+    for (const std::string& name : outputs_) {
+        wanted[name] = {name == "token_ids" || name == "topk_ids" ? "int64" : "float32", "", {-1, -1}};
+        if (is_wide(name)) wanted[name].shape.push_back(name == "logits" ? model_.vocab_size : -1);
+    }
     for (const std::string& suffix : suffixes_) {
         const std::string past = "past_key_values." + suffix;
         wanted[past] = {kv_dtype, "", {-1, model_.num_kv_heads, capacity_, model_.head_dim}};
         wanted["present." + suffix] = {kv_dtype, in_place_ ? past : "", {-1, model_.num_kv_heads, -1, model_.head_dim}};
     }
     std::set<std::string> odd;
+    std::int64_t most = 0; // of a top-k
     for (const EngineTensor& tensor : engine_->tensors()) {
         const auto at = wanted.find(tensor.name);
         if (at == wanted.end()) {
@@ -124,6 +137,12 @@ void TrtBackend::check_signature(const std::string& kv_dtype) const {
         const auto fits = [](std::int64_t has, std::int64_t wants) { return has < 0 || wants < 0 || has == wants; };
         const bool same = std::equal(tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end(), fits);
         if (tensor.dtype != dtype || !same || (!tensor.alias.empty() && tensor.alias != alias)) odd.insert(tensor.name);
+        if (same && is_wide(tensor.name)) {
+            const std::int64_t width = tensor.shape.back();
+            const bool is_top_k = tensor.name != "logits";
+            if (width < 1 || width > model_.vocab_size || (is_top_k && most > 0 && width != most)) odd.insert(tensor.name);
+            if (is_top_k) most = width;
+        }
         wanted.erase(at);
     }
     for (const auto& missing : wanted) odd.insert(missing.first);
@@ -138,13 +157,18 @@ std::unique_ptr<Cache> TrtBackend::new_cache(std::int64_t num_rows) {
     if (num_rows > info_.max_rows())
         throw SessionError(std::to_string(num_rows) + " rows, but this engine was built for at most " + std::to_string(info_.max_rows()) +
                            "; build it again with --batch " + std::to_string(num_rows));
-    return std::make_unique<TrtCache>(pool_);
+    const std::size_t row_bytes = bytes({model_.num_kv_heads, capacity_, pool_->layout.entry_bytes});
+    if (num_rows > 1 && row_bytes % alignment != 0)
+        throw SessionError(std::to_string(num_rows) + " rows, but with a capacity of " + std::to_string(capacity_) +
+                           " rows of this engine do not begin at multiples of " + std::to_string(alignment) +
+                           " bytes; build it again with a --capacity that is a multiple of 64");
+    // A step of fixed shapes that begins at the last row touches as many rows behind it as the engine has.
+    return std::make_unique<TrtCache>(pool_, is_exact_ ? num_rows - 1 + info_.max_rows() : num_rows);
 }
 
 void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
     const KvMemory& memory = dynamic_cast<TrtCache&>(cache).memory();
-    std::optional<StepInput> filled;
-    if (is_exact_) filled = filled_up(input);
+    const std::optional<StepInput> filled = filling_->filled(input);
     const StepInput& fed = filled ? *filled : input;
     output.outputs = input.outputs;
     output.vocab_size = model_.vocab_size;
@@ -152,49 +176,18 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     {
         const KvPool::Turn turn(*pool_);
         Device& device = pool_->device;
-        const Settled settled(device);
+        Settled settled(device);
         Step& step = step_for(memory, first, fed);
-        const auto upload = [&](const char* name, const std::vector<std::int64_t>& ids) {
-            device.upload(buffers_.at(name), ids.data(), num_bytes(ids));
-        };
-        upload("input_ids", fed.input_ids);
-        upload("kv_length", fed.kv_length);
-        upload("output_index", fed.output_index);
+        io_.send(device, fed);
         run(step);
         if (!in_place_) place(memory, step.shape, input.kv_length);
-        const auto fetch = [&](const std::string& name, auto& values, std::int64_t inner) {
-            values.resize(bytes({fed.rows, fed.outputs, inner}));
-            device.download(values.data(), buffers_.at(name), num_bytes(values));
-        };
-        for (const std::string& name : outputs_) {
-            if (name == "token_ids") fetch(name, output.token_ids, 1);
-            if (name == "confidence") fetch(name, output.confidence, 1);
-            if (name == "margin") fetch(name, output.margin, 1);
-            if (name == "entropy") fetch(name, output.entropy, 1);
-            if (name == "logits" && want_logits) fetch(name, output.logits, model_.vocab_size);
-        }
-        device.synchronize();
+        io_.fetch(device, fed.rows, fed.outputs, want_logits, output);
+        settled.is_done = true;
         if (step.runs == 1) engine_->keep_kernels();
     }
     keep(output.token_ids, fed.outputs, input.rows, input.outputs, 1);
     for (auto* values : {&output.confidence, &output.margin, &output.entropy}) keep(*values, fed.outputs, input.rows, input.outputs, 1);
     keep(output.logits, fed.outputs, input.rows, input.outputs, model_.vocab_size);
-}
-
-StepInput TrtBackend::filled_up(const StepInput& input) const {
-    const std::int64_t rows = info_.max_rows(), slots = info_.max_slots();
-    if (input.rows > rows || input.slots > slots)
-        throw SessionError("a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
-                           " slots; this engine is for exactly " + std::to_string(rows) + " x " + std::to_string(slots));
-    StepInput full{rows, slots, slots, {}, input.kv_length, {}};
-    full.input_ids.resize(bytes({rows, slots}));
-    full.output_index.resize(bytes({rows, slots}));
-    full.kv_length.resize(static_cast<std::size_t>(rows), capacity_ - slots);
-    for (std::int64_t i = 0; i < input.rows; ++i) {
-        std::copy_n(input.input_ids.begin() + i * input.slots, input.slots, full.input_ids.begin() + i * slots);
-        std::copy_n(input.output_index.begin() + i * input.outputs, input.outputs, full.output_index.begin() + i * slots);
-    }
-    return full;
 }
 
 /// The bound context for this shape. Decode steps keep one each, because a captured graph belongs to its context.
@@ -251,7 +244,7 @@ void TrtBackend::bind(Step& step, const KvMemory& memory) {
     shaped("input_ids", {shape.rows, shape.slots});
     shaped("kv_length", {shape.rows});
     shaped("output_index", {shape.rows, shape.outputs});
-    for (const auto& [name, address] : buffers_) addressed(name, address);
+    for (const auto& [name, address] : io_.addresses()) addressed(name, address);
     for (std::size_t i = 0; i < suffixes_.size(); ++i) {
         const Address here = memory.addresses[i] + static_cast<std::size_t>(shape.first) * memory.row_bytes;
         shaped("past_key_values." + suffixes_[i], {shape.rows, model_.num_kv_heads, capacity_, model_.head_dim});

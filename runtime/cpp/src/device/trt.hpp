@@ -11,7 +11,9 @@
 
 #include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
+#include "device/filling.hpp"
 #include "device/kv_pool.hpp"
+#include "device/step_io.hpp"
 #include "device/trt_engine.hpp"
 
 namespace mars {
@@ -56,7 +58,7 @@ class TrtBackend : public Backend {
     };
 
     void check_signature(const std::string& kv_dtype) const;
-    StepInput filled_up(const StepInput& input) const;
+    void forget(Address memory);
     Step& step_for(const KvMemory& memory, std::int64_t first, const StepInput& input);
     void bind(Step& step, const KvMemory& memory);
     void run(Step& step);
@@ -70,7 +72,8 @@ class TrtBackend : public Backend {
     bool in_place_, is_exact_;
     std::shared_ptr<KvPool> pool_;
     std::optional<LoadedEngine> engine_;
-    std::map<std::string, Address> buffers_;
+    std::optional<Filling> filling_;
+    StepIO io_;
     Address fresh_ = 0; // what a `delta` engine gives, one tensor behind the other
     Address scratch_ = 0;
     std::list<Step> decode_; // newest first

@@ -3,45 +3,17 @@
 
 #include <NvInfer.h>
 #include <algorithm>
-#include <deque>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <unistd.h>
 
 #include <mars/errors.hpp>
 
 #include "bundle/files.hpp"
+#include "bundle/mapped.hpp"
+#include "device/trt_log.hpp"
 
 namespace mars {
-
-constexpr std::size_t most_errors = 20; // kept
-
-/// Keeps what TensorRT complains about instead of printing it. TensorRT calls it from any thread.
-class Collected : public nvinfer1::ILogger {
-  public:
-    void log(Severity severity, const char* message) noexcept override {
-        if (severity != Severity::kERROR && severity != Severity::kINTERNAL_ERROR) return;
-        try {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            errors_.emplace_back(message);
-            if (errors_.size() > most_errors) errors_.pop_front();
-        } catch (...) { // no memory: an error less
-        }
-    }
-
-    std::string last(std::size_t count) const {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        std::string text;
-        for (std::size_t i = errors_.size() - std::min(count, errors_.size()); i < errors_.size(); ++i)
-            text += (text.empty() ? "" : "\n  ") + errors_[i];
-        return text.empty() ? "it gave no reason" : text;
-    }
-
-  private:
-    mutable std::mutex mutex_;
-    std::deque<std::string> errors_;
-};
 
 namespace {
 
@@ -61,7 +33,7 @@ std::string here() {
 }
 
 /// What TensorRT-RTX says about a file that does not load, with "; " behind it.
-std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_unused]] const std::string& data) {
+std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_unused]] const MappedFile& data) {
     std::string text;
 #ifdef TRT_MAJOR_RTX
     using Kind = nvinfer1::EngineInvalidityDiagnostics;
@@ -190,15 +162,14 @@ struct LoadedEngine::Loaded {
 
 LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant) : loaded_(std::make_unique<Loaded>()) {
     const std::filesystem::path path = bundle.path / variant.file;
-    const std::optional<std::string> data = read_file(path);
-    if (!data) throw BundleError(path.string() + ": not readable; copy or build the bundle again");
+    const MappedFile data(bundle.place(variant.file));
     Loaded& loaded = *loaded_;
     loaded.runtime.reset(nvinfer1::createInferRuntime(loaded.logger));
     if (!loaded.runtime) throw SessionError("TensorRT does not start (" + here() + "): " + loaded.logger.last(3));
-    loaded.engine.reset(loaded.runtime->deserializeCudaEngine(data->data(), data->size()));
+    loaded.engine.reset(loaded.runtime->deserializeCudaEngine(data.data(), data.size()));
     if (!loaded.engine)
         throw SessionError(path.string() + ": " + built_for(variant) + " and cannot be loaded here (" + here() +
-                           "): " + diagnostics(*loaded.runtime, *data) + loaded.logger.last(3));
+                           "): " + diagnostics(*loaded.runtime, data) + loaded.logger.last(3));
 #ifdef TRT_MAJOR_RTX
     loaded.kernels = kernel_file(bundle, variant);
     loaded.prepare_kernels();

@@ -39,12 +39,17 @@ std::vector<std::string> engine_obstacles(const Variant& variant, const Here& he
     const EngineInfo& info = *variant.engine;
     std::vector<std::string> reasons;
     if (info.platform != here.platform) reasons.push_back("built on " + info.platform + ", this is " + here.platform + "; build it here");
-    const std::string built = "built with " + variant.backend + " " + info.version + ", this libmars ";
-    if (here.flavor.empty()) return reasons.push_back(built + "without TensorRT; build it with -DMARS_TENSORRT=ON (docs/cpp.md)"), reasons;
-    if (here.flavor != variant.backend)
-        reasons.push_back(built + "with " + here.flavor + " " + here.version + "; build one of the two again");
-    else if (!is_same_version(here.version, info.version))
-        reasons.push_back(built + "runs with " + here.version + "; build the engine again or install " + info.version);
+    const std::string built = "built with " + variant.backend + " " + info.version + ", ";
+    const auto runs = here.tensorrt.find(variant.backend);
+    if (runs == here.tensorrt.end()) {
+        const auto why = here.missing.find(variant.backend);
+        reasons.push_back(built + "and libmars_" + variant.backend + ".so is not here (" +
+                          (why != here.missing.end() ? why->second : "not looked for") +
+                          "); build libmars with -DMARS_TENSORRT=ON and that TensorRT (docs/cpp.md)");
+        if (here.tensorrt.empty()) return reasons; // nobody could ask for the GPU
+    } else if (!is_same_version(runs->second, info.version)) {
+        reasons.push_back(built + "this libmars runs with " + runs->second + "; build the engine again or install " + info.version);
+    }
     if (!here.no_gpu.empty()) return reasons.push_back(here.no_gpu), reasons;
     const auto& known = info.compute_capabilities;
     if (std::find(known.begin(), known.end(), here.gpu) == known.end())

@@ -19,7 +19,10 @@ constexpr std::size_t longest_text = std::size_t{1} << 30; // bytes; positions i
 /// Encodes one text. Holds the memory that its pieces share.
 class Encoder {
   public:
-    Encoder(const Tokenizer::State& state, std::vector<std::int64_t>& ids) : state_(state), ids_(ids) {}
+    Encoder(const Tokenizer::State& state, std::vector<std::int64_t>& ids, bool is_within = false)
+        : state_(state), metaspace_(state.metaspace), ids_(ids) {
+        if (is_within && metaspace_) metaspace_->prefix = Metaspace::Prefix::never;
+    }
 
     /// Added tokens as they stand; what lies between them is normalised.
     void encode(std::string_view text) {
@@ -43,17 +46,17 @@ class Encoder {
 
     std::optional<std::string> normalized(std::string_view text) const {
         if (state_.nfc) return to_nfc(text);
-        if (state_.metaspace && state_.metaspace->by_normalizer) return state_.metaspace->written(text, false);
+        if (metaspace_ && metaspace_->by_normalizer) return metaspace_->written(text, false);
         return std::nullopt;
     }
 
     void words(std::string_view text, bool is_first) {
         std::string written;
-        if (state_.metaspace) {
-            const bool is_done = state_.metaspace->by_normalizer;
-            if (!is_done) text = written = state_.metaspace->written(text, is_first);
+        if (metaspace_) {
+            const bool is_done = metaspace_->by_normalizer;
+            if (!is_done) text = written = metaspace_->written(text, is_first);
             pieces_.clear();
-            state_.metaspace->cut(text, pieces_);
+            metaspace_->cut(text, pieces_);
         } else {
             pieces_.assign(1, text);
         }
@@ -66,6 +69,7 @@ class Encoder {
     }
 
     const Tokenizer::State& state_;
+    std::optional<Metaspace> metaspace_;
     std::vector<std::int64_t>& ids_;
     std::vector<std::string_view> pieces_, finer_;
     Bpe::Scratch scratch_;
@@ -83,6 +87,12 @@ std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_spec
     if (add_special_tokens) ids = state_->before;
     Encoder(*state_, ids).encode(text);
     if (add_special_tokens) ids.insert(ids.end(), state_->after.begin(), state_->after.end());
+    return ids;
+}
+
+std::vector<std::int64_t> Tokenizer::encode_within(std::string_view text) const {
+    std::vector<std::int64_t> ids;
+    if (utf8::is_valid(text) && text.size() <= longest_text) Encoder(*state_, ids, true).encode(text);
     return ids;
 }
 

@@ -26,6 +26,9 @@ class Tokenizer {
     /// begin-of-text token. Raises SessionError when `text` is not valid UTF-8.
     std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
+    /// Token ids of a part that does not begin a text: nothing is put in front of it.
+    std::vector<int64_t> encode_within(std::string_view text) const;
+
     /// The text of `count` ids, always valid UTF-8: bytes that form no character become U+FFFD, unknown ids nothing.
     /// `is_start`: the ids begin a text, where tokenizers of the Llama 2 kind leave out a space.
     std::string decode(const int64_t* ids, size_t count, bool skip_special_tokens = true, bool is_start = true) const;

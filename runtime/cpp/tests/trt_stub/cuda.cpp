@@ -28,7 +28,7 @@ struct StubStream {
 namespace stub {
 
 State& state() {
-    static State all;
+    static State all = State::of_machine();
     return all;
 }
 
@@ -42,9 +42,23 @@ std::set<cudaStream_t>& streams() {
 
 } // namespace
 
+State State::of_machine() {
+    State all;
+    const char* text = std::getenv("MARS_STUB");
+    if (text == nullptr) return all;
+    const auto said = nlohmann::json::parse(text);
+    all.num_devices = said.value("num_devices", all.num_devices);
+    all.capability = said.value("capability", all.capability);
+    all.version = said.value("version", all.version);
+    all.loses_masks = said.value("loses_masks", false);
+    all.breaks_after = said.value("breaks_after", -1);
+    return all;
+}
+
 void reset() {
     // What a GPU that failed has left behind goes with its process.
-    for (const auto& [bytes, size] : state().memory) ::operator delete(bytes, alignment);
+    for (const auto* memory : {&state().memory, &state().locked})
+        for (const auto& each : *memory) ::operator delete(each.first, alignment);
     for (cudaStream_t stream : streams()) delete stream;
     streams().clear();
     state() = State();
@@ -133,7 +147,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-    *properties = {"Stub GPU", 8, 6};
+    *properties = {"Stub GPU", stub::state().capability / 10, stub::state().capability % 10};
     return cudaSuccess;
 }
 
@@ -161,6 +175,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (const cudaError_t error = stub::refusal(stream)) return error;
+    ++stub::state().waits;
     const Work waiting = std::exchange(stream->waiting, {});
     for (const auto& work : waiting) work();
     return cudaSuccess;
@@ -181,6 +196,24 @@ cudaError_t cudaMalloc(void** memory, std::size_t num_bytes) {
 cudaError_t cudaFree(void* memory) {
     if (const cudaError_t error = stub::refusal(); error != cudaSuccess && !stub::state().is_broken) return error;
     if (stub::state().memory.erase(static_cast<unsigned char*>(memory)) == 0) return stub::failed(cudaErrorInvalidValue);
+    ::operator delete(memory, alignment);
+    return stub::state().is_broken ? cudaErrorIllegalAddress : cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** memory, std::size_t num_bytes, unsigned flags) {
+    if (const cudaError_t error = stub::refusal()) return error;
+    if (flags != cudaHostAllocDefault) return stub::failed(cudaErrorInvalidValue);
+    if (stub::state().has_no_memory || num_bytes > most_memory) return stub::failed(cudaErrorMemoryAllocation);
+    auto* bytes = static_cast<unsigned char*>(::operator new(num_bytes, alignment));
+    std::memset(bytes, 0xFF, num_bytes);
+    stub::state().locked[bytes] = num_bytes;
+    *memory = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+    if (const cudaError_t error = stub::refusal(); error != cudaSuccess && !stub::state().is_broken) return error;
+    if (stub::state().locked.erase(static_cast<unsigned char*>(memory)) == 0) return stub::failed(cudaErrorInvalidValue);
     ::operator delete(memory, alignment);
     return stub::state().is_broken ? cudaErrorIllegalAddress : cudaSuccess;
 }
@@ -272,6 +305,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t launchable, cudaStream_t stream) {
         const auto now = bound.lock();
         if (!now || now->changes != changes) return stub::failed(cudaErrorInvalidValue); // its context is gone, or of something else
     }
+    if (stub::state().breaks_after == 0) return stub::state().is_broken = true, stub::failed(cudaErrorIllegalAddress);
+    if (stub::state().breaks_after > 0) --stub::state().breaks_after;
     ++stub::state().launches;
     for (const auto& work : launchable->work) stub::submit(stream, work);
     return cudaSuccess;

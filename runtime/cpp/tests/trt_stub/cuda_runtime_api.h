@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#define CUDART_VERSION 12090
+
 enum cudaError_t {
     cudaSuccess,
     cudaErrorMemoryAllocation,
@@ -56,6 +58,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaMalloc(void** memory, std::size_t num_bytes);
 cudaError_t cudaFree(void* memory);
+constexpr unsigned cudaHostAllocDefault = 0;
+cudaError_t cudaHostAlloc(void** memory, std::size_t num_bytes, unsigned flags);
+cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t num_bytes, cudaStream_t stream);
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t num_bytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream);

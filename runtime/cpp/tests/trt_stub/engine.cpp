@@ -54,6 +54,11 @@ class Execution {
             for (const char* kind : {".key", ".value"}) write(std::to_string(layer) + kind);
         predict(view<std::int64_t>(bound_, "output_index", wanted), view<std::int64_t>(bound_, "token_ids", wanted),
                 view<float>(bound_, "confidence", wanted));
+        if (const std::int64_t k = engine_.at("top_k"); k > 0) {
+            const stub::Shape wide{wanted[0], wanted[1], k};
+            std::fill_n(view<std::int64_t>(bound_, "topk_ids", wide), size_of(wide), -7);
+            std::fill_n(view<float>(bound_, "topk_logprobs", wide), size_of(wide), -7.0F);
+        }
     }
 
   private:
@@ -158,7 +163,8 @@ class Context : public nvinfer1::IExecutionContext {
 #endif
 
     bool enqueueV3(cudaStream_t stream) noexcept override {
-        if (state().breaks) state().is_broken = true;
+        if (state().breaks || state().breaks_after == 0) state().is_broken = true;
+        if (state().breaks_after > 0 && !stub::is_capturing(stream)) --state().breaks_after;
         const std::string reason = refusal(stream);
         if (!reason.empty()) {
             logger_.log(nvinfer1::ILogger::Severity::kERROR, reason.c_str());
@@ -194,7 +200,9 @@ class Context : public nvinfer1::IExecutionContext {
         const std::vector<std::string> inputs{"input_ids", "kv_length", "output_index"};
         for (const std::string& name : inputs)
             if (bound_->shapes.count(name) == 0) return "no shape for " + name;
-        for (const std::string& name : {inputs[0], inputs[1], inputs[2], std::string("token_ids"), std::string("confidence")})
+        std::vector<std::string> all{inputs[0], inputs[1], inputs[2], "token_ids", "confidence"};
+        if (engine_.at("top_k") > 0) all.insert(all.end(), {"topk_ids", "topk_logprobs"});
+        for (const std::string& name : all)
             if (!is_addressed(name)) return "no address for " + name + ", or one that is not aligned";
         for (std::int64_t layer = 0; layer < engine_.at("layers"); ++layer)
             for (const char* kind : {".key", ".value"}) {
@@ -240,7 +248,7 @@ class Cache : public nvinfer1::IRuntimeCache {
     }
 };
 
-class Config : public nvinfer1::IRuntimeConfig {
+class RuntimeConfig : public nvinfer1::IRuntimeConfig {
   public:
     void setExecutionContextAllocationStrategy(nvinfer1::ExecutionContextAllocationStrategy) noexcept override {}
     void setDynamicShapesKernelSpecializationStrategy(nvinfer1::DynamicShapesKernelSpecializationStrategy) noexcept override {}
@@ -254,16 +262,21 @@ class Engine : public nvinfer1::ICudaEngine {
     Engine(Json engine, nvinfer1::ILogger& logger) : engine_(std::move(engine)), logger_(logger) {
         const bool in_place = engine_.at("in_place");
         const Json kv{-1, engine_.at("kv_heads"), -1, engine_.at("head_dim")};
+        const std::string kv_type = engine_.value("kv_dtype", "float32");
         add("input_ids", "int64", {-1, -1});
         add("kv_length", "int64", Json::array({-1}));
         add("output_index", "int64", {-1, -1});
         add("token_ids", "int64", {-1, -1});
         add("confidence", "float32", {-1, -1});
+        if (const std::int64_t k = engine_.at("top_k"); k > 0) {
+            add("topk_ids", "int64", {-1, -1, k});
+            add("topk_logprobs", "float32", {-1, -1, k});
+        }
         for (std::int64_t layer = 0; layer < engine_.at("layers"); ++layer)
             for (const char* kind : {".key", ".value"}) {
                 const std::string suffix = std::to_string(layer) + kind;
-                add("past_key_values." + suffix, "float32", kv);
-                add("present." + suffix, "float32", kv, in_place ? "past_key_values." + suffix : "");
+                add("past_key_values." + suffix, kv_type.c_str(), kv);
+                add("present." + suffix, kv_type.c_str(), kv, in_place ? "past_key_values." + suffix : "");
             }
     }
 
@@ -290,7 +303,7 @@ class Engine : public nvinfer1::ICudaEngine {
         return alias.empty() ? nullptr : alias.c_str();
     }
 #ifdef TRT_MAJOR_RTX
-    nvinfer1::IRuntimeConfig* createRuntimeConfig() noexcept override { return new Config; }
+    nvinfer1::IRuntimeConfig* createRuntimeConfig() noexcept override { return new RuntimeConfig; }
     nvinfer1::IExecutionContext* createExecutionContext(nvinfer1::IRuntimeConfig*) noexcept override {
         return new Context(engine_, logger_);
     }

@@ -33,25 +33,33 @@ enum class Refuses { nothing, begin, end, instantiate };
 
 struct State {
     // what the machine is
-    int num_devices = 1, driver = 12090;
+    int num_devices = 1, driver = 12090, capability = 86;
     std::vector<int> version{10, 16, 0, 72};
     // what it shall do
     fake::Predict predict = fake::hashed;
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
-    bool breaks = false;    // the next step breaks the GPU
-    bool is_broken = false; // every call fails
-    bool allocates = false; // in a step, which can then not be captured
+    bool breaks = false;      // the next step breaks the GPU
+    int breaks_after = -1;    // so many steps, the next one breaks the GPU; -1: none
+    bool is_broken = false;   // every call fails
+    bool allocates = false;   // in a step, which can then not be captured
+    bool loses_masks = false; // in parsing an ONNX file
     std::set<std::string> unknown_tensors;
     std::map<std::string, nlohmann::json> tensors; // by name: another `name`, `dtype`, `shape` or `alias`
     // what was done
     std::vector<std::pair<std::string, std::size_t>> events; // in the order of the stream
     std::map<unsigned char*, std::size_t> memory;            // allocated now
+    std::map<unsigned char*, std::size_t> locked;            // the same of page-locked host memory
     std::vector<std::size_t> allocations;                    // sizes of all there ever were
     std::vector<Bound*> contexts;                            // in the order they were made; null when gone
     bool is_capturing = false, is_spoiled = false;           // a capture, by a call that it does not allow
+    int waits = 0;                                           // for a stream
     int orphans = 0;                                         // graphs that went after their contexts
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
+
+    /// As a program finds it: the defaults, or what the variable MARS_STUB says in JSON: num_devices, capability, version,
+    /// loses_masks, breaks_after.
+    static State of_machine();
 };
 
 State& state();

@@ -1,0 +1,146 @@
+"""Rounds of load for hours, with everything at once: cancels, bad input, slow readers, changes of tau,
+grammars, deadlines, and two other processes that write profiles into the bundle that is served.
+
+PYTHONPATH=benchmarks python -m attack.soak --seconds 7200 --state soak.jsonl --figures soak.json  # resumable
+PYTHONPATH=benchmarks python -m attack.soak --rounds 400 --state load.jsonl --figures load.json
+
+A round is a seed: `--first SEED --rounds 1` does it again. The state has one JSON line for each round; what
+is wrong is printed, and the sums and the memory of every minute are written to the figures. Without a bundle
+a small random model is made, with logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attack.beside import Beside
+from attack.load import Tally, exact_session, play
+from attack.schemas import small_bundle
+from mars_export.runtime import MarsError, Session
+from mars_export.runtime.bundle import profiles
+from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.machine import resident
+
+SUMS = ("whole", "ties", "begun", "refused", "overloaded", "tokens", "seconds", "changes")
+MIB = 1 << 20
+
+
+def rounds(
+    bundle: Path, seeds: Iterator[int], requests: int, seconds: float, process: int
+) -> Iterator[dict[str, Any]]:
+    """The line of each round, until `seconds` have gone by."""
+    with tempfile.TemporaryDirectory(prefix="attack-") as place:
+        path = Path(shutil.copytree(bundle, Path(place, "served.bundle")))
+        session = exact_session(path)
+        begun = time.perf_counter()
+        for seed in seeds:
+            if (start := time.perf_counter()) - begun > seconds:
+                return
+            line = {"round": seed, "process": process} | _round(session, path, seed, requests)
+            yield line | {
+                "seconds": round(time.perf_counter() - start, 3),
+                "bytes": resident(),
+                "threads": threading.active_count(),
+            }
+
+
+def _round(session: Session, path: Path, seed: int, requests: int) -> dict[str, Any]:
+    """One round with its writers, and what the bundle is behind them."""
+    writers = [Beside.start(path, name) for name in ("one", "other")]
+    tally = play(session, seed, requests)
+    changes = 0
+    for writer in writers:
+        number, wrong = writer.end()
+        changes += number
+        tally.wrong += wrong
+    tally.wrong += _left(path, {file.name for file in session.bundle.path.iterdir()})
+    return {name: getattr(tally, name) for name in Tally.__slots__} | {"changes": changes}
+
+
+def _left(path: Path, before: set[str]) -> Iterator[str]:
+    """What is wrong with a bundle in which profiles were written."""
+    try:
+        open_bundle(path, full=True)
+        yield from (f"{p.profile.name} is {p.state}" for p in profiles.described(path) if p.stale)
+    except MarsError as error:
+        yield f"{type(error).__name__}: {error}"
+    yield from (f"left behind: {name}" for name in sorted(set(_names(path)) - before))
+
+
+def _names(path: Path) -> list[str]:
+    return [file.name for file in path.iterdir()]
+
+
+def sum_up(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all rounds. `mebibytes`: at the end of each minute of the last process; `growth`: MiB an
+    hour over its second half, None when it did not last for four minutes.
+    """
+    sums: Counter[str] = Counter()
+    for line in lines:
+        sums.update({name: line.get(name, 0) for name in SUMS})
+        sums["wrong"] += len(line["wrong"])
+    last = [line for line in lines if line["process"] == lines[-1]["process"]]
+    minutes, at = [last[0]["bytes"] / MIB], 0.0
+    for line in last:
+        at += line["seconds"]
+        while at >= 60 * len(minutes):
+            minutes.append(line["bytes"] / MIB)
+    later = minutes[len(minutes) // 2 :]
+    growth = 60 * (later[-1] - later[0]) / (len(later) - 1) if len(later) > 2 else None
+    return {
+        "rounds": len(lines),
+        **sums,
+        "processes": len({line["process"] for line in lines}),
+        "mebibytes": [round(value, 1) for value in minutes],
+        "growth": growth,
+        "threads": max(line["threads"] for line in lines),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bundle", type=Path, help="a small one, fp32")
+    parser.add_argument("--rounds", type=int, default=sys.maxsize)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of all rounds together")
+    parser.add_argument("--requests", type=int, default=250, help="in each round")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--state", type=Path, help="JSON lines; rounds that are in it are not done again")
+    parser.add_argument("--figures", type=Path, help="JSON: the sums of all rounds")
+    args = parser.parse_args()
+    if args.rounds == sys.maxsize and args.seconds == float("inf"):
+        parser.error("give --rounds or --seconds")
+    lines: list[dict[str, Any]] = []
+    if args.state is not None and args.state.exists():
+        lines = [json.loads(line) for line in args.state.read_text(encoding="utf-8").splitlines()]
+    done = {line["round"] for line in lines}
+    process = 1 + max((line["process"] for line in lines), default=0)
+    left = args.seconds - sum(line["seconds"] for line in lines)
+    seeds = (seed for seed in range(args.first, args.first + args.rounds) if seed not in done)
+    for line in rounds(args.bundle or small_bundle(), seeds, args.requests, left, process):
+        lines.append(line)
+        if args.state is not None:
+            with args.state.open("a", encoding="utf-8") as state:
+                state.write(json.dumps(line) + "\n")
+        for words in line["wrong"]:
+            print(f"round {line['round']}: {words}", flush=True)
+        if args.figures is not None:
+            args.figures.write_text(json.dumps(sum_up(lines), indent=1) + "\n", encoding="utf-8")
+    figures = sum_up(lines)
+    print(json.dumps(figures))
+    return int(figures["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

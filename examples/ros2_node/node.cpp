@@ -1,0 +1,64 @@
+// A ROS 2 node that answers: prompts on ~/prompt, the growing answer on ~/text, ~/stop ends it. The parameter tau counts from the next
+// step on; below 0 it is exact mode.
+#include <atomic>
+#include <memory>
+#include <rclcpp/rclcpp.hpp>
+#include <std_msgs/msg/string.hpp>
+#include <std_srvs/srv/trigger.hpp>
+#include <string>
+
+#include <mars/session.hpp>
+
+class MarsNode : public rclcpp::Node {
+    using Text = std_msgs::msg::String;
+    using Trigger = std_srvs::srv::Trigger;
+
+  public:
+    MarsNode() : Node("mars"), session_(mars::Session::open(declare_parameter<std::string>("bundle"))) {
+        declare_parameter<double>("tau", -1.0);
+        text_ = create_publisher<Text>("~/text", 100);
+        // An answer takes seconds: it has a group of its own, so that the other callbacks are heard meanwhile.
+        answers_ = create_callback_group(rclcpp::CallbackGroupType::MutuallyExclusive);
+        rclcpp::SubscriptionOptions options;
+        options.callback_group = answers_;
+        prompts_ = create_subscription<Text>("~/prompt", 10, [this](Text::ConstSharedPtr prompt) { answer(prompt->data); }, options);
+        stop_ = create_service<Trigger>("~/stop", [this](Trigger::Request::SharedPtr, Trigger::Response::SharedPtr response) {
+            is_stopped_ = true;
+            response->success = true;
+        });
+    }
+
+  private:
+    void answer(const std::string& prompt) {
+        is_stopped_ = false;
+        try {
+            mars::Stream stream = session_.stream({{"user", prompt}});
+            while (const auto event = stream.next()) {
+                if (is_stopped_ || !rclcpp::ok()) stream.cancel();
+                const double tau = get_parameter("tau").as_double();
+                tau < 0 ? stream.set_exact(true) : stream.set_tau(tau);
+                Text piece;
+                piece.data = event->text;
+                if (!piece.data.empty()) text_->publish(piece);
+            }
+        } catch (const mars::Error& error) { // such as a prompt that is too long, or a device that failed
+            RCLCPP_ERROR(get_logger(), "%s", error.what());
+        }
+    }
+
+    mars::Session session_;
+    std::atomic<bool> is_stopped_{false};
+    rclcpp::Publisher<Text>::SharedPtr text_;
+    rclcpp::CallbackGroup::SharedPtr answers_;
+    rclcpp::Subscription<Text>::SharedPtr prompts_;
+    rclcpp::Service<Trigger>::SharedPtr stop_;
+};
+
+int main(int argc, char** argv) {
+    rclcpp::init(argc, argv);
+    const auto node = std::make_shared<MarsNode>();
+    rclcpp::executors::MultiThreadedExecutor executor;
+    executor.add_node(node);
+    executor.spin();
+    rclcpp::shutdown();
+}

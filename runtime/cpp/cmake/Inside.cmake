@@ -1,0 +1,13 @@
+# Whether a path lies in a directory, as it is written or where its links lead.
+function(mars_is_inside path directory result)
+    set(${result} OFF PARENT_SCOPE)
+    file(REAL_PATH "${directory}" real_directory)
+    file(REAL_PATH "${path}" real_path)
+    get_filename_component(plain_path "${path}" ABSOLUTE)
+    foreach(each "${real_path}" "${plain_path}")
+        cmake_path(IS_PREFIX real_directory "${each}" NORMALIZE is_inside)
+        if(is_inside)
+            set(${result} ON PARENT_SCOPE)
+        endif()
+    endforeach()
+endfunction()

@@ -1,0 +1,124 @@
+// The handles that C programs hold, and the wall that no exception crosses. Knows no call of the interface.
+#pragma once
+
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <mars/errors.hpp>
+#include <mars/mars.h>
+#include <mars/session.hpp>
+
+#include "c_api/structs.hpp"
+#include "utf8.hpp"
+
+struct mars_error {
+    mars_status status;
+    std::string message;
+    double retry_after = 0.0;
+};
+
+struct mars_session {
+    explicit mars_session(mars::Session opened) : session(std::move(opened)) {
+        for (const std::string& each : session.warnings()) warnings += each + "\n";
+        for (const std::string& each : info.profiles) profiles.push_back(each.c_str());
+        for (const std::string& each : info.outputs) outputs.push_back(each.c_str());
+    }
+    mars_session(const mars_session&) = delete; // names point into it
+    mars_session& operator=(const mars_session&) = delete;
+
+    mars::Session session;
+    std::string warnings;
+    const mars::SessionInfo info = session.info();
+    std::vector<const char*> profiles, outputs;
+};
+
+struct mars_completion {
+    explicit mars_completion(mars::Completion completion) : done(std::move(completion)) {
+        if (!done.stats.accepted.empty()) accepted.resize(static_cast<std::size_t>(done.stats.accepted.rbegin()->first) + 1);
+        for (const auto& [tokens, steps] : done.stats.accepted) accepted[static_cast<std::size_t>(tokens)] = steps;
+    }
+
+    mars::Completion done;
+    std::vector<std::int64_t> accepted; // the stats' counts by index
+};
+
+namespace mars::c {
+
+inline mars_status fail(mars_error** error, mars_status status, const char* message, double retry_after = 0.0) noexcept {
+    if (error != nullptr) {
+        *error = new (std::nothrow) mars_error{status, {}, retry_after};
+        try {
+            if (*error != nullptr) (*error)->message = mars::utf8::lossy(message); // it may quote a damaged file
+        } catch (...) {                                                            // no memory for the message: the status says enough
+        }
+    }
+    return status;
+}
+
+/// Run `body`; whatever it throws becomes a status and a message.
+template <typename Body>
+mars_status guarded(mars_error** error, const Body& body) noexcept {
+    if (error != nullptr) *error = nullptr;
+    try {
+        body();
+        return MARS_OK;
+    } catch (const mars::BundleError& problem) {
+        return fail(error, MARS_ERROR_BUNDLE, problem.what());
+    } catch (const mars::Overloaded& problem) {
+        return fail(error, MARS_ERROR_OVERLOADED, problem.what(), problem.retry_after);
+    } catch (const mars::DeviceError& problem) {
+        return fail(error, MARS_ERROR_DEVICE, problem.what());
+    } catch (const mars::MemoryError& problem) {
+        return fail(error, MARS_ERROR_MEMORY, problem.what());
+    } catch (const mars::Error& problem) {
+        return fail(error, MARS_ERROR_SESSION, problem.what());
+    } catch (const ArgumentError& problem) {
+        return fail(error, MARS_ERROR_ARGUMENT, problem.what());
+    } catch (const std::bad_alloc&) {
+        return fail(error, MARS_ERROR_MEMORY, "out of memory");
+    } catch (const std::exception& problem) {
+        return fail(error, MARS_ERROR_INTERNAL, problem.what());
+    } catch (...) {
+        return fail(error, MARS_ERROR_INTERNAL, "an exception that is no std::exception, perhaps of the callback");
+    }
+}
+
+inline mars_finish_reason reason_of(std::optional<mars::FinishReason> reason) {
+    if (!reason) return MARS_NOT_FINISHED;
+    switch (*reason) {
+    case mars::FinishReason::eos:
+        return MARS_FINISH_EOS;
+    case mars::FinishReason::stop:
+        return MARS_FINISH_STOP;
+    case mars::FinishReason::length:
+        return MARS_FINISH_LENGTH;
+    case mars::FinishReason::capacity:
+        return MARS_FINISH_CAPACITY;
+    case mars::FinishReason::deadline:
+        return MARS_FINISH_DEADLINE;
+    case mars::FinishReason::cancelled:
+        break;
+    }
+    return MARS_FINISH_CANCELLED;
+}
+
+inline mars_event view(const mars::Event& event) {
+    return {sizeof(mars_event),     event.row,
+            event.text.c_str(),     event.text.size(),
+            event.token_ids.data(), event.confidences.data(),
+            event.token_ids.size(), reason_of(event.finish_reason)};
+}
+
+/// A caller's callback as the C++ interface's; nothing for NULL.
+inline OnEvent callback_of(mars_on_event on_event, void* user) {
+    if (on_event == nullptr) return nullptr;
+    return [on_event, user](const Event& event) {
+        const mars_event seen = view(event);
+        return on_event(&seen, user) != 0;
+    };
+}
+
+} // namespace mars::c

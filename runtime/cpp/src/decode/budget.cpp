@@ -1,0 +1,53 @@
+// Bytes of KV memory to rows and entries.
+#include "decode/budget.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+namespace {
+
+constexpr std::int64_t slots = 64; // entries that a step of wider neighbours may want behind a row's last token
+
+std::string megabytes(std::int64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f MB", static_cast<double>(bytes) / 1e6);
+    return text;
+}
+
+} // namespace
+
+std::int64_t KvBudget::num_rows(const std::vector<Row*>& rows) const {
+    if (!num_bytes) return max_rows;
+    std::int64_t largest = 1;
+    for (const Row* row : rows) largest = std::max(largest, row_bytes(*row));
+    return std::clamp<std::int64_t>(*num_bytes / largest, 1, max_rows);
+}
+
+std::int64_t KvBudget::num_entries() const { return num_bytes ? *num_bytes / entry_bytes : max_rows * max_capacity; }
+
+std::optional<std::int64_t> KvBudget::most_entries(std::int64_t rows) const {
+    if (!num_bytes || fixed) return std::nullopt;
+    return *num_bytes / (entry_bytes * rows);
+}
+
+void KvBudget::check(const Row& row) const {
+    if (!num_bytes || row_bytes(row) <= *num_bytes) return;
+    throw SessionError("a prompt of " + std::to_string(row.stats.prompt_tokens) + " tokens with max_new_tokens " +
+                       std::to_string(row.config().max_new_tokens) + " may take " + megabytes(row_bytes(row)) +
+                       " of KV memory, this service gives " + megabytes(*num_bytes) + " (kv_bytes); shorten the prompt or max_new_tokens");
+}
+
+/// What one row takes in the end, with the quarter more to which memory grows at once.
+std::int64_t KvBudget::row_bytes(const Row& row) const {
+    if (fixed) return max_capacity * entry_bytes;
+    // More than the context holds is never made; a number near the largest would overflow.
+    const std::int64_t wanted = row.stats.prompt_tokens + std::min(row.config().max_new_tokens, max_capacity);
+    const std::int64_t entries = std::min(wanted, max_capacity) + slots;
+    return (entries * 5 + 4 * growth - 1) / (4 * growth) * growth * entry_bytes;
+}
+
+} // namespace mars

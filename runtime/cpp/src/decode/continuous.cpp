@@ -1,0 +1,270 @@
+// Who joins, who is read next, and one forward over all who decode.
+#include "decode/continuous.hpp"
+
+#include <algorithm>
+
+#include "decode/guide.hpp"
+
+namespace mars {
+
+namespace {
+
+/// Run `body`; what goes wrong inside ends `rows`, and no others. Whether all went well.
+template <typename Body>
+bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const Body& body) {
+    try {
+        body();
+        return true;
+    } catch (const Interrupted&) { // a device ends a forward only where all its rows were told to end
+        for (Row* row : rows) {
+            row->refresh();
+            if (!row->finish_reason) events.push_back(row->fail(std::current_exception()));
+        }
+    } catch (...) {
+        for (Row* row : rows) events.push_back(row->fail(std::current_exception()));
+    }
+    return false;
+}
+
+} // namespace
+
+ContinuousSchedule::ContinuousSchedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens,
+                                       KvBudget budget, CostSource cost)
+    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget) {
+    // A captured step of an engine is bound to its sizes, so it is better to have few of them.
+    if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
+    renew(budget_.max_rows);
+}
+
+void ContinuousSchedule::add(std::shared_ptr<Row> row) {
+    Row* const added = row.get();
+    own_.emplace(added, std::move(row));
+    waiting_.push_back(added);
+    publish();
+}
+
+std::vector<Accepted> ContinuousSchedule::step() {
+    Events events;
+    drop_finished();
+    read_prompts(events);
+    drop_finished();
+    decode(events);
+    drop_finished();
+    // Gives the KV memory of the longest row back, and memory on which nothing runs any more.
+    if (batch_->active.empty() && (is_interrupted() || batch_->capacity() > 0)) {
+        try {
+            renew(batch_->num_rows);
+        } catch (const std::exception&) { // no memory for it now: the next step tries again
+        }
+    }
+    publish();
+    return events;
+}
+
+void ContinuousSchedule::read_prompts(Events& events) {
+    std::int64_t left = batch_->piece();
+    for (Row* row = reading(events); row != nullptr && next_piece(*row) <= left; row = reading(events)) {
+        if (row->guide && !row->guide->begun) {
+            std::optional<Accepted> forced;
+            failing({row}, events, [&] { forced = row->begin(backend_.max_capacity()); });
+            if (forced) events.push_back(std::move(*forced));
+            drop_finished();
+            continue;
+        }
+        left -= next_piece(*row);
+        ++turn_;
+        if (next_piece(*row) < row->num_pending()) {
+            failing({row}, events, [&] { batch_->prefill(*row); });
+        } else {
+            ++num_decoding_;
+            // A full window, since all the prompt is fed with it.
+            run({row}, widest_feeds({row}, {batch_->room(*row)}, block_), events);
+            keep(*row); // now: the next prompt may begin alike
+        }
+        drop_finished();
+    }
+}
+
+/// Up to where a piece ends in any case: a row that began with saved entries goes on as others do.
+std::int64_t ContinuousSchedule::next_piece(const Row& row) const {
+    return std::min(batch_->piece() - row.cursor % batch_->piece(), row.num_pending());
+}
+
+/// Pieces that are left of its prompt.
+std::int64_t ContinuousSchedule::num_pieces(const Row& row) const {
+    const std::int64_t piece = batch_->piece();
+    return (row.num_tokens() + piece - 1) / piece - row.cursor / piece;
+}
+
+/// The row whose prompt is read next: the first and the last take turns.
+///
+/// The first is the shortest and ends first, as decoding rows are neighbours: the last piece of another waits for it.
+Row* ContinuousSchedule::reading(Events& events) {
+    admit(events);
+    const std::vector<Row*>& active = batch_->active;
+    const auto first = static_cast<std::size_t>(num_decoding_);
+    if (first == active.size()) return nullptr;
+    const bool is_lasts_turn = turn_ % 2 == 1 && num_pieces(*active.back()) > 1;
+    return is_lasts_turn ? active.back() : active[first];
+}
+
+/// Let a row in if there is room: the next that waits, or beside prompts that are being read the first that has at most half the pieces of
+/// them all. It begins with what is saved of its prompt.
+void ContinuousSchedule::admit(Events& events) {
+    const auto first = static_cast<std::size_t>(num_decoding_);
+    auto chosen = waiting_.begin();
+    if (first < batch_->active.size()) {
+        if (num_pieces(*batch_->active.back()) <= 1) return; // its last piece waits for the others
+        const std::int64_t left = num_pieces(*batch_->active[first]);
+        chosen = std::find_if(chosen, waiting_.end(), [&](const Row* row) { return 2 * num_pieces(*row) <= left; });
+    }
+    if (chosen == waiting_.end()) return;
+    Row* const row = *chosen;
+    bool is_in = false;
+    const bool good = failing({row}, events, [&] {
+        if (!has_room(*row)) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (is_interrupted_) return;
+        batch_->active.reserve(batch_->active.size() + 1);
+        present_.push_back(row);
+        batch_->active.push_back(row);
+        is_in = true;
+    });
+    if (!good || is_in) waiting_.erase(chosen);
+    if (!good) leave(row);
+    if (!is_in) return;
+    std::vector<Row*>& active = batch_->active;
+    for (std::size_t i = active.size() - 1; i > first; --i) batch_->move(static_cast<std::int64_t>(i) - 1, static_cast<std::int64_t>(i));
+    active[first] = row;
+    batch_->recall(*row, budget_.most_entries(batch_->num_rows));
+    publish();
+}
+
+/// Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it gets another number it runs empty.
+bool ContinuousSchedule::has_room(Row& row) {
+    std::vector<Row*> rows = batch_->active;
+    rows.push_back(&row);
+    const std::int64_t num_rows = budget_.num_rows(rows);
+    if (batch_->active.empty() && num_rows != batch_->num_rows) renew(num_rows);
+    return static_cast<std::int64_t>(batch_->active.size()) < num_rows && num_rows == batch_->num_rows;
+}
+
+std::vector<Row*> ContinuousSchedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
+
+void ContinuousSchedule::decode(Events& events) {
+    std::vector<Row*> rows = decoding();
+    const std::size_t before = events.size();
+    for (Row* row : rows) {
+        if (!batch_->fits(*row))
+            events.push_back(row->finish(FinishReason::capacity));
+        else
+            failing({row}, events, [&] {
+                if (row->guide) batch_->catch_up(*row, std::max(prefill_tokens_, 2 * block_));
+                row->look_around(batch_->room(*row));
+            });
+    }
+    if (events.size() > before) {
+        drop_finished();
+        rows = decoding();
+    }
+    if (rows.empty()) return;
+    std::vector<Feed> feeds;
+    const bool good = failing(rows, events, [&] {
+        std::vector<std::int64_t> rooms;
+        for (const Row* row : rows) rooms.push_back(batch_->room(*row));
+        feeds = policy_ ? policy_->feeds(rows, rooms, block_) : widest_feeds(rows, rooms, block_);
+    });
+    if (good) run(rows, feeds, events);
+}
+
+/// One forward over neighbouring rows; what fails ends the rows that it concerns, and no others.
+void ContinuousSchedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, Events& events) {
+    std::vector<Predictions> made;
+    if (!failing(rows, events, [&] { made = batch_->step(batch_->index_of(*rows.front()), feeds, Keep::known); })) return;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        Row& row = *rows[i];
+        failing({&row}, events, [&] {
+            ++row.stats.forwards;
+            const std::int64_t fed = feeds[i].proposals;
+            std::optional<Accepted> event = row.guide ? row.follow(made[i], fed) : row.accept(made[i], fed);
+            if (event) events.push_back(std::move(*event));
+            Batch::moved(row);
+        });
+    }
+}
+
+/// Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in order.
+void ContinuousSchedule::drop_finished() {
+    for (auto at = waiting_.begin(); at != waiting_.end();) {
+        (*at)->refresh();
+        if ((*at)->finish_reason) {
+            leave(*at);
+            at = waiting_.erase(at);
+        } else {
+            ++at;
+        }
+    }
+    std::vector<Row*>& active = batch_->active;
+    for (Row* row : active) row->refresh();
+    for (auto i = static_cast<std::int64_t>(active.size()) - 1; i >= 0; --i) {
+        Row* const row = active[static_cast<std::size_t>(i)];
+        if (!row->finish_reason) continue;
+        keep(*row);
+        std::int64_t gap = i;
+        if (gap < num_decoding_) {
+            --num_decoding_;
+            batch_->move(num_decoding_, gap);
+            gap = num_decoding_;
+        }
+        for (std::int64_t behind = gap + 1; behind < static_cast<std::int64_t>(active.size()); ++behind) batch_->move(behind, behind - 1);
+        active.pop_back();
+        leave(row);
+    }
+    publish();
+}
+
+/// Let the store of prefixes have the row's final entries; no answer depends on it.
+void ContinuousSchedule::keep(const Row& row) {
+    try {
+        batch_->keep(row);
+    } catch (const std::exception&) { // memory, most likely
+    }
+}
+
+bool ContinuousSchedule::is_interrupted() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return is_interrupted_;
+}
+
+void ContinuousSchedule::leave(const Row* row) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        present_.erase(std::remove(present_.begin(), present_.end(), row), present_.end());
+    }
+    own_.erase(row);
+}
+
+void ContinuousSchedule::renew(std::int64_t num_rows) {
+    batch_ = std::make_unique<Batch>(backend_, num_rows, mask_id_, prefill_tokens_);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    cache_ = batch_->cache();
+    is_interrupted_ = false;
+}
+
+void ContinuousSchedule::publish() {
+    std::int64_t entries = 0;
+    for (const Row* row : batch_->active) entries += row->cursor;
+    num_running_ = static_cast<std::int64_t>(batch_->active.size());
+    num_waiting_ = static_cast<std::int64_t>(waiting_.size());
+    num_entries_ = entries;
+}
+
+void ContinuousSchedule::interrupt_unwanted() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool is_unwanted = std::all_of(present_.begin(), present_.end(), [](const Row* row) { return row->is_told(); });
+    if (present_.empty() || !is_unwanted) return;
+    is_interrupted_ = true;
+    if (const std::shared_ptr<Cache> running = cache_.lock()) running->interrupt();
+}
+
+} // namespace mars

@@ -1,0 +1,29 @@
+// Two kinds of options, told apart by their names. Twin of runtime/device/ort_options.py.
+#include "device/ort_options.hpp"
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+namespace {
+
+constexpr const char* level = "session.qdq_matmulnbits_accuracy_level"; // profiles are held against it
+
+}
+
+OrtParts parted(const OrtOptions& options, bool on_cpu) {
+    OrtParts parts;
+    std::string odd;
+    for (const auto& [name, value] : options) {
+        if (name == level) throw SessionError(name + " is no option: the variant has it");
+        const bool is_entry = name.find('.') != std::string::npos;
+        (is_entry ? parts.entries : parts.of_provider)[name] = value;
+        if (!is_entry) odd += (odd.empty() ? "" : ", ") + name;
+    }
+    if (on_cpu && !odd.empty())
+        throw SessionError("the CPU has no option " + odd +
+                           "; names of ONNX Runtime's own have a dot, such as session.intra_op.allow_spinning");
+    return parts;
+}
+
+} // namespace mars

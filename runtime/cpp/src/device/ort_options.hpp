@@ -1,0 +1,19 @@
+// What a caller may tell ONNX Runtime itself when a session is opened: pairs by its own names. Includes none of it.
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace mars {
+
+using OrtOptions = std::map<std::string, std::string>;
+
+/// Entries of a session's configuration, whose names have a dot, and options of the execution provider, whose names have none.
+struct OrtParts {
+    OrtOptions entries, of_provider;
+};
+
+/// Throws SessionError for provider options on the CPU, which has none, and for the accuracy level, which is the variant's own.
+OrtParts parted(const OrtOptions& options, bool on_cpu);
+
+} // namespace mars

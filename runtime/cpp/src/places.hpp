@@ -1,0 +1,46 @@
+// Who may come in: places in a batcher, the shares of its clients, and what was done with them. Twin of runtime/places.py; takes no lock of
+// its own and runs nothing.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <mars/batcher.hpp>
+
+namespace mars {
+
+/// The places that `limits` gives, guarded by whoever owns them.
+class Places {
+  public:
+    explicit Places(const Limits& limits) : limits_(limits) {}
+
+    using Client = std::optional<std::string>;
+
+    /// Why there is no place for `client` now, beside `num_waiting` that wait.
+    std::optional<Overloaded> refusal(const Client& client, std::int64_t num_waiting) const;
+
+    /// Take a place.
+    void enter(const Client& client);
+
+    /// A place that was taken has its request, or gets none.
+    void accept();
+    void leave_in_vain(const Client& client);
+
+    /// A request of `client` is over.
+    void forget(const Client& client);
+
+    /// A request finished, this long after its first forward.
+    void took(double seconds);
+
+    Counts counts;
+    std::int64_t num_entering = 0; // taken, while their prompts are tokenized
+
+  private:
+    const Limits limits_;
+    std::map<std::string, std::int64_t> clients_;
+    double seconds_ = 0.0; // that a request takes from its first forward on, about
+};
+
+} // namespace mars

@@ -1,0 +1,241 @@
+// Rows that join and leave: tests/conformance/batcher.json exactly, the KV budget, and what one row's failure leaves of the others.
+#include <mars/errors.hpp>
+
+#include "conformance.hpp"
+#include "decode/continuous.hpp"
+#include "decode/prefix.hpp"
+#include "decode/schedule.hpp"
+#include "fake.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+
+mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t max_new_tokens) {
+    mars::GenerationConfig config;
+    config.tau = tau;
+    config.max_new_tokens = max_new_tokens;
+    config.window = mars::full_window;
+    config.eos_ids.emplace();
+    return config;
+}
+
+std::shared_ptr<mars::Row> row_of(std::int64_t index, fake::Tokens prompt, const mars::GenerationConfig& config,
+                                  std::function<bool(std::int64_t)> stop = nullptr) {
+    return std::make_shared<mars::Row>(index, std::move(prompt), config, fake::Tokens{}, std::move(stop));
+}
+
+std::shared_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
+    mars::GenerationConfig config = config_of(optional_of<double>(wanted["tau"]), wanted["max_new_tokens"]);
+    if (wanted["window"] != "full") config.window = wanted["window"];
+    config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
+    const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
+    return row_of(index, wanted["prompt"].get<fake::Tokens>(), config, [stop](std::int64_t token) { return token == stop; });
+}
+
+mars::ContinuousSchedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::int64_t prefill_tokens = 128) {
+    return {backend, 4, fake::mask, prefill_tokens, mars::KvBudget{max_rows}};
+}
+
+/// Step until nobody is left; what went wrong.
+std::vector<std::string> drained(mars::ContinuousSchedule& schedule) {
+    std::vector<std::string> wrong;
+    for (int i = 0; !schedule.is_idle(); ++i) {
+        REQUIRE(i < 10000);
+        for (const mars::Accepted& event : schedule.step()) {
+            if (!event.error) continue;
+            try {
+                std::rethrow_exception(event.error);
+            } catch (const std::exception& error) {
+                wrong.push_back(std::to_string(event.row) + ": " + error.what());
+            }
+        }
+    }
+    return wrong;
+}
+
+fake::Tokens alone(const mars::Row& row) {
+    fake::Backend backend;
+    mars::Row own(0, {row.tokens.begin(), row.tokens.begin() + row.stats.prompt_tokens}, row.config(), {});
+    const auto loop = mars::decode(backend, {&own}, 4, fake::mask);
+    while (loop->next()) {
+    }
+    return own.tokens;
+}
+
+/// A device that has no room for rows of more entries than `most`, or fails while it is told to.
+class Narrow : public fake::Backend {
+  public:
+    void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool logits, mars::StepOutput& output) override {
+        if (broken) throw mars::DeviceError("the device is gone");
+        for (const std::int64_t length : input.kv_length)
+            if (length + input.slots > most) throw mars::MemoryError("no memory for " + std::to_string(length) + " entries");
+        fake::Backend::step(cache, first, input, logits, output);
+    }
+
+    bool broken = false;
+    std::int64_t most = 1000000;
+};
+
+} // namespace
+
+TEST_CASE("every case of batcher.json: who gets what in which step") {
+    for (const auto& each : conformance("batcher.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        fake::Backend backend;
+        mars::ContinuousSchedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]});
+        std::vector<std::shared_ptr<mars::Row>> rows;
+        std::vector<Json> commits;
+        for (const Json& wanted : each["rows"]) {
+            rows.push_back(row_of(static_cast<std::int64_t>(rows.size()), wanted));
+            commits.push_back(Json::array());
+        }
+        for (std::int64_t step = 0; step < each["steps"].get<std::int64_t>(); ++step) {
+            for (std::size_t i = 0; i < rows.size(); ++i) {
+                if (each["rows"][i]["arrives"] == step) schedule.add(rows[i]);
+                if (each["rows"][i]["cancelled"] == step && !rows[i]->finish_reason) rows[i]->cancel();
+            }
+            for (const mars::Accepted& event : schedule.step()) {
+                CHECK_FALSE(event.error);
+                commits[static_cast<std::size_t>(event.row)].push_back({step, event.token_ids});
+            }
+        }
+        CHECK(schedule.is_idle());
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            CAPTURE(i);
+            const Json& expected = each["rows"][i]["expected"];
+            CHECK(commits[i] == expected["commits"]);
+            REQUIRE(rows[i]->finish_reason);
+            CHECK(to_string(*rows[i]->finish_reason) == expected["finish_reason"].get<std::string>());
+        }
+    }
+}
+
+TEST_CASE("a row that fails takes nobody with it") {
+    fake::Backend backend;
+    auto schedule = schedule_of(backend, 3);
+    const auto good = row_of(0, {1, 2}, config_of(0.5, 30)), last = row_of(2, {3}, config_of({}, 30));
+    const auto bad = row_of(1, {4, 5}, config_of(0.5, 30), [](std::int64_t) -> bool { throw std::runtime_error("a bad stop condition"); });
+    for (const auto& row : {good, bad, last}) schedule.add(row);
+    CHECK(drained(schedule) == std::vector<std::string>{"1: a bad stop condition"});
+    CHECK(good->tokens == alone(*good));
+    CHECK(last->tokens == alone(*last));
+}
+
+TEST_CASE("a device that fails once ends the rows of that forward only") {
+    Narrow backend;
+    auto schedule = schedule_of(backend, 2);
+    schedule.add(row_of(0, {1, 2}, config_of(0.5, 50)));
+    schedule.step();
+    backend.broken = true;
+    CHECK(drained(schedule) == std::vector<std::string>{"0: the device is gone"});
+    backend.broken = false;
+    const auto later = row_of(1, {7, 7}, config_of({}, 20));
+    schedule.add(later);
+    CHECK(drained(schedule).empty());
+    CHECK(later->tokens == alone(*later));
+}
+
+TEST_CASE("no memory for one prompt is that request's error") {
+    Narrow backend;
+    backend.most = 100;
+    auto schedule = schedule_of(backend, 3, 16);
+    const auto small = row_of(0, {1, 2}, config_of(1.0, 30)), other = row_of(2, {3, 1}, config_of(1.0, 30));
+    schedule.add(small);
+    schedule.step();
+    schedule.add(row_of(1, fake::Tokens(200, 5), config_of(1.0, 5)));
+    schedule.add(other);
+    CHECK(drained(schedule) == std::vector<std::string>{"1: no memory for 96 entries"});
+    CHECK(small->tokens == alone(*small));
+    CHECK(other->tokens == alone(*other));
+}
+
+TEST_CASE("a batch has as many rows as the budget gives to its longest") {
+    fake::Backend backend(fake::hashed, 1000);
+    mars::KvBudget budget{4, 8 * 256 * 4, 8, 1000}; // entries of 8 bytes: four rows of 256
+    const auto small = row_of(0, fake::Tokens(20, 1), config_of(1.0, 20)), large = row_of(1, fake::Tokens(600, 2), config_of(1.0, 20));
+    std::vector<mars::Row*> rows{small.get()};
+    CHECK(budget.num_rows(rows) == 4);
+    rows.push_back(large.get());
+    CHECK(budget.num_rows(rows) == 1);
+    CHECK(budget.num_entries() == 1024);
+    CHECK(budget.most_entries(2) == 512);
+    CHECK_THROWS_AS((mars::KvBudget{4, 1000, 8, 1000}.check(*large)), mars::SessionError);
+    CHECK((mars::KvBudget{4, std::nullopt, 8, 1000}.num_rows(rows)) == 4);
+    CHECK((mars::KvBudget{4, 16000, 8, 1000, true}.num_rows({small.get()})) == 2); // of fixed size
+    auto greedy = config_of(1.0, std::numeric_limits<std::int64_t>::max());
+    CHECK(budget.num_rows({row_of(2, {1}, greedy).get()}) == 1);
+
+    mars::ContinuousSchedule schedule(backend, 4, fake::mask, 64, budget);
+    backend.record = true;
+    std::vector<std::shared_ptr<mars::Row>> all{large};
+    for (std::int64_t i = 0; i < 6; ++i) all.push_back(row_of(2 + i, fake::Tokens(10, 1 + i), config_of(1.0, 20)));
+    all.push_back(row_of(9, fake::Tokens(600, 3), config_of(1.0, 20)));
+    for (const auto& row : all) schedule.add(row);
+    CHECK(drained(schedule).empty());
+    for (const auto& row : all) CHECK(row->tokens == alone(*row));
+    bool together = false;
+    for (const mars::StepInput& step : backend.steps) {
+        const std::int64_t longest = *std::max_element(step.kv_length.begin(), step.kv_length.end());
+        CHECK((longest < 400 || step.rows == 1)); // long rows run by themselves
+        together = together || step.rows == 4;
+    }
+    CHECK(together);
+}
+
+TEST_CASE("what was read before is not read again, and a long entry widens no small rows beyond the budget") {
+    fake::Backend backend(fake::hashed, 2000);
+    mars::Prefixes store(1 << 20, 1);
+    const fake::Tokens opening(300, 4);
+    const auto asked = [&](std::int64_t index, fake::Tokens prompt) {
+        auto row = row_of(index, std::move(prompt), config_of(1.0, 4));
+        row->stem = store.stem();
+        return row;
+    };
+    auto schedule = schedule_of(backend, 3);
+    fake::Tokens longer = opening;
+    longer.push_back(9);
+    const auto first = asked(0, opening), second = asked(1, longer);
+    for (const auto& row : {first, second}) {
+        schedule.add(row);
+        CHECK(drained(schedule).empty());
+        CHECK(row->tokens == alone(*row));
+    }
+    CHECK(first->stats.cached_tokens == 0);
+    CHECK(second->stats.cached_tokens == 300); // all but its last
+    mars::ContinuousSchedule narrow(backend, 4, fake::mask, 128, {2, 8 * 2 * 256, 8, 2000});
+    const auto small = asked(2, {4, 4, 4, 4, 8});
+    narrow.add(small);
+    CHECK(drained(narrow).empty());
+    CHECK(small->stats.cached_tokens == 0);
+    CHECK(small->tokens == alone(*small));
+}
+
+TEST_CASE("only a step that nobody wants is interrupted, and others run on fresh memory") {
+    fake::Backend backend;
+    auto schedule = schedule_of(backend, 2);
+    const auto one = row_of(0, {1}, config_of(1.0, 50)), two = row_of(1, {2}, config_of(1.0, 50)), late = row_of(2, {3}, config_of({}, 9));
+    for (const auto& row : {one, two, late}) schedule.add(row);
+    schedule.step();
+    one->cancel();
+    schedule.interrupt_unwanted(); // the other one wants it
+    schedule.step();
+    CHECK(two->stats.tokens == 3);
+    two->cancel();
+    schedule.interrupt_unwanted(); // the third is there by now
+    CHECK(drained(schedule).empty());
+    CHECK(late->tokens == alone(*late));
+
+    const auto last = row_of(3, {4}, config_of(1.0, 50)), next = row_of(4, {5}, config_of({}, 9));
+    schedule.add(last);
+    schedule.step();
+    last->cancel();
+    schedule.add(next);
+    backend.hangs = true; // until its memory is told to end
+    schedule.interrupt_unwanted();
+    CHECK(schedule.step().empty());
+    backend.hangs = false;
+    CHECK(drained(schedule).empty());
+    CHECK(next->tokens == alone(*next));
+    CHECK(last->finish_reason == mars::FinishReason::cancelled);
+}

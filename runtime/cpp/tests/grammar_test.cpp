@@ -1,0 +1,365 @@
+// Stored grammars: tests/conformance/grammar.json exactly, sessions that follow one, and files that nobody should trust.
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include <mars/errors.hpp>
+#include <mars/session.hpp>
+
+#include "answers.hpp"
+#include "bundle/automaton.hpp"
+#include "conformance.hpp"
+#include "decode/guide.hpp"
+#include "decode/schedule.hpp"
+#include "fake.hpp"
+#include "grammar.hpp"
+#include "manifest.hpp"
+#include "vocabulary.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+
+std::string decoded(const std::string& base64) {
+    const std::string letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string bytes;
+    unsigned bits = 0, held = 0;
+    for (const char letter : base64) {
+        if (letter == '=') break;
+        held = (held << 6U | static_cast<unsigned>(letters.find(letter))) & 0xFFFFU;
+        bits += 6;
+        if (bits < 8) continue;
+        bits -= 8;
+        bytes += static_cast<char>(held >> bits & 0xFFU);
+    }
+    return bytes;
+}
+
+/// The conformance file, and what its parts are.
+struct Kept {
+    Json json = conformance("grammar.json");
+    mars::Tokenizer tokenizer = mars::Tokenizer::from_json(json["tokenizer"].get<std::string>());
+    std::shared_ptr<mars::Vocabulary> vocabulary = std::make_shared<mars::Vocabulary>(tokenizer, json["vocab_size"].get<std::int64_t>());
+    std::int64_t end = json["end"];
+    fake::Tokens prompt = json["prompt"];
+
+    std::string content(std::size_t number) const { return decoded(json["files"][number]["file"].get<std::string>()); }
+
+    std::shared_ptr<mars::Walk> walk(std::size_t number) const {
+        return std::make_shared<mars::Walk>(mars::parse_automaton(content(number), "a test"), vocabulary);
+    }
+};
+
+const Kept& kept() {
+    static const Kept all;
+    return all;
+}
+
+std::string hex(const mars::TokenSet& set) {
+    std::string text;
+    for (std::int64_t byte = 0; byte < (set.size() + 7) / 8; ++byte) {
+        unsigned value = 0;
+        for (std::int64_t bit = 0; bit < 8; ++bit) value |= (set.has(8 * byte + bit) ? 1U : 0U) << bit;
+        text += "0123456789abcdef"[value >> 4U];
+        text += "0123456789abcdef"[value & 15U];
+    }
+    return text;
+}
+
+/// The model of tests/support/scripted.py.
+class Scripted : public mars::Backend {
+  public:
+    Scripted(fake::Tokens script, const Json& wanted)
+        : script_(std::move(script)), seed_(wanted["seed"]), top_k_(wanted["top_k"]),
+          plain([this](const fake::Tokens& known, std::int64_t masks) { return this->wanted(known, masks); }, 1000000,
+                optional_of<std::int64_t>(wanted["max_slots"])) {
+        if (top_k_ > 0) outputs_.insert(outputs_.end(), {"topk_ids", "topk_logprobs"});
+        if (wanted["logits"]) outputs_.emplace_back("logits");
+        plain.record = true;
+    }
+
+    const std::vector<std::string>& outputs() const override { return outputs_; }
+    std::optional<std::int64_t> max_slots() const override { return plain.max_slots(); }
+    std::int64_t max_capacity() const override { return plain.max_capacity(); }
+    std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override { return plain.new_cache(num_rows); }
+
+    void step(mars::Cache& cache, std::int64_t first, const mars::StepInput& input, bool want_logits, mars::StepOutput& output) override {
+        plain.step(cache, first, input, false, output);
+        output.vocab_size = kept().vocabulary->size();
+        output.top_k = input.want_topk ? top_k_ : 0;
+        output.logits.clear();
+        output.topk_ids.clear();
+        output.topk_logprobs.clear();
+        for (std::size_t i = 0; i < output.token_ids.size(); ++i) {
+            const std::int64_t at = input.kv_length[i / static_cast<std::size_t>(input.outputs)] + input.output_index[i] + 1;
+            for (std::int64_t k = 0; k < output.top_k; ++k) output.topk_logprobs.push_back(static_cast<float>(-k));
+            const fake::Tokens wide = likeliest(at, output.token_ids[i], output.top_k);
+            output.topk_ids.insert(output.topk_ids.end(), wide.begin(), wide.end());
+            if (!want_logits) continue;
+            const std::size_t begin = output.logits.size();
+            for (std::int64_t token = 0; token < output.vocab_size; ++token)
+                output.logits.push_back(
+                    static_cast<float>(fake::mix(seed_ ^ fake::mix(static_cast<std::uint64_t>(at * 4096 + token))) % 4096));
+            output.logits[begin] = -1.0F;
+            const fake::Tokens top = likeliest(at, output.token_ids[i], std::max(top_k_, std::int64_t{1}));
+            for (std::size_t k = 0; k < top.size(); ++k)
+                output.logits[begin + static_cast<std::size_t>(top[k])] = 10000.0F - static_cast<float>(k);
+        }
+    }
+
+  private:
+    std::pair<std::int64_t, float> wanted(const fake::Tokens& known, std::int64_t masks) const {
+        const auto at = static_cast<std::uint64_t>(known.size()) + static_cast<std::uint64_t>(masks);
+        const std::uint64_t state = fake::mix(seed_ ^ fake::mix(at));
+        const auto place = static_cast<std::int64_t>(at) - static_cast<std::int64_t>(kept().prompt.size());
+        const auto drawn = 1 + static_cast<std::int64_t>(fake::mix(state) % static_cast<std::uint64_t>(kept().vocabulary->size() - 1));
+        const bool follows = place >= 0 && place < static_cast<std::int64_t>(script_.size()) && state % 8 != 0;
+        const std::uint64_t draw = fake::mix(state + static_cast<std::uint64_t>(masks)) % (1U << 24U);
+        return {follows ? script_[static_cast<std::size_t>(place)] : drawn, 0.5F + static_cast<float>(draw) / 33554432.0F};
+    }
+
+    fake::Tokens likeliest(std::int64_t at, std::int64_t first, std::int64_t num) const {
+        fake::Tokens found;
+        if (num > 0) found.push_back(first);
+        for (std::uint64_t i = 0; static_cast<std::int64_t>(found.size()) < num; ++i) {
+            const std::uint64_t drawn = fake::mix(seed_ ^ fake::mix(static_cast<std::uint64_t>(at) * 1000 + i));
+            const auto token = 1 + static_cast<std::int64_t>(drawn % static_cast<std::uint64_t>(kept().vocabulary->size() - 1));
+            if (std::find(found.begin(), found.end(), token) == found.end()) found.push_back(token);
+        }
+        return found;
+    }
+
+    fake::Tokens script_;
+    std::uint64_t seed_;
+    std::int64_t top_k_;
+    std::vector<std::string> outputs_{"token_ids", "confidence"};
+
+  public:
+    fake::Backend plain;
+};
+
+mars::GenerationConfig config_of(const Json& wanted) {
+    mars::GenerationConfig config;
+    config.tau = optional_of<double>(wanted["tau"]);
+    config.max_new_tokens = wanted["max_new_tokens"];
+    config.window = wanted["window"] == "full" ? mars::full_window : wanted["window"].get<std::int64_t>();
+    config.lookup = wanted["lookup"];
+    return config;
+}
+
+/// What it threw; "" for nothing.
+template <typename Run>
+std::string thrown(Run run) {
+    try {
+        run();
+    } catch (const mars::Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+/// A directory with the automata, and a bundle of it that a fake model may run behind.
+struct KeptGrammars {
+    KeptGrammars() {
+        std::string name = (std::filesystem::temp_directory_path() / "mars-grammar-XXXXXX").string();
+        REQUIRE(mkdtemp(name.data()) != nullptr);
+        path = name;
+        Json manifest = valid();
+        manifest["model"]["vocab_size"] = kept().vocabulary->size();
+        manifest["model"]["context_length"] = 512;
+        manifest["tokens"] = {{"mask", 0}, {"eos", {kept().end}}, {"pad", 0}};
+        for (std::size_t i = 0; i < kept().json["files"].size(); ++i) {
+            const std::string file = "grammar-000000000000000" + std::to_string(i) + ".dfa";
+            std::ofstream(path / file, std::ios::binary) << kept().content(i);
+            manifest["files"].push_back({{"path", file}, {"size", kept().content(i).size()}, {"sha256", "a"}});
+            manifest["grammars"].push_back({{"name", "g" + std::to_string(i)}, {"file", file}, {"kind", "schema"}, {"states", 2}});
+        }
+        bundle = {path, mars::parse_manifest(manifest.dump())};
+    }
+    ~KeptGrammars() { std::filesystem::remove_all(path); }
+
+    mars::Session session(const Json& wanted) const {
+        auto model = std::make_unique<Scripted>(wanted["script"].get<fake::Tokens>(), wanted);
+        return mars::Opened::over(bundle, std::move(model), mars::Text(kept().tokenizer, mars::ChatTurns::from_json("null")));
+    }
+
+    std::filesystem::path path;
+    mars::Bundle bundle;
+};
+
+} // namespace
+
+TEST_CASE("every state of grammar.json: the same masks, ends, forced and likely tokens") {
+    for (std::size_t number = 0; number < kept().json["files"].size(); ++number) {
+        const auto walk = kept().walk(number);
+        for (const Json& state : kept().json["files"][number]["states"]) {
+            CAPTURE(kept().json["files"][number]["name"].get<std::string>());
+            CAPTURE(state["tokens"].dump());
+            const std::unique_ptr<mars::Matcher> matcher = walk->matcher();
+            for (const std::int64_t token : state["tokens"]) matcher->consume(token);
+            CHECK(matcher->forced() == state["forced"].get<fake::Tokens>());
+            CHECK(matcher->may_end() == state["may_end"].get<bool>());
+            if (!state.contains("mask")) continue;
+            CHECK(hex(matcher->mask()) == state["mask"].get<std::string>());
+            const auto likely = matcher->likely();
+            CHECK(likely.has_value() == !state["likely"].is_null());
+            if (likely && !state["likely"].is_null()) {
+                CHECK(likely->first == state["likely"][0].get<std::int64_t>());
+                CHECK(likely->second == doctest::Approx(state["likely"][1].get<double>()));
+            }
+        }
+    }
+}
+
+TEST_CASE("every answer of grammar.json: the same runs, feeds and counts") {
+    for (const Json& wanted : kept().json["answers"]) {
+        CAPTURE(wanted["name"].get<std::string>());
+        Scripted model(wanted["script"].get<fake::Tokens>(), wanted);
+        mars::Row row(0, kept().prompt, config_of(wanted), {kept().end});
+        row.guide = std::make_unique<mars::Guide>(kept().walk(wanted["grammar"])->matcher(), fake::Tokens{kept().end},
+                                                  wanted["logits"].get<bool>(), wanted["block"].get<std::int64_t>() - 1);
+        const Json& expected = wanted["expected"];
+        std::vector<fake::Tokens> runs, fed;
+        const std::string error = thrown([&] {
+            const auto loop = mars::decode(model, {&row}, wanted["block"], fake::mask);
+            while (const auto accepted = loop->next())
+                for (const mars::Accepted& event : *accepted) runs.push_back(event.token_ids);
+        });
+        for (const mars::StepInput& step : model.plain.steps) {
+            const std::int64_t known = step.output_index.front() + 1;
+            const auto masks = std::count(step.input_ids.begin(), step.input_ids.end(), fake::mask);
+            fed.push_back({known, step.slots - known - masks, masks});
+        }
+        CHECK(error == (expected["error"].is_null() ? "" : expected["error"].get<std::string>()));
+        CHECK(runs == expected["runs"].get<std::vector<fake::Tokens>>());
+        CHECK(fed == expected["fed"].get<std::vector<fake::Tokens>>());
+        CHECK(row.stats.forced == expected["forced"].get<std::int64_t>());
+        CHECK(row.stats.proposed == expected["proposed"].get<std::int64_t>());
+        CHECK(row.stats.verified == expected["verified"].get<std::int64_t>());
+        CHECK(row.stats.forwards == expected["forwards"].get<std::int64_t>());
+        if (error.empty()) CHECK(to_string(*row.finish_reason) == expected["finish_reason"].get<std::string>());
+    }
+}
+
+TEST_CASE("a session's answers follow the grammar that the request names, alone and side by side") {
+    const KeptGrammars directory;
+    std::vector<mars::Prompt> prompts;
+    std::vector<mars::GenerationConfig> configs;
+    const Json* last = nullptr;
+    for (const Json& wanted : kept().json["answers"]) {
+        // The cost of a step is not measured for fixed windows, so the steps are those of the file.
+        if (!wanted["expected"]["error"].is_null() || wanted["max_slots"] != Json() || wanted["block"] != 4 || wanted["seed"] == 0)
+            continue;
+        mars::GenerationConfig config = config_of(wanted);
+        config.grammar = "g" + std::to_string(wanted["grammar"].get<int>());
+        const mars::Completion done = directory.session(wanted).generate(kept().prompt, config);
+        fake::Tokens answer;
+        for (const Json& run : wanted["expected"]["runs"])
+            for (const Json& token : run) answer.push_back(token);
+        CHECK(done.token_ids == answer);
+        CHECK(done.stats.forced == wanted["expected"]["forced"].get<std::int64_t>());
+        last = &wanted;
+        config.tau = 1.0;
+        prompts.emplace_back(kept().prompt);
+        configs.push_back(config);
+    }
+    REQUIRE(last != nullptr);
+    configs.emplace_back(); // and one without a grammar
+    configs.back().max_new_tokens = 9;
+    configs.back().window = mars::full_window;
+    prompts.emplace_back(kept().prompt);
+    const mars::Session session = directory.session(*last);
+    const auto together = session.generate_batch(prompts, configs);
+    for (std::size_t i = 0; i < configs.size(); ++i) CHECK(together[i].token_ids == session.generate(prompts[i], configs[i]).token_ids);
+    CHECK(together.back().stats.forced == 0);
+}
+
+TEST_CASE("what a session cannot follow is said before it runs") {
+    const KeptGrammars directory;
+    Json wanted = kept().json["answers"][0];
+    mars::GenerationConfig config;
+    config.window = mars::full_window;
+    config.grammar = "tols";
+    const auto error = [&] { return thrown([&] { directory.session(wanted).generate(kept().prompt, config); }); };
+    CHECK(error().find("no grammar `tols` (there are: g0, g1, g2, g3, g4, g5)") != std::string::npos);
+    config.grammar = "g0";
+    CHECK(thrown([&] {
+              mars::Commit commit;
+              commit.kind = mars::Commit::Kind::block;
+              directory.session(wanted).generate(kept().prompt, config, nullptr, commit);
+          }).find("cursor commit") != std::string::npos);
+    wanted["top_k"] = 0;
+    wanted["logits"] = false;
+    CHECK(error().find("--top-k 16 or --logits") != std::string::npos);
+    config.grammar = "g5"; // one text: nothing is ever chosen
+    CHECK(directory.session(wanted).generate(kept().prompt, config).text == "there is only this answer, {}");
+    std::ofstream(directory.path / "grammar-0000000000000005.dfa") << "nonsense";
+    CHECK(error().find("not the automaton of a grammar") != std::string::npos);
+    std::filesystem::remove(directory.path / "grammar-0000000000000005.dfa");
+    CHECK(error().find("cannot be read") != std::string::npos);
+}
+
+TEST_CASE("manifests with odd grammars are refused") {
+    for (const auto& [field, value, word] :
+         {std::tuple("name", "../x", "letters, digits"), std::tuple("file", "model.onnx", "grammar-, 16"),
+          std::tuple("file", "grammar-0123456789abcdef.dfa", "does not list"), std::tuple("kind", "song", "kind")}) {
+        Json manifest = valid();
+        manifest["files"].push_back({{"path", "grammar-00000000000000aa.dfa"}, {"size", 1}, {"sha256", "a"}});
+        manifest["grammars"] = {{{"name", "g"}, {"file", "grammar-00000000000000aa.dfa"}, {"kind", "regex"}, {"states", 1}}};
+        CHECK(mars::parse_manifest(manifest.dump()).grammars.front().name == "g");
+        manifest["grammars"][0][field] = value;
+        CHECK(thrown([&] { mars::parse_manifest(manifest.dump()); }).find(word) != std::string::npos);
+    }
+}
+
+TEST_CASE("files that are no automata are refused, whatever is wrong with them") {
+    const std::string good = kept().content(3);
+    const auto changed = [&](std::size_t at, const std::string& bytes) {
+        std::string content = good;
+        return content.replace(at, bytes.size(), bytes);
+    };
+    const std::string huge("\xFF\xFF\xFF\x7F", 4), zero(4, '\0');
+    const auto error = [](const std::string& content) { return thrown([&] { mars::parse_automaton(content, "it"); }); };
+    CHECK(error(good).empty());
+    CHECK(error("").find("not the automaton") != std::string::npos);
+    CHECK(error(changed(0, "X")).find("not the automaton") != std::string::npos);
+    CHECK(error(changed(7, "\x02")).find("version 2") != std::string::npos);
+    CHECK(error(changed(8, huge)).find("more than") != std::string::npos); // 2^31 - 1 states
+    CHECK(error(changed(8, zero)).find("or none") != std::string::npos);
+    CHECK(error(changed(12, huge)).find("more than") != std::string::npos);
+    CHECK(error(changed(16, huge)).find("one behind the other") != std::string::npos);
+    for (std::size_t size = 16; size < good.size(); ++size) CHECK(error(good.substr(0, size)).find("bytes are not") != std::string::npos);
+    CHECK(error(good + "x").find("bytes are not") != std::string::npos);
+    // Two states that lead to one another and never end.
+    const auto number = [](unsigned value) { return std::string{static_cast<char>(value), 0, 0, 0}; };
+    const std::string head = std::string("MARSDFA\x01") + number(2) + number(2) + number(0) + number(1) + number(2);
+    CHECK(error(head + number(1) + number(0) + "aa" + "aa" + std::string(1, '\0')).find("no answer can end") != std::string::npos);
+    CHECK(error(head + number(1) + number(0) + "aa" + "aa" + "\x02").empty());
+    CHECK(error(head + number(2) + number(0) + "aa" + "aa" + "\x02").find("leads nowhere") != std::string::npos);
+    CHECK(error(head + number(1) + number(0) + "ba" + "aa" + "\x02").find("not in order") != std::string::npos);
+    CHECK(error(head + number(1) + number(0) + "aa" + "aa" + "\x06").find("end that is no state") != std::string::npos);
+    // Any byte may be anything: an error, or an automaton that can be walked.
+    for (std::size_t at = 8; at < good.size(); ++at)
+        for (const char byte : {'\0', '\x01', '\x7F', '\xFF'}) {
+            const std::string content = changed(at, std::string(1, byte));
+            if (!error(content).empty()) continue;
+            const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(content, "it"), kept().vocabulary);
+            const std::unique_ptr<mars::Matcher> matcher = walk->matcher();
+            for (int i = 0; i < 40 && !matcher->is_over(); ++i) {
+                fake::Tokens next = matcher->forced();
+                for (std::int64_t token = 0; next.empty() && token < kept().vocabulary->size(); ++token)
+                    if (matcher->mask().has(token)) next = {token};
+                for (const std::int64_t token : next) matcher->consume(token);
+            }
+        }
+}
+
+TEST_CASE("a state that no token leaves is an error, not an answer") {
+    const auto few = std::make_shared<mars::Vocabulary>(kept().tokenizer, 20); // no letters
+    const auto walk = std::make_shared<mars::Walk>(mars::parse_automaton(kept().content(3), "it"), few);
+    CHECK(thrown([&] { walk->matcher()->mask(); }).find("nothing that is allowed so far can be continued") != std::string::npos);
+    CHECK_THROWS_AS(walk->matcher()->consume(39999), mars::SessionError);
+    CHECK_THROWS_AS(walk->matcher()->consume(5), mars::SessionError);
+}

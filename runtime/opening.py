@@ -1,0 +1,105 @@
+"""From a bundle to what of it runs here, read from the files that were verified. Knows no prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from . import machine
+from .bundle.manifest import Bundle, Variant, open_bundle
+from .bundle.safe import REMEDY
+from .decode.backend import Backend
+from .errors import BundleError, MarsError, SessionError, listed
+
+MOST_ATTEMPTS = 5  # to read a bundle that others write to meanwhile
+
+T = TypeVar("T")
+
+
+def using(path: str | Path, use: Callable[[Bundle], T], *, full: bool = False, safe: bool = False) -> T:
+    """What `use` makes of the bundle at `path`, all from files that are as they were when they were verified.
+
+    Where a writer puts others in their place meanwhile, those are verified and used. Raises BundleError
+    where that goes on and on, and whatever `use` does.
+    """
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        bundle = open_bundle(path, full=full, safe=safe)
+        try:
+            made = use(bundle)
+        except MarsError:
+            if attempt == MOST_ATTEMPTS or not bundle.changed:
+                raise
+            continue
+        changed = bundle.changed
+        if not changed:
+            return made
+        del made
+    raise BundleError(
+        f"{path}: written to while it was opened, {MOST_ATTEMPTS} times:{listed(changed)}\n"
+        "  open it again when the writer has ended; a bundle is replaced by renaming, never written over"
+    )
+
+
+def load(
+    bundle: Bundle,
+    device: str,
+    threads: int | None,
+    variant: str | None,
+    accuracy_level: int | None,
+    *,
+    safe: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> tuple[Variant, Backend]:
+    """The variant that runs on `device`, by name or the one that fits, and its backend.
+
+    `safe` refuses engines, and files that the memory does not hold. `options` are ONNX Runtime's own. Raises
+    SessionError when none runs here.
+    """
+    from .device.variants import choose, look_around, why_not
+
+    chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
+    if safe:
+        _check_safe(bundle, chosen)
+    reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
+    if reason is not None:
+        raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
+    backend = _backend(bundle, chosen, device, threads, accuracy_level, options)
+    # What runs is what a profile is held against, so the level that was asked for becomes the variant's.
+    return (chosen if accuracy_level is None else replace(chosen, accuracy_level=accuracy_level)), backend
+
+
+def _check_safe(bundle: Bundle, variant: Variant) -> None:
+    if variant.is_engine:
+        raise SessionError(
+            f"{bundle.path}: variant {variant.name} is a TensorRT engine, which is machine code in"
+            f" effect: safe mode runs ONNX graphs only; {REMEDY}"
+        )
+    sizes, free = sum(entry.size for entry in bundle.manifest.files), machine.available()
+    if free is not None and sizes > free:
+        raise SessionError(
+            f"{bundle.path}: its files have {sizes / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free:"
+            f" safe mode takes no more; {REMEDY}"
+        )
+
+
+def _backend(
+    bundle: Bundle,
+    variant: Variant,
+    device: str,
+    threads: int | None,
+    accuracy_level: int | None,
+    options: Mapping[str, str] | None,
+) -> Backend:
+    if variant.is_engine:
+        if accuracy_level is not None:
+            raise SessionError(f"variant {variant.name} is an engine: an accuracy level is for ONNX Runtime")
+        if options:
+            raise SessionError(f"variant {variant.name} is an engine: options are for ONNX Runtime")
+        from .device.trt import TrtBackend
+
+        return TrtBackend.of(bundle, variant)
+    from .device.ort import OrtBackend
+
+    return OrtBackend.of(bundle, variant, device, threads, accuracy_level, options)

@@ -1,0 +1,124 @@
+"""An application of Ray Serve: deployments of replicas, one for each bundle, and a front before them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from ..door import Door
+from ..logs import listen
+from ..options import MOST_CONNECTIONS
+from .counts import OF_PROCESS
+from .fleet import Fleet, Share, read_fleet
+from .front import Front, new_front
+from .pool import HandlePool
+from .replica import Replica, with_keys
+from .router import PrefixRouter
+
+FRONT = "mars-front"
+LAST_WORDS = 10.0  # seconds beyond the drain after which a replica is ended
+CONSTRUCTIONS = 3  # tries to open a bundle, of each replica
+HEALTH_PERIOD, HEALTH_TIMEOUT = 5.0, 30.0
+ENVIRONMENT = {"MARS_REPLICAS": "replicas", "MARS_THREADS": "threads", "MARS_MAX_ROWS": "max_rows"}
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """From the `args` of a configuration's file (docs/scale.md). Raises SessionError with every mistake."""
+    return application(read_fleet(args))
+
+
+def application(fleet: Fleet) -> Application:
+    replicas = [_replicas(share, fleet) for share in fleet.shares]
+    front = serve.deployment(
+        serve.ingress(_builder(fleet))(Holder),
+        name=FRONT,
+        num_replicas=fleet.fronts,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MOST_CONNECTIONS,
+        graceful_shutdown_timeout_s=fleet.options.drain + LAST_WORDS,
+        max_surge_percent=100,
+    )
+    return front.bind(*replicas)
+
+
+class Holder:
+    """Names the deployments that a front needs, so that they are deployed with it."""
+
+    def __init__(self, *replicas: Any) -> None:
+        self.replicas = replicas
+
+
+def deployment_of(name: str) -> str:
+    """What the replicas of a bundle are called in the cluster."""
+    return f"mars-model-{name}"
+
+
+def _replicas(share: Share, fleet: Fleet) -> Application:
+    resources = {"num_cpus": share.threads, "num_gpus": share.gpus}
+    grows = share.most > share.least
+    autoscaling = AutoscalingConfig(
+        min_replicas=share.least,
+        max_replicas=share.most,
+        target_ongoing_requests=max(1.0, 0.75 * fleet.options.limits.max_rows),
+    )
+    router = RequestRouterConfig(
+        request_router_class=PrefixRouter,
+        request_router_kwargs={"model": share.name, "bound": fleet.bound, "routing": fleet.routing},
+    )
+    deployment = serve.deployment(
+        Replica,
+        name=deployment_of(share.name),
+        num_replicas="auto" if grows else share.least,
+        autoscaling_config=autoscaling if grows else None,
+        ray_actor_options=resources,
+        max_ongoing_requests=fleet.ongoing,
+        max_queued_requests=fleet.options.limits.max_waiting,
+        graceful_shutdown_timeout_s=fleet.options.drain + LAST_WORDS,
+        graceful_shutdown_wait_loop_s=1.0,
+        health_check_period_s=HEALTH_PERIOD,
+        health_check_timeout_s=HEALTH_TIMEOUT,
+        max_constructor_retry_count=CONSTRUCTIONS,
+        request_router_config=router,
+    )
+    return deployment.bind(share, fleet)
+
+
+def _builder(fleet: Fleet) -> Callable[[], Any]:
+    """A function that makes the front, in its process."""
+
+    def front() -> Any:
+        return _new_front(fleet)  # by its name: this function travels, what it names does not
+
+    return front
+
+
+def _new_front(fleet: Fleet) -> Door[Front]:
+    listen(fleet.log_level, as_json=fleet.json_logs)
+    app_name = serve.get_replica_context().app_name
+    pools = {
+        share.name: HandlePool(share.name, serve.get_deployment_handle(deployment_of(share.name), app_name))
+        for share in fleet.shares
+    }
+    return new_front(pools, with_keys(fleet, is_front=True), OF_PROCESS)
+
+
+def _from_environment() -> Mapping[str, Any]:
+    """MARS_BUNDLES: paths with the separator of PATH; MARS_REPLICAS, MARS_THREADS, MARS_MAX_ROWS."""
+    paths = [Path(path) for path in os.environ.get("MARS_BUNDLES", "").split(os.pathsep) if path]
+    found: dict[str, Any] = {"bundles": {path.name.removesuffix(".bundle"): str(path) for path in paths}}
+    for name, argument in ENVIRONMENT.items():
+        if value := os.environ.get(name):
+            found[argument] = int(value) if value.isdigit() else value
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return build(_from_environment())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,50 @@
+"""What a front and the router in its process count, as Prometheus' text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from threading import Lock
+
+HELP = {
+    "mars_front_requests": "Requests by how they ended at the front.",
+    "mars_front_retries": "Requests that were sent on because their replica was gone.",
+    "mars_front_routes": "Requests by why they went where they went.",
+}
+LABEL = {"mars_front_requests": "outcome", "mars_front_retries": "", "mars_front_routes": "route"}
+
+
+class Counts:
+    """Three counters. May be used from any thread: routers have one of their own."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+
+    def add(self, metric: str, model: str, value: str = "", number: int = 1) -> None:
+        assert metric in HELP, metric
+        with self._lock:
+            self._counts[metric, model, value] += number
+
+    def text(self) -> str:
+        with self._lock:
+            found = sorted(self._counts.items())
+        lines = []
+        for metric, words in HELP.items():
+            lines += [f"# HELP {metric}_total {words}", f"# TYPE {metric}_total counter"]
+            for (name, model, value), number in found:
+                if name == metric:
+                    label = f',{LABEL[name]}="{value}"' if LABEL[name] else ""
+                    lines.append(f'{metric}_total{{model="{_escaped(model)}"{label}}} {float(number)}')
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+OF_PROCESS = Counts()
+
+
+def routed(model: str, route: str) -> None:
+    """A router of this process sent a request."""
+    OF_PROCESS.add("mars_front_routes", model, route)

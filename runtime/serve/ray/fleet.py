@@ -1,0 +1,159 @@
+"""What is served with how many replicas of which size, read from the arguments of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ...decode.schedule import Limits
+from ...errors import SessionError
+from ..logs import LEVELS
+from ..options import ServeOptions
+
+SPARE = 2  # requests beyond its rows that a replica is given, so that no row waits for the next one to come
+Routing = Literal["prefix", "even"]
+ROUTINGS: tuple[Routing, ...] = get_args(Routing)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One bundle and its replicas, from `least` to `most`. A replica is one session with `threads` threads of
+    its own, or with `gpus` of a GPU.
+    """
+
+    name: str
+    path: str
+    least: int = 1
+    most: int = 1
+    threads: int = 1
+    gpus: float = 0.0
+    device: str = "cpu"
+    variant: str | None = None
+    accuracy_level: int | None = None
+    draft: str | None = None
+    cache_bytes: int | None = None
+    safe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All shares, and what holds for all. `bound`: how many more requests than the idlest replica one may
+    have that gets one more because it knows its beginning. `key_file` lies on every machine.
+    """
+
+    shares: tuple[Share, ...]
+    options: ServeOptions = field(default_factory=ServeOptions)
+    key_file: str | None = None
+    fronts: int = 1
+    routing: Routing = "prefix"
+    bound: int = 2
+    log_level: str = "info"
+    json_logs: bool = False
+
+    @property
+    def ongoing(self) -> int:
+        """Requests that one replica is given at a time."""
+        return self.options.limits.max_rows + SPARE
+
+    @property
+    def most_threads(self) -> int:
+        """CPUs that all replicas take."""
+        return sum(share.most * share.threads for share in self.shares)
+
+
+OF_LIMITS = {f.name for f in fields(Limits)}
+OF_OPTIONS = {f.name for f in fields(ServeOptions)} - {"limits", "keys"}
+OF_SHARE = ({f.name for f in fields(Share)} - {"name", "path", "least", "most"}) | {"replicas"}
+OF_FLEET = {f.name for f in fields(Fleet)} - {"shares", "options"}
+
+
+def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
+    """`arguments`: `bundles`, names with paths or with mappings that have a `path`; what holds for all of
+    them, or for one in its mapping: replicas (N or "MIN:MAX"), threads, gpus, device, variant...; and fields
+    of Fleet, ServeOptions and Limits.
+
+    Raises SessionError that lists every mistake.
+    """
+    wrong: list[str] = []
+    known = OF_LIMITS | OF_OPTIONS | OF_SHARE | OF_FLEET | {"bundles"}
+    there = ", ".join(sorted(known))
+    wrong += [f"unknown {name!r}; there are {there}" for name in arguments if name not in known]
+    common = {name: arguments[name] for name in OF_SHARE if name in arguments}
+    bundles = arguments.get("bundles")
+    shares = []
+    if not isinstance(bundles, Mapping) or not bundles:
+        wrong.append("bundles must be a mapping of names to paths, with at least one")
+    else:
+        shares = [_share(str(name), given, common, wrong) for name, given in bundles.items()]
+    own = {name: arguments[name] for name in OF_FLEET if name in arguments}
+    if own.get("routing", "prefix") not in ROUTINGS:
+        wrong.append(f"routing must be one of {', '.join(ROUTINGS)}, not {own['routing']!r}")
+    for name, least in (("fronts", 1), ("bound", 0)):
+        if not _is_count(own.get(name, least), least):
+            wrong.append(f"{name} must be an integer of {least} or more, not {own[name]!r}")
+    if own.get("log_level", "info") not in LEVELS:
+        wrong.append(f"log_level must be one of {', '.join(LEVELS)}, not {own['log_level']!r}")
+    if not isinstance(own.get("json_logs", False), bool):
+        wrong.append(f"json_logs must be true or false, not {own['json_logs']!r}")
+    options = ServeOptions()
+    try:
+        options = _options(arguments)
+    except (SessionError, TypeError, ValueError) as error:
+        wrong.append(str(error))
+    if wrong:
+        raise SessionError("; ".join(wrong))
+    return Fleet(tuple(share for share in shares if share is not None), options, **own)
+
+
+def _options(arguments: Mapping[str, Any]) -> ServeOptions:
+    limits = Limits(**{name: arguments[name] for name in OF_LIMITS if name in arguments})
+    given = {name: arguments[name] for name in OF_OPTIONS if name in arguments}
+    for name in ("cors_origins", "adaptive"):
+        if name in given:
+            given[name] = tuple(given[name])
+    if given.get("hosts") is not None:
+        given["hosts"] = frozenset(given["hosts"])
+    return ServeOptions(limits=limits, **given)
+
+
+def _share(name: str, given: Any, common: Mapping[str, Any], wrong: list[str]) -> Share | None:
+    own = {"path": given} if isinstance(given, str | Path) else given
+    if not isinstance(own, Mapping) or not isinstance(own.get("path"), str | Path):
+        wrong.append(f"bundles.{name} must be a path, or a mapping with one")
+        return None
+    values = {**common, **own}
+    before = len(wrong)
+    wrong += [f"bundles.{name}: unknown {key!r}" for key in own if key not in OF_SHARE | {"path"}]
+    if not name or any(character in name for character in "#/ \n"):
+        wrong.append(f"bundles.{name}: a name has no space, / or #")
+    asked = values.get("replicas", 1)
+    replicas = read_replicas(asked)
+    if replicas is None:
+        wrong.append(f"bundles.{name}: replicas must be N or MIN:MAX, 1 or more, not {asked!r}")
+    if not _is_count(values.get("threads", 1), 1):
+        wrong.append(f"bundles.{name}: threads must be an integer of 1 or more, not {values['threads']!r}")
+    gpus = values.get("gpus", 0.0)
+    if isinstance(gpus, bool) or not isinstance(gpus, int | float) or gpus < 0:
+        wrong.append(f"bundles.{name}: gpus must be a number of 0 or more, not {gpus!r}")
+    if len(wrong) > before or replicas is None:
+        return None
+    least, most = replicas
+    names = {f.name for f in fields(Share)} - {"name", "least", "most"}
+    found = {key: values[key] for key in names if key in values}
+    return Share(name, least=least, most=most, **{**found, "path": str(found["path"])})
+
+
+def read_replicas(value: Any) -> tuple[int, int] | None:
+    """The fewest and the most of "N" or "MIN:MAX"; None for what is neither."""
+    least, colon, most = str(value).partition(":")
+    numbers = [least, most if colon else least]
+    if isinstance(value, bool) or not all(n.isascii() and n.isdigit() and 0 < len(n) < 6 for n in numbers):
+        return None
+    first, last = map(int, numbers)
+    return (first, last) if 1 <= first <= last else None
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,203 @@
+"""What stands before the replicas: who may call, which bundle is meant, which questions go to all replicas.
+
+One ASGI object over pools; knows no Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from .. import page
+from ..bodies import Bodies
+from ..door import Door
+from ..keys import Keys
+from ..options import ServeOptions
+from ..refusals import Refused, encoded
+from ..wire import read_ask
+from .affinity import keys_of
+from .call import Call, Headers, Part, Whole
+from .counts import Counts
+from .exposition import merged
+from .relay import Relay
+
+REPLICAS = "mars_front_replicas"
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+PASSED_ON = (b"authorization", b"content-type", b"user-agent")
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+class Pool(Protocol):
+    """The replicas of one bundle."""
+
+    def send(self, call: Call) -> AsyncGenerator[Part, None]:
+        """The parts of one replica's answer. Raises Lost and Refused."""
+
+    async def ask(self, call: Call) -> list[Whole]:
+        """What all replicas say, of those that do."""
+
+
+class Front:
+    """Pools by the names of their bundles; the first is what a request gets that names none."""
+
+    def __init__(self, pools: Mapping[str, Pool], options: ServeOptions, counts: Counts) -> None:
+        self.keys = Keys(options.keys)
+        self._pools, self._options, self._counts = dict(pools), options, counts
+        self._bodies = Bodies(options.max_body, options.body_timeout)
+
+    def table(self) -> list[Route]:
+        posts: dict[str, Handler] = {
+            "/v1/chat/completions": partial(self._answer, "chat"),
+            "/v1/completions": partial(self._answer, "text"),
+            "/v1/mars/streams/{id}": self._steer,
+            "/tokenize": self._pass_on,
+            "/detokenize": self._pass_on,
+        }
+        gets: dict[str, Handler] = {
+            "/": self._page,
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/v1/models": self._list_models,
+            "/v1/models/{id}": self._model,
+        }
+        table = [Route(path, _called(handler), methods=["POST"]) for path, handler in posts.items()]
+        return table + [Route(path, _called(handler), methods=["GET"]) for path, handler in gets.items()]
+
+    # --- to one replica ---
+
+    async def _answer(self, kind: Literal["chat", "text"], request: Request) -> Any:
+        name = ""
+        try:
+            body = await self._bodies.read(request)
+            ask = read_ask(kind, body)  # what is wrong goes no further
+            name = self._find(ask.model)
+        except Refused:
+            self._counts.add("mars_front_requests", name, "refused")
+            raise
+        if ask.settings.get("temperature") and not ask.has_seed:
+            body["seed"] = secrets.randbits(63)  # another replica would draw the same
+        return self._relay(request, name, body, keys_of(body), is_stream=ask.stream)
+
+    async def _pass_on(self, request: Request) -> Any:
+        body = await self._bodies.read(request)
+        model = body.get("model")
+        name = self._find(model if isinstance(model, str) else None)
+        return self._relay(request, name, body, (), is_stream=False)
+
+    def _relay(
+        self, request: Request, name: str, body: Any, keys: tuple[str, ...], *, is_stream: bool
+    ) -> Relay:
+        call = replace(_call(request, encoded(body)), keys=keys)
+
+        def attempt(avoid: frozenset[str]) -> AsyncGenerator[Part, None]:
+            return self._pools[name].send(replace(call, avoid=avoid))
+
+        def done(relay: Relay) -> None:
+            self._counts.add("mars_front_requests", name, relay.outcome)
+            self._counts.add("mars_front_retries", name, number=relay.retries)
+
+        options = self._options
+        return Relay(
+            attempt, is_stream=is_stream, ping=options.ping, patience=options.queue_timeout, done=done
+        )
+
+    def _find(self, model: str | None) -> str:
+        """The bundle that a model's name means; what is behind its colon, the replica looks at."""
+        if model is None:
+            return next(iter(self._pools))
+        for at in (len(model), *(i for i, character in enumerate(model) if character == ":")):
+            if model[:at] in self._pools:
+                return model[:at]
+        raise Refused(
+            404,
+            f"no model {model[:200]!r} (there are: {', '.join(self._pools)})",
+            param="model",
+            code="model_not_found",
+        )
+
+    # --- to all replicas ---
+
+    async def _steer(self, request: Request) -> Response:
+        """The stream is one replica's: the others know none of its name."""
+        call = _call(request, encoded(await self._bodies.read(request)))
+        said = [each for pool in self._pools.values() for each in await pool.ask(call)]
+        for each in sorted(said, key=lambda each: each.status == 404):
+            return Response(each.body, each.status, media_type="application/json")
+        raise Refused(503, "no replica answers; try again", code="closing", headers={"retry-after": "5"})
+
+    async def _health(self, request: Request) -> Response:
+        silent = []
+        for name, pool in self._pools.items():
+            if not any(each.status == 200 for each in await pool.ask(_call(request))):
+                silent.append(name)
+        if silent:
+            return _json({"status": "not ready", "models": silent}, 503, {"retry-after": "5"})
+        return _json({"status": "ok"})
+
+    async def _metrics(self, request: Request) -> Response:
+        pages: dict[str, str] = {}
+        replicas = []
+        for name, pool in self._pools.items():
+            said = await pool.ask(_call(request))
+            pages |= {each.replica: each.body.decode() for each in said if each.status == 200}
+            replicas.append(f"{REPLICAS}{{model={json.dumps(name)}}} {len(said)}\n")
+        head = f"# HELP {REPLICAS} Replicas that answered for this page.\n# TYPE {REPLICAS} gauge\n"
+        text = merged(pages) + head + "".join(replicas) + self._counts.text()
+        return Response(text.encode(), media_type=METRICS)
+
+    async def _list_models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": await self._entries(request)})
+
+    async def _model(self, request: Request) -> Response:
+        model = request.path_params["id"]
+        self._find(model)
+        for entry in await self._entries(request):
+            if entry["id"] == model:
+                return _json(entry)
+        raise Refused(404, f"no model {model[:200]!r}", param="model", code="model_not_found")
+
+    async def _entries(self, request: Request) -> list[dict[str, Any]]:
+        """What each bundle's replicas list; they are alike."""
+        call = replace(_call(request), path="/v1/models")
+        entries: list[dict[str, Any]] = []
+        for pool in self._pools.values():
+            said = [each for each in await pool.ask(call) if each.status == 200]
+            for entry in json.loads(said[0].body)["data"] if said else []:
+                entry["mars"]["replicas"] = len(said)
+                entries.append(entry)
+        return entries
+
+    async def _page(self, _: Request) -> Response:
+        return Response(page.page(), headers=page.headers())
+
+
+def new_front(pools: Mapping[str, Pool], options: ServeOptions, counts: Counts) -> Door[Front]:
+    """The ASGI object."""
+    front = Front(pools, options, counts)
+    return Door(Router(front.table(), redirect_slashes=False), front, options)
+
+
+def _called(handler: Handler) -> Handler:
+    """A function, which the router asks for."""
+
+    async def handle(request: Request) -> Any:
+        return await handler(request)
+
+    return handle
+
+
+def _call(request: Request, body: bytes = b"") -> Call:
+    headers: Headers = tuple((name, value) for name, value in request.headers.raw if name in PASSED_ON)
+    return Call(request.method, request.url.path, headers, body)
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encoded(value), status, headers, "application/json")

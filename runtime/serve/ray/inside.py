@@ -1,0 +1,85 @@
+"""An ASGI application called without HTTP: a call goes in, the parts of its answer come out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from .call import Call, Start
+
+MOST_WAITING = 64  # messages that are not fetched yet before the application waits
+
+
+async def ask(app: ASGIApp, call: Call) -> AsyncGenerator[Start | bytes, None]:
+    """Bytes that come faster than they are fetched come joined. Leaving it is the client's leaving."""
+    messages: asyncio.Queue[Message | None] = asyncio.Queue(MOST_WAITING)
+    gone = asyncio.Event()
+    body: list[Message] = [{"type": "http.request", "body": call.body, "more_body": False}]
+
+    async def receive() -> Message:
+        if body:
+            return body.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def run() -> None:
+        try:
+            await app(_scope(call), receive, messages.put)
+        finally:
+            if not gone.is_set():
+                await messages.put(None)
+
+    task = asyncio.ensure_future(run())
+    try:
+        is_over = False
+        while not is_over:
+            found = [await messages.get()]
+            while not messages.empty():
+                found.append(messages.get_nowait())
+            joined = b""
+            for message in found:
+                if message is None:
+                    is_over = True
+                elif message["type"] == "http.response.start":
+                    yield Start(message["status"], tuple(message["headers"]))
+                else:
+                    joined += message.get("body", b"")
+            if joined:
+                yield joined
+        await task
+    finally:
+        gone.set()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def whole(app: ASGIApp, call: Call) -> tuple[int, bytes]:
+    """Status and body of the answer."""
+    status, body = 500, b""
+    async for part in ask(app, call):
+        if isinstance(part, Start):
+            status = part.status
+        else:
+            body += part
+    return status, body
+
+
+def _scope(call: Call) -> dict[str, Any]:
+    size = (b"content-length", str(len(call.body)).encode())
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": call.method,
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [*call.headers, size],
+        "client": None,
+        "server": None,
+    }

@@ -1,0 +1,69 @@
+"""A fleet on this machine, or on a cluster that runs: from its start to a signal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from ...bundle.manifest import open_bundle
+from ...errors import MarsError
+from ...machine import cores
+from ..logs import listen
+from .fleet import Fleet
+
+LOG = logging.getLogger("mars_export.serve")
+NAME = "mars"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable[[], None]) -> None:
+    """Serve until a signal, on a Ray of its own on this machine; with `address` put the fleet there, in the
+    place of the one before, and leave it. `ready` is called once all replicas are.
+
+    Raises MarsError where Ray is not installed or a bundle cannot be served.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        from ray import serve
+
+        from .application import application
+    except ModuleNotFoundError as error:
+        raise MarsError(f"{error.name} is not installed: pip install 'mars-export[ray]'") from error
+    num_cores = cores()
+    if address is None and fleet.most_threads > num_cores:
+        raise MarsError(
+            f"{fleet.most_threads} threads for all replicas, and {num_cores} cores here; give fewer"
+            " --replicas or --threads, or --address of a cluster"
+        )
+    if address is None:
+        for share in fleet.shares:
+            open_bundle(share.path)  # what is wrong with it is said here, not in the log of a replica
+    listen(fleet.log_level, as_json=fleet.json_logs)
+    try:
+        if address is None:
+            ray.init(num_cpus=num_cores, include_dashboard=False)
+        else:
+            ray.init(address=address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise MarsError(f"no Ray at {address or 'this machine'}: {error}") from error
+    stop = threading.Event()
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        serve.start(http_options={"host": host, "port": port}, proxy_location="EveryNode")
+        serve.run(application(fleet), name=NAME, route_prefix="/")
+        ready()
+        if address is None:
+            while not stop.wait(1.0):
+                pass
+            LOG.info("closing: running answers get %g s", fleet.options.drain)
+    except RuntimeError as error:
+        raise MarsError(f"the replicas could not be started: {error}") from error
+    finally:
+        if address is None:
+            serve.shutdown()
+        ray.shutdown()

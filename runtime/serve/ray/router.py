@@ -1,0 +1,67 @@
+"""Which replica Ray sends a request to: where its beginning was read, else the idler of two."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from .affinity import Homes, choose
+from .call import Call
+from .counts import routed
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """One for each handle, in the process of the handle: fronts learn from what they sent themselves.
+
+    Ray sends this class around by its code: what it names lies in other modules, which travel by name.
+    """
+
+    def initialize_state(self, model: str, bound: int, routing: str) -> None:
+        self._model, self._bound, self._is_even = model, bound, routing == "even"
+        self._homes, self._draw = Homes(), random.Random()
+        self._running: dict[str, str] = {}  # requests that were sent from here, and where to
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        call = _call(pending_request)
+        there = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        loads = {name: self._load(replica) for name, replica in there.items()}
+        keys = () if self._is_even or call is None else call.keys
+        avoid = call.avoid if call is not None else frozenset()
+        ranks = choose(self._homes, keys, loads, avoid, self._bound, self._draw)
+        return [[there[name] for name in rank] for rank in ranks]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        super().on_request_routed(pending_request, replica_id, result)
+        replica, call = replica_id.unique_id, _call(pending_request)
+        self._running[pending_request.metadata.internal_request_id] = replica
+        if call is not None and call.keys:
+            route = self._homes.why(call.keys, replica)
+            self._homes.put(call.keys, replica)
+            routed(self._model, route)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        super().on_request_completed(replica_id, internal_request_id)
+        self._running.pop(internal_request_id, None)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        gone = replica_id.unique_id
+        self._homes.forget(gone)
+        self._running = {request: where for request, where in self._running.items() if where != gone}
+
+    def _load(self, replica: RunningReplica) -> int:
+        """Requests that it has: as Ray saw last, and at least those from here."""
+        name: str = replica.replica_id.unique_id
+        own = sum(where == name for where in self._running.values())
+        return max(int(self.replica_queue_len_cache.get(replica.replica_id) or 0), own)
+
+
+def _call(pending: PendingRequest | None) -> Call | None:
+    first = pending.args[0] if pending is not None and pending.args else None
+    return first if isinstance(first, Call) else None

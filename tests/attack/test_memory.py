@@ -1,0 +1,55 @@
+"""The short form of benchmarks/attack/memory.py: requests side by side in a process that may take no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from attack.memory import kind_of
+from support.paths import ROOT
+
+BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
+
+
+def attack(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "attack.memory", "--bundle", str(BUNDLE), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_answers_under_a_limit_are_right_or_errors(tmp_path: Path) -> None:
+    """ONNX Runtime and the C library end a process now and then that gets no memory (docs/log.md); what a
+    process says before it ends is right.
+    """
+    state = tmp_path / "state"
+    for first in ("0", "96"):
+        done = attack("--first", first, "--runs", "4", "--state", str(state))
+        assert done.stdout.strip(), done.stderr
+    lines = [json.loads(line) for line in state.read_text().splitlines()]
+    assert [line["seed"] for line in lines] == [0, 1, 2, 3, 96, 97, 98, 99]
+    assert all(word.startswith("ended with") for line in lines for word in line["wrong"]), lines
+    whole = [line for line in lines if not line["wrong"]]
+    assert len(whole) >= 4, lines
+    assert all(sum(line["counts"].values()) >= 1 for line in whole)
+    assert "right" not in lines[0]["counts"], "there is no memory at all"
+    assert {"right": 32} in [line["counts"] for line in whole]
+
+
+def test_every_limit_is_met_early_and_late() -> None:
+    kinds = {kind_of(seed)[:2] for seed in range(4)}
+    assert len(kinds) == 4
+    assert kind_of(99)[2] > kind_of(98 - 4)[2] > kind_of(0)[2] == 0
+
+
+def test_another_answer_is_wrong(tmp_path: Path) -> None:
+    """The state of a run with a wrong answer: it fails, and the run is done again."""
+    state = tmp_path / "state"
+    state.write_text('{"seed": 99, "counts": {"right": 31}, "wrong": ["request 3: another answer"]}\n')
+    done = attack("--runs", "0", "--state", str(state))
+    assert done.returncode == 1
+    assert "1 wrong" in done.stdout
+    done = attack("--first", "99", "--runs", "1", "--state", str(state))
+    assert done.returncode == 0, done.stdout + done.stderr

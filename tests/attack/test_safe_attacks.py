@@ -1,0 +1,249 @@
+"""Safe mode against bundles that are anybody's: no template runs, no stamp counts, no engine loads, nothing
+is larger than it need be.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support.manifests import ENGINE
+from support.paths import ROOT
+from typer.testing import CliRunner
+
+from mars_export.cli import app
+from mars_export.runtime import BundleError, GenerationConfig, Session, SessionError
+from mars_export.runtime.bundle import files, safe
+from mars_export.runtime.bundle.files import describe
+from mars_export.runtime.bundle.manifest import Manifest, open_bundle, write_manifest
+
+Named = Callable[[str], Path]
+TALK = [{"role": "user", "content": "the inner"}]
+
+
+@pytest.fixture
+def path(bundles: Named, tmp_path: Path) -> Path:
+    return shutil.copytree(bundles("llama"), tmp_path / "foreign.bundle")
+
+
+def rewritten(path: Path, **changes: Any) -> Manifest:
+    manifest = replace(open_bundle(path).manifest, **changes)
+    write_manifest(path, manifest)
+    return manifest
+
+
+def relisted(path: Path, name: str) -> None:
+    """The manifest lists a file as it is now: all hashes of a hostile author's bundle are right."""
+    manifest = open_bundle_unchecked(path)
+    others = [entry for entry in manifest.files if entry.path != name]
+    write_manifest(path, replace(manifest, files=(*others, describe(path / name))))
+
+
+def open_bundle_unchecked(path: Path) -> Manifest:
+    from mars_export.runtime.bundle.manifest import parse_manifest
+
+    return parse_manifest((path / "manifest.json").read_text())
+
+
+def test_a_template_does_not_run_where_a_table_stands_for_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = open_bundle(path).manifest.text
+    assert text is not None and text.chat is not None
+    prompt = Session.open(path, threads=1, cache_bytes=0).encode(TALK)
+    rewritten(path, text=replace(text, chat_template="{{ boom(1) }}{% for"))
+    with pytest.raises(BundleError, match="not valid jinja2"):
+        Session.open(path, threads=1, cache_bytes=0)
+
+    def never(*_: object) -> None:
+        raise AssertionError("a foreign template was compiled")
+
+    monkeypatch.setattr("mars_export.runtime.text.Template", never)
+    session = Session.open(path, threads=1, cache_bytes=0, safe=True)
+    assert session.encode(TALK) == prompt
+    assert session.generate(TALK, GenerationConfig(max_new_tokens=2)).text is not None
+    with pytest.raises(SessionError, match=r"does not know such a conversation.*without safe mode"):
+        session.encode([{"role": "user", "content": "x", "name": "y"}])
+
+
+def test_without_a_table_messages_are_refused_and_texts_go_on(path: Path) -> None:
+    text = open_bundle(path).manifest.text
+    assert text is not None
+    rewritten(path, text=replace(text, chat=None))
+    session = Session.open(path, threads=1, cache_bytes=0, safe=True)
+    with pytest.raises(SessionError, match=r"safe mode runs no chat template, .*without safe mode"):
+        session.encode(TALK)
+    assert session.encode("the inner")
+    assert Session.open(path, threads=1, cache_bytes=0).encode(TALK)
+
+
+def test_stamps_are_neither_believed_nor_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = path.parent / "cache"
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(cache))
+    hashed: list[int] = []
+    real = files.sha256_of
+    monkeypatch.setattr(files, "sha256_of", lambda file: hashed.append(1) or real(file))
+    open_bundle(path, safe=True)
+    assert len(hashed) == 3 and not (cache / "verified").exists()
+    open_bundle(path)
+    (stamp,) = (cache / "verified").iterdir()
+    before = stamp.read_bytes(), stamp.stat().st_mtime_ns
+    open_bundle(path)
+    assert len(hashed) == 6
+    open_bundle(path, safe=True)
+    Session.open(path, threads=1, cache_bytes=0, safe=True)
+    assert len(hashed) == 12
+    assert before == (stamp.read_bytes(), stamp.stat().st_mtime_ns)
+
+
+def test_an_engine_is_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path / "e.engine").write_bytes(b"x")
+    manifest = open_bundle(path).manifest
+    engine = replace(
+        manifest.variants[0], name="trt", backend="tensorrt_rtx", file="e.engine", weights=None, capacity=64,
+        engine=replace(ENGINE, graph="model.onnx"),
+    )  # fmt: skip
+    files = (*manifest.files, describe(path / "e.engine"))
+    rewritten(path, variants=(*manifest.variants, engine), files=files)
+    monkeypatch.setattr(
+        "mars_export.runtime.device.trt.TrtBackend.of", lambda *_: pytest.fail("an engine was loaded")
+    )
+    for device in ("cpu", "cuda"):
+        with pytest.raises(SessionError, match=r"machine code in effect: safe mode runs ONNX graphs only"):
+            Session.open(path, device, variant="trt", cache_bytes=0, safe=True)
+
+
+def test_prefixes_of_the_bundle_are_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mars_export.runtime.session.adopt", lambda *_: pytest.fail("a prefix was read"))
+    assert Session.open(path, threads=1, cache_bytes=1 << 20, safe=True).prefix_stats.stored == 0
+    with pytest.raises(pytest.fail.Exception, match="a prefix was read"):
+        Session.open(path, threads=1, cache_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "message"),
+    [
+        ("MANIFEST_LIMIT", 100, r"the manifest has \d+ bytes, 100 are taken"),
+        ("MOST_FILES", 2, "there are 3 files, 2 are taken"),
+        ("GRAPH_LIMIT", 1000, r"model.onnx has \d+ bytes, 1000 are taken"),
+        ("TOKENIZER_LIMIT", 1000, r"tokenizer.json has \d+ bytes, 1000 are taken"),
+    ],
+)
+def test_what_is_larger_than_it_need_be(
+    limit: str, value: int, message: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe, limit, value)
+    monkeypatch.setattr(files, "sha256_of", lambda _: pytest.fail("hashed before it was measured"))
+    with pytest.raises(BundleError, match=message) as caught:
+        open_bundle(path, safe=True)
+    assert "--trust" in str(caught.value)
+    monkeypatch.undo()
+    open_bundle(path)
+
+
+def test_more_than_the_memory_holds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mars_export.runtime.machine.available", lambda: 1000)
+    with pytest.raises(SessionError, match="safe mode takes no more"):
+        Session.open(path, threads=1, cache_bytes=0, safe=True)
+    Session.open(path, threads=1, cache_bytes=0)
+
+
+def looping(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph that turns round for ever before anything else, which its size does not tell."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, [])],
+    )
+    graph.graph.node.insert(0, helper.make_node("Loop", ["", ""], [], body=body))
+    return graph
+
+
+def branching(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """A function, which is a graph of its own, too."""
+    made = helper.make_function(
+        "ours", "Twice", ["x"], ["y"], [helper.make_node("Add", ["x", "x"], ["y"])],
+        [helper.make_opsetid("", 17)],
+    )  # fmt: skip
+    graph.functions.append(made)
+    return graph
+
+
+@pytest.mark.parametrize("harm", [looping, branching])
+def test_graphs_whose_work_their_size_does_not_tell(harm: Callable[[Any], Any], path: Path) -> None:
+    graph = onnx.load(path / "model.onnx", load_external_data=False)
+    onnx.save(harm(graph), path / "model.onnx")
+    relisted(path, "model.onnx")
+    open_bundle(path)
+    with pytest.raises(BundleError, match=r"model.onnx: the graph has loops, branches or functions"):
+        open_bundle(path, safe=True)
+
+
+def test_every_kind_of_graph_that_we_write_is_taken(bundles: Named) -> None:
+    for name in ("llama", "qwen2"):
+        open_bundle(bundles(name), safe=True)
+
+
+def test_the_commands_that_look_are_safe_and_the_others_on_demand(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+    from mars_export.runtime.bundle import manifest as module
+
+    real = module.verify
+
+    def verify(*arguments: Any, **named: Any) -> None:
+        opened.append(named["safe"])
+        real(*arguments, **named)
+
+    monkeypatch.setattr(module, "verify", verify)
+
+    def run(*words: str) -> list[bool]:
+        opened.clear()
+        result = CliRunner().invoke(app, [*words])
+        assert result.exit_code == 0, result.output
+        return list(dict.fromkeys(opened))
+
+    bundle = str(path)
+    generate = ("generate", bundle, "-p", "the inner", "-n", "2", "-t", "1")
+    assert run("inspect", bundle) == [True]
+    assert run("inspect", bundle, "--trust") == [False]
+    assert run("doctor", bundle) == [True]
+    assert run("doctor", bundle, "--trust") == [False]
+    assert run(*generate) == [False]
+    assert run(*generate, "--safe") == [True]
+    assert run("chat", bundle, "--safe", "-n", "2", "-t", "1") == [True]
+
+
+def test_a_server_of_foreign_bundles(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def stop(*_: Any, **named: Any) -> None:
+        asked.append(named["safe"])
+        raise SessionError("enough")
+
+    monkeypatch.setattr("mars_export.runtime.Session.open", stop)
+    for option, due in (((), False), (("--safe",), True)):
+        CliRunner().invoke(app, ["serve", str(path), "--port", "0", *option])
+        assert asked.pop() is due
+
+
+def test_the_limits_are_said_where_users_look() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    for limit in (safe.MANIFEST_LIMIT, safe.GRAPH_LIMIT, safe.TOKENIZER_LIMIT):
+        assert f"{limit // 1_000_000} MB" in page
+    assert f"{safe.MOST_FILES} files" in page
+    assert json.dumps({"safe": True}).strip("{}").replace('"', "").replace(": true", "=True") in page

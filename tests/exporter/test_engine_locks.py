@@ -1,0 +1,201 @@
+"""`trt` on a bundle that others change meanwhile: nobody's work is lost, and what is written opens. The
+engines are stand-ins.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fixtures import Named
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions
+from mars_export.exporter.tensorrt import build as tensorrt
+from mars_export.exporter.tensorrt import engines
+from mars_export.exporter.tensorrt.engines import add_engine, export_engine
+from mars_export.exporter.tensorrt.plan import EngineOptions
+from mars_export.runtime import BundleError, ExportError
+from mars_export.runtime.bundle import manifest as manifests
+from mars_export.runtime.bundle import profiles
+from mars_export.runtime.bundle.files import describe, locked
+from mars_export.runtime.bundle.manifest import Profile, changing, open_bundle, write_manifest
+
+SMALL = EngineOptions(target="sm86", fixed=True, capacity=128)
+NAME = "rtx-sm86-fixed"
+
+
+@pytest.fixture
+def path(bundles: Named, tmp_path: Path) -> Path:
+    return shutil.copytree(bundles("llama"), tmp_path / "mars.bundle")
+
+
+@pytest.fixture
+def building(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """No TensorRT, and something that happens while the engine is built."""
+
+    def install(happen: Callable[[], None] = lambda: None, data: bytes = b"engine") -> None:
+        def build(*_: Any) -> tensorrt.Built:
+            happen()
+            return tensorrt.Built(data, "1.7.1.116", "12", 1.0, 10**6)
+
+        monkeypatch.setattr(tensorrt, "load", lambda _: None)
+        monkeypatch.setattr(tensorrt, "require", lambda *_: None)
+        monkeypatch.setattr(tensorrt, "build", build)
+
+    return install
+
+
+def profile(path: Path, name: str = "sums") -> Profile:
+    digest = next(e.sha256 for e in open_bundle(path).manifest.files if e.path == "model.onnx")
+    return Profile(name, 0.9, "probability", "model", digest)
+
+
+def names(path: Path) -> tuple[set[str], set[str], set[str]]:
+    manifest = open_bundle(path, full=True).manifest
+    return (
+        {p.name for p in manifest.profiles},
+        {v.name for v in manifest.variants},
+        {e.path for e in manifest.files},
+    )
+
+
+def test_what_came_and_went_while_an_engine_was_built_is_kept(
+    path: Path, building: Callable[..., None]
+) -> None:
+    """Once the bundle was put back as it was before the build, with an engine more: a profile of in between
+    was lost in silence.
+    """
+    profiles.store(path, profile(path, "old"))
+
+    def meanwhile() -> None:
+        profiles.store(path, profile(path, "new"))
+        profiles.remove(path, "old")
+        with changing(path) as manifest:
+            (path / "notes.txt").write_text("x")
+            write_manifest(path, replace(manifest, files=(*manifest.files, describe(path / "notes.txt"))))
+
+    building(meanwhile)
+    outcome = add_engine(open_bundle(path), path, SMALL)
+    assert outcome.variant is not None
+    found = names(path)
+    assert found[0] == {"new"}
+    assert found[1] == {"model", NAME}
+    assert {"notes.txt", f"{NAME}.engine", f"{NAME}.onnx"} <= found[2]
+    assert not [p.name for p in path.parent.iterdir() if p.name.startswith(".")]
+
+
+def test_a_file_that_went_does_not_come_back(path: Path, building: Callable[..., None]) -> None:
+    with changing(path) as manifest:
+        (path / "notes.txt").write_text("x")
+        write_manifest(path, replace(manifest, files=(*manifest.files, describe(path / "notes.txt"))))
+
+    def meanwhile() -> None:
+        with changing(path) as manifest:
+            files = tuple(entry for entry in manifest.files if entry.path != "notes.txt")
+            write_manifest(path, replace(manifest, files=files))
+            (path / "notes.txt").unlink()
+
+    building(meanwhile)
+    add_engine(open_bundle(path), path, SMALL)
+    assert not (path / "notes.txt").exists()
+    assert "notes.txt" not in names(path)[2]
+
+
+def test_a_writer_that_waits_for_the_lock_writes_to_what_is_there_then(
+    path: Path, building: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is of a directory, and that one goes away: whoever waited for it must ask again."""
+    building()
+    stored, writers, real = profile(path), [], engines._write
+
+    def slow(directory: Path, manifest: Any) -> Any:
+        writers.append(threading.Thread(target=profiles.store, args=(path, stored)))
+        writers[0].start()
+        writers[0].join(0.3)
+        assert writers[0].is_alive(), "nobody writes while the engine's bundle takes its place"
+        return real(directory, manifest)
+
+    monkeypatch.setattr(engines, "_write", slow)
+    add_engine(open_bundle(path), path, SMALL)
+    writers[0].join(30)
+    found = names(path)
+    assert found[0] == {"sums"} and found[1] == {"model", NAME}
+
+
+def test_another_writer_that_never_ends_is_said_and_nothing_changes(
+    path: Path, building: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building()
+    monkeypatch.setattr(manifests, "WRITERS_WAIT", 0.1)
+    before = names(path)
+    with locked(path, 1.0), pytest.raises(BundleError, match="another program has been writing to it"):
+        add_engine(open_bundle(path), path, SMALL)
+    assert names(path) == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_bundle_that_was_replaced_meanwhile_gets_no_engine_of_another(
+    path: Path, bundles: Named, building: Callable[..., None]
+) -> None:
+    def replace_it() -> None:
+        shutil.rmtree(path)
+        shutil.copytree(bundles("qwen2"), path)
+
+    building(replace_it)
+    with pytest.raises(ExportError, match="was replaced while the engine was built"):
+        add_engine(open_bundle(path), path, SMALL)
+    assert names(path)[1] == {"model"}
+
+
+def test_two_builds_of_one_engine(path: Path, building: Callable[..., None]) -> None:
+    def other() -> None:
+        building(data=b"theirs")
+        add_engine(open_bundle(path), path, SMALL)
+
+    building(other)
+    with pytest.raises(ExportError, match=r"got an engine `rtx-sm86-fixed` meanwhile; give --force"):
+        add_engine(open_bundle(path), path, SMALL)
+    assert (path / f"{NAME}.engine").read_bytes() == b"theirs"
+    building(data=b"ours")
+    add_engine(open_bundle(path), path, SMALL, force=True)
+    assert (path / f"{NAME}.engine").read_bytes() == b"ours"
+    assert names(path)[1] == {"model", NAME}
+
+
+@pytest.mark.parametrize("how", ["in place", "copy", "checkpoint"])
+def test_what_no_reader_opens_is_not_kept(
+    how: str,
+    path: Path,
+    checkpoints: Named,
+    tmp_path: Path,
+    building: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once `trt` ended with 0 and left a bundle that nobody opened: `onnx` opened its own, `trt` did not."""
+    building()
+    real = engines._entry
+
+    def wrong(*arguments: Any) -> Any:
+        return replace(real(*arguments), outputs=("confidence",))
+
+    monkeypatch.setattr(engines, "_entry", wrong)
+    before = names(path)
+    made = tmp_path / "made"
+    options = ExportOptions(
+        block=6, precision="fp16", activations="fp16", embedding="float", head="float", allow_drift=True
+    )
+    run: dict[str, Callable[[], object]] = {
+        "in place": lambda: add_engine(open_bundle(path), path, SMALL),
+        "copy": lambda: add_engine(open_bundle(path), made, SMALL),
+        "checkpoint": lambda: export_engine(open_checkpoint(str(checkpoints("llama"))), made, options, SMALL),
+    }
+    with pytest.raises(ExportError, match="the bundle that was written does not open"):
+        run[how]()
+    assert names(path) == before
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]

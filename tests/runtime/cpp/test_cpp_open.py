@@ -1,0 +1,98 @@
+"""How libmars opens a session: what it says of itself, options, the log, which files it hashes."""
+
+from __future__ import annotations
+
+import ctypes as c
+import shutil
+from pathlib import Path
+
+import pytest
+from support.cabi import CSession, Library, MarsStatusError, build
+from support.fixtures import Named, Sessions
+
+PROMPT = [5, 9, 200, 17]
+SPINNING = "session.intra_op.allow_spinning"
+BUNDLE, SESSION = 1, 2  # of mars_status
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(build() / "libmars.so")
+
+
+@pytest.fixture
+def copied(bundles: Named, tmp_path: Path) -> Path:
+    directory = tmp_path / "bundle"
+    shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    return directory
+
+
+def test_a_session_says_what_runs(library: Library, bundles: Named, sessions: Sessions) -> None:
+    python = sessions("llama")
+    with CSession(library, bundles("llama"), threads=1) as session:
+        info = session.info
+        assert (info.variant.decode(), info.backend, info.device) == (python.variant.name, b"onnx", b"cpu")
+        assert info.precision.decode() == python.variant.precision
+        assert tuple(info.eos_ids[: info.num_eos_ids]) == tuple(python.bundle.manifest.tokens.eos)
+        assert [name.decode() for name in info.outputs[: info.num_outputs]] == [*python.variant.outputs]
+        assert info.num_profiles == 0 and info.has_text
+
+
+def test_an_older_program_gets_what_it_knows(library: Library, bundles: Named) -> None:
+    with CSession(library, bundles("llama"), threads=1) as session:
+        info = session.info
+        info.struct_size = type(info).variant.offset
+        info.variant = b"untouched"
+        library.call("session_describe", session.handle, c.byref(info))
+        assert (info.variant, info.struct_size) == (b"untouched", type(info).variant.offset)
+
+
+def test_options_of_onnx_runtime(library: Library, bundles: Named) -> None:
+    with CSession(library, bundles("llama"), threads=1) as session:
+        wanted = session.generate(PROMPT, max_new_tokens=16).token_ids
+    with CSession(library, bundles("llama"), threads=2, options={SPINNING: "0"}) as session:
+        assert session.generate(PROMPT, max_new_tokens=16).token_ids == wanted
+    refusals = {
+        "device_id": "the CPU has no option device_id",
+        "session.intra_op_thread_affinities": "ONNX Runtime .* cannot load the graph",
+        "session.qdq_matmulnbits_accuracy_level": "the variant has it",
+    }
+    for name, words in refusals.items():
+        with pytest.raises(MarsStatusError, match=words) as error:
+            CSession(library, bundles("llama"), threads=2, options={name: "nonsense"})
+        assert error.value.status == SESSION
+
+
+def test_the_log_hears_the_session_and_onnx_runtime(
+    library: Library, copied: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[tuple[str, str]] = []
+    with CSession(library, copied, threads=1, on_log=lambda *line: lines.append(line)) as session:
+        session.generate(PROMPT, max_new_tokens=4)
+        assert lines[0] == ("info", f"{copied}: variant {session.info.variant.decode()} on cpu")
+    lines.clear()
+    with pytest.raises(MarsStatusError, match="CPU EP"):  # the log hears it, nobody else
+        CSession(
+            library,
+            copied,
+            threads=2,
+            options={"session.disable_cpu_ep_fallback": "1"},  # on the CPU there is nothing else
+            on_log=lambda *line: lines.append(line),
+        )
+    assert [level for level, _ in lines] == ["error"]
+    assert "fallback to CPU EP has been explicitly disabled" in lines[0][1]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_which_files_are_hashed(library: Library, copied: Path) -> None:
+    (copied / "tokenizer.json").write_bytes(
+        (copied / "tokenizer.json").read_bytes().replace(b"version", b"Version", 1)
+    )
+    for how in ("once", "always"):
+        with pytest.raises(MarsStatusError, match="does not match the manifest") as error:
+            CSession(library, copied, threads=1, verify=how)
+        assert error.value.status == BUNDLE
+    with CSession(library, copied, threads=1, verify="never") as session:
+        assert session.generate(PROMPT, max_new_tokens=2).token_ids
+    with pytest.raises(MarsStatusError, match="does not match the manifest"):  # it is not remembered as good
+        CSession(library, copied, threads=1)

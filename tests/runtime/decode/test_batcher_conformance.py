@@ -1,0 +1,64 @@
+"""batcher.json: rows that come and go, step by step. libmars reads the same file."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake import MASK, FakeBackend
+
+from mars_export.runtime.decode.config import GenerationConfig
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule
+
+HERE = Path(__file__).parents[2] / "conformance"
+CASES = json.loads((HERE / "batcher.json").read_text())
+
+_spec = spec_from_file_location("make_loops", HERE / "make_loops.py")
+assert _spec is not None and _spec.loader is not None
+loops = module_from_spec(_spec)
+_spec.loader.exec_module(loops)
+
+
+def row_of(index: int, wanted: dict[str, Any]) -> Row:
+    config = GenerationConfig(
+        tau=wanted["tau"],
+        window=wanted["window"],
+        max_new_tokens=wanted["max_new_tokens"],
+        eos_ids=tuple(wanted["eos_ids"]),
+    )
+    return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_every_row_gets_its_tokens_in_the_step_that_is_written(case: dict[str, Any]) -> None:
+    backend = FakeBackend(lambda known, masks: loops.predict(list(known), masks))
+    limits = Limits(case["max_rows"], prefill_tokens=case["prefill_tokens"])
+    schedule = Schedule(backend, case["block"], MASK, limits)
+    rows = [row_of(i, wanted) for i, wanted in enumerate(case["rows"])]
+    commits: list[list[list[Any]]] = [[] for _ in rows]
+    for step in range(case["steps"]):
+        for row, wanted in zip(rows, case["rows"], strict=True):
+            if wanted["arrives"] == step:
+                schedule.add(row)
+            if wanted["cancelled"] == step and row.finish_reason is None:
+                row.finish_reason = "cancelled"
+        for event in schedule.step():
+            assert event.error is None
+            commits[event.row].append([step, list(event.token_ids)])
+    assert schedule.is_idle
+    for row, seen, wanted in zip(rows, commits, case["rows"], strict=True):
+        assert seen == wanted["expected"]["commits"]
+        assert row.finish_reason == wanted["expected"]["finish_reason"]
+
+
+def test_the_file_has_what_matters() -> None:
+    rows = [row for case in CASES for row in case["rows"]]
+    reasons = {row["expected"]["finish_reason"] for row in rows}
+    assert reasons == {"eos", "stop", "length", "cancelled"}
+    first = [case["rows"][0] for case in CASES if len(case["rows"]) > case["max_rows"]]
+    assert first and any(len(row["prompt"]) > 100 for row in rows)
+    assert any(not row["expected"]["commits"] for row in rows)  # cancelled before its turn

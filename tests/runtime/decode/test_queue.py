@@ -1,0 +1,202 @@
+"""Who gets a place next: clients take turns, a client has its limit, and prompts are read side by side."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Hashable
+
+import pytest
+from support.fake import MASK, FakeBackend
+from support.unsure import predict
+
+from mars_export.runtime import GenerationConfig, SessionError
+from mars_export.runtime.decode.queue import Queue
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+
+BLOCK = 4
+
+
+def row(index: int, client: Hashable, prompt: int = 2, new: int = 3) -> Row:
+    made = Row(
+        index, [1 + index % 50] * prompt, GenerationConfig(tau=1.0, max_new_tokens=new, eos_ids=()), ()
+    )
+    made.client = client
+    return made
+
+
+def queue(clients: str) -> Queue:
+    made = Queue()
+    for i, client in enumerate(clients):
+        made.add(row(i, client))
+    return made
+
+
+def order(waiting: Queue) -> str:
+    found = ""
+    while waiting:
+        first = next(iter(waiting))
+        waiting.take(first)
+        found += str(first.client)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("came", "served"),
+    [
+        ("aaaa", "aaaa"),
+        ("aaaab", "abaaa"),
+        ("aaabbbc", "abcabab"),
+        ("abab", "abab"),
+        ("cab", "cab"),
+    ],
+)
+def test_clients_take_turns(came: str, served: str) -> None:
+    assert order(queue(came)) == served
+    assert "".join(str(each.client) for each in queue(came)) == served, "iterated over, in the same order"
+
+
+def test_rows_of_one_client_keep_their_order_and_turns_survive_cancels() -> None:
+    waiting = queue("aabacb")
+    rows = list(waiting)
+    assert [r.index for r in rows if r.client == "a"] == [0, 1, 3]
+    rows[0].finish_reason = "cancelled"  # the first of a: a's next one has its turn
+    waiting.drop_finished()
+    assert len(waiting) == 5
+    assert order(waiting) == "abcab"
+    assert not waiting and len(waiting) == 0
+    waiting.add(row(9, "a"))
+    next(iter(waiting)).finish_reason = "deadline"
+    waiting.drop_finished()
+    assert not waiting and list(waiting) == []
+
+
+def test_nobody_starves_whatever_comes() -> None:
+    """However many others push in, the first of a client is served before any other client's third."""
+    source = random.Random(5)
+    for _ in range(200):
+        waiting, since = Queue(), dict[str, Counter[str]]()
+        for i in range(60):
+            if source.random() < 0.6:
+                client = source.choice("aaaaaaabc")
+                if not any(r.client == client for r in waiting):
+                    since[client] = Counter()
+                waiting.add(row(i, client))
+            elif waiting:
+                taken = next(iter(waiting))
+                waiting.take(taken)
+                for client, others in since.items():
+                    if client != taken.client and any(r.client == client for r in waiting):
+                        others[str(taken.client)] += 1
+                        assert others[str(taken.client)] <= 2
+                since[str(taken.client)] = Counter()
+
+
+def begun(schedule: Schedule, rows: list[Row]) -> list[int]:
+    """Numbers of rows in the order in which they got a place."""
+    found: list[int] = []
+    while not schedule.is_idle:
+        schedule.step()
+        found += [r.index for r in rows if r.stats.forwards and r.index not in found]
+    return found
+
+
+def test_a_hundred_requests_of_one_delay_nobody_else() -> None:
+    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=1))
+    rows = [row(i, "flood") for i in range(100)] + [row(100, "other"), row(101, "third")]
+    for each in rows:
+        schedule.add(each)
+    found = begun(schedule, rows)
+    assert found[:3] == [0, 100, 101]
+    assert found[3:] == list(range(1, 100))
+
+
+def test_rows_of_nobody_are_served_in_their_order() -> None:
+    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=1))
+    rows = [row(i, None) for i in range(5)]
+    for each in rows:
+        schedule.add(each)
+    assert begun(schedule, rows) == [0, 1, 2, 3, 4]
+
+
+def test_a_client_has_no_more_rows_than_its_limit_and_others_have_the_rest() -> None:
+    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, max_rows_per_client=2))
+    rows = [row(i, "flood", new=8) for i in range(6)] + [row(6, None, new=8), row(7, None, new=8)]
+    for each in rows:
+        schedule.add(each)
+    most: Counter[Hashable] = Counter()
+    seen = set()
+    while not schedule.is_idle:
+        schedule.step()
+        now = Counter(r.client for r in schedule.running)
+        seen |= {r.index for r in schedule.running}
+        for client, count in now.items():
+            most[client] = max(most[client], count)
+        assert schedule.num_running <= 4
+    assert most == {"flood": 2, None: 2}
+    assert all(r.finish_reason == "length" for r in rows)
+
+
+def test_a_limit_leaves_rows_free_and_is_given_back() -> None:
+    schedule = Schedule(FakeBackend(predict), BLOCK, MASK, Limits(max_rows=4, max_rows_per_client=1))
+    rows = [row(i, "flood") for i in range(3)]
+    for each in rows:
+        schedule.add(each)
+    schedule.step()
+    assert schedule.num_running == 1
+    assert begun(schedule, rows) == [0, 1, 2]
+    assert [r.finish_reason for r in rows] == ["length"] * 3
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
+def test_limits_of_clients_that_cannot_be(wrong: object) -> None:
+    with pytest.raises(SessionError, match="max_rows_per_client must be 1 or more"):
+        Limits(max_rows_per_client=wrong)  # type: ignore[arg-type]
+
+
+def test_answers_do_not_depend_on_turns_and_limits() -> None:
+    for limits in (Limits(max_rows=3), Limits(max_rows=3, max_rows_per_client=1)):
+        schedule = Schedule(FakeBackend(predict), BLOCK, MASK, limits)
+        rows = [row(i, None, prompt=1 + 5 * i, new=9) for i in range(9)]
+        for i, each in enumerate(rows):
+            each.client = "ab"[i % 2] if i % 3 else None
+            schedule.add(each)
+        while not schedule.is_idle:
+            schedule.step()
+        for i, each in enumerate(rows):
+            alone = row(i, None, prompt=1 + 5 * i, new=9)
+            for _ in decode(FakeBackend(predict), [alone], BLOCK, MASK):
+                pass
+            assert (each.tokens, each.finish_reason) == (alone.tokens, alone.finish_reason)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_short_prompt_behind_a_long_one_is_answered_first(same: bool) -> None:
+    """A prompt of 100 pieces, then one of 1: they share the pieces of a step, so the short one does not wait
+    for 100 steps, and the long one goes on.
+    """
+    backend = FakeBackend(predict)
+    schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows=3, prefill_tokens=10))
+    running, long = row(0, "a", new=400), row(1, "a", prompt=1000)
+    schedule.add(running)
+    schedule.step()
+    schedule.add(long)
+    for _ in range(5):
+        schedule.step()
+    short = row(2, "a" if same else "b")
+    schedule.add(short)
+    read, steps = long.cursor, 0
+    while not short.stats.tokens:
+        before = running.stats.tokens
+        schedule.step()
+        steps += 1
+        assert running.stats.tokens > before, "and whoever runs gets a token in each step"
+        assert steps < 4
+    assert 0 < long.cursor < 1000
+    while short.finish_reason is None:
+        schedule.step()
+    for _ in range(3):
+        schedule.step()
+    assert long.cursor > read
+    assert long.finish_reason is None

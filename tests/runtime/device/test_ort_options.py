@@ -1,0 +1,55 @@
+"""ONNX Runtime's own options at open: which half gets which, what is refused, and that they arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.fixtures import Named
+
+from mars_export.runtime import GenerationConfig, Session, SessionError
+from mars_export.runtime.costs import CostFile
+from mars_export.runtime.device.ort_options import LEVEL, parted
+
+SPINNING = "session.intra_op.allow_spinning"
+AFFINITIES = "session.intra_op_thread_affinities"
+
+
+def test_names_with_a_dot_are_the_sessions() -> None:
+    assert parted({SPINNING: "0", "device_id": "1"}, "cuda") == ({SPINNING: "0"}, {"device_id": "1"})
+    assert parted({}, "cpu") == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device_id": "1"}, "the CPU has no option device_id"),
+        ({LEVEL: "0"}, "accuracy_level sets it"),
+        ({SPINNING: 0}, f"pairs of texts, not '{SPINNING}': 0"),
+        ({1: "0"}, "pairs of texts, not 1: '0'"),
+    ],
+)
+def test_refusals(options: dict[Any, Any], words: str, bundles: Named) -> None:
+    with pytest.raises(SessionError, match=words):
+        parted(options, "cpu")
+    with pytest.raises(SessionError, match=words):
+        Session.open(bundles("llama"), options=options)
+
+
+def test_options_arrive_and_change_no_token(bundles: Named) -> None:
+    config = GenerationConfig(max_new_tokens=16)
+    plain = Session.open(bundles("llama"), threads=1).generate([5, 9, 200], config)
+    quiet = Session.open(bundles("llama"), threads=2, options={SPINNING: "0"})
+    assert quiet.generate([5, 9, 200], config).token_ids == plain.token_ids
+    with pytest.raises(SessionError, match="ONNX Runtime cannot load the graph"):
+        Session.open(bundles("llama"), threads=2, options={AFFINITIES: "nonsense"})
+
+
+def test_another_cost_table(bundles: Named) -> None:
+    session = Session.open(bundles("llama"), threads=1)
+    files = [
+        CostFile.of(session.bundle, session.variant, "cpu", 1, options)
+        for options in (None, {}, {SPINNING: "0"}, {SPINNING: "1"})
+    ]
+    assert files[0] == files[1]
+    assert len({file.path for file in files if file}) == 3

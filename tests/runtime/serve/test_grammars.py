@@ -1,0 +1,93 @@
+"""Grammars of requests: while one compiles the others are answered, and the same one compiles once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.agreement import MAIN
+from support.fixtures import Sessions
+from support.missing import need
+
+need("uvicorn", "serve")
+need("llguidance", "grammar")
+
+from support.served import Serving, serving  # noqa: E402
+
+from mars_export.runtime import GenerationConfig, Session  # noqa: E402
+from mars_export.runtime.grammar import Grammars  # noqa: E402
+
+MOST_SECONDS = 60
+
+
+class Gate:
+    """Grammars compile once it is open; `begun` counts those that came to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.came, self.begun = threading.Event(), threading.Event(), 0
+        compiles = Grammars._compile
+
+        def compile_later(grammars: Grammars, config: GenerationConfig) -> Any:
+            self.begun += 1
+            self.came.set()
+            assert self.open.wait(MOST_SECONDS), "nobody opened the gate"
+            return compiles(grammars, config)
+
+        monkeypatch.setattr(Grammars, "_compile", compile_later)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.open.set()
+
+
+@pytest.fixture
+def server(sessions: Sessions) -> Iterator[Serving]:
+    session = sessions(MAIN)
+    with serving({"tiny": Session(session.bundle, session.variant, session.backend)}) as running:
+        yield running
+
+
+def form(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
+def test_others_are_answered_while_a_grammar_compiles(server: Serving, gate: Gate) -> None:
+    schema = {"enum": ["one", "two"]}
+    with ThreadPoolExecutor(2) as clients:
+        waiting = [clients.submit(server.chat, response_format=form(schema), max_tokens=20) for _ in range(2)]
+        assert gate.came.wait(MOST_SECONDS)
+        for _ in range(3):
+            plain = server.chat(max_tokens=4)
+            assert plain.status == 200, plain.data
+            assert server.call("/health").status == 200
+        assert not any(one.done() for one in waiting)
+        gate.open.set()
+        answers = [one.result(MOST_SECONDS) for one in waiting]
+    texts = [answer.json["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[0] == texts[1] and texts[0] in ('"one"', '"two"')
+    begun = gate.begun
+    assert server.chat(response_format=form(schema), max_tokens=20).status == 200
+    assert gate.begun == begun, "it was kept"
+
+
+def test_grammars_that_cannot_be_leave_the_others_alone(server: Serving, gate: Gate) -> None:
+    gate.open.set()
+    hostile: list[Any] = [
+        {"$ref": "#"},
+        {"enum": []},
+        {"enum": ["x" * 1000] * 300},
+        {"type": "string", "pattern": "a{1,1000000}"},
+        {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(8)]} for i in range(8)]},
+        {"type": "array", "items": {"type": "null"}, "minItems": 10**9},
+    ]
+    for schema in hostile:
+        refused = server.chat(response_format=form(schema), max_tokens=8)
+        assert refused.status == 400, (schema, refused.data)
+        assert len(refused.data) < 2000
+        assert server.chat(max_tokens=2).status == 200

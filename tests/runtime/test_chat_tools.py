@@ -1,0 +1,213 @@
+"""A talk with tools: calls shown as they come, results given, and what is asked for then."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support import tiny
+from support.missing import need
+from support.shell import run
+from support.tiny import Named
+
+from mars_export.runtime import GenerationConfig, MarsError, SessionError, display
+from mars_export.runtime.chat import Talk
+from mars_export.runtime.conversation import Conversation
+from mars_export.runtime.text import Text
+from mars_export.runtime.toolcalls import Dialect, ToolStream
+
+need("llguidance", "grammar")
+LIST = (
+    '[{"name": "set_light", "arguments": {"room": "hall]", "on": true}}, {"name": "stop", "arguments": {}}]'
+)
+TAGS = (
+    'Well.\n<tool_call>\n{"name": "set_light", "arguments": {"room": "hall]", "on": true}}\n</tool_call>'
+    '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call> Done.'
+)
+SHOWN: list[tuple[Dialect, str, str]] = [
+    ("list", LIST, '-> set_light {"room": "hall]", "on": true}\n-> stop {}\n'),
+    ("tags", TAGS, 'Well.\n-> set_light {"room": "hall]", "on": true}\n-> stop {} Done.\n'),
+    ("list", "no calls at all\n", "no calls at all\n\n"),
+    ("list", '[{"name": "a\\u001b[31mb", "arguments": {}}]', "-> a\\x1b[31mb {}\n"),
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "stop"}},
+    {"type": "function", "function": {"name": "go", "parameters": {"properties": {"far": {"enum": [1, 2]}}}}},
+]
+
+
+class FakeTerminal:
+    """A terminal that keeps what is written, and what stands there after each write."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = io.StringIO()
+        console = Console(file=self.file, highlight=False, soft_wrap=True, color_system=None, width=200)
+        monkeypatch.setattr(display, "out", console)
+
+    @property
+    def text(self) -> str:
+        return self.file.getvalue()
+
+
+@pytest.mark.parametrize(("dialect", "answer", "shown"), SHOWN)
+def test_calls_are_shown_the_same_however_the_answer_is_cut(
+    dialect: Dialect, answer: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in (1, 2, 3, 7, len(answer)):
+        terminal = FakeTerminal(monkeypatch)
+        page = display.Page(ToolStream(dialect))
+        for start in range(0, len(answer), size):
+            page.add(answer[start : start + size], None)
+        page.end()
+        assert terminal.text == shown
+
+
+def test_a_call_is_shown_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = FakeTerminal(monkeypatch)
+    page, seen = display.Page(ToolStream("list")), []
+    for piece in ('[{"name": "set_li', 'ght", "arguments"', ': {"room": "ha', 'll"}}', "]"):
+        page.add(piece, None)
+        seen.append(terminal.text)
+    assert seen == [
+        "",
+        "-> set_light ",
+        '-> set_light {"room": "ha',
+        '-> set_light {"room": "hall"}',
+        '-> set_light {"room": "hall"}',
+    ]
+
+
+def names(answer: str) -> list[str]:
+    reader = ToolStream("list")
+    reader.push(answer)
+    return [call.name for call in reader.answer.calls]
+
+
+def test_results_are_given_in_order_and_once() -> None:
+    talk = Talk(None, GenerationConfig(tools=TOOLS), names=names)
+    with pytest.raises(MarsError, match="no call waits for one$"):
+        talk.obey("/result 3")
+    talk.answered([], [{"role": "user", "content": "hi"}], LIST)
+    assert talk.calls == ("set_light", "stop")
+    assert talk.obey("/result it is on") == "result of set_light; next is stop"
+    assert (talk.calls, talk.results()) == (("stop",), ())
+    assert talk.obey("/result") == "result of stop"
+    assert (talk.results(), talk.results()) == (("it is on", ""), ())
+    assert talk.calls == ("set_light", "stop"), "what failed can be given again"
+    talk.obey("/result on")
+    for change in ("/system be kind", "/system"):
+        talk.obey(change)
+        assert talk.calls == ("set_light", "stop"), "a talk that was changed begins with its first result"
+    talk.obey("/undo")
+    assert talk.calls == ()
+    with pytest.raises(MarsError, match="where chat has --tools"):
+        Talk(None, GenerationConfig()).obey("/result 3")
+
+
+def test_an_answer_behind_results_is_a_turn_like_others() -> None:
+    text, asked = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>"), []
+
+    def ask(ids: list[int], _: GenerationConfig) -> Any:
+        asked.append(text.spelled(ids))
+        reply = SimpleNamespace(text="ok", token_ids=(5, tiny.IM_END), finish_reason="eos")
+        return SimpleNamespace(completion=reply, is_over=True, failed=False, close=lambda: None)
+
+    talk: Conversation[Any] = Conversation(text, ask, 10_000, None)
+    with pytest.raises(SessionError, match="results belong behind an answer with calls"):
+        talk.give(["none"])
+    talk.send("hi")
+    talk.give(["21 degrees", "done"])
+    talk.send("thanks")
+    assert "tool\n21 degrees<|im_end|>\n<|im_start|>tool\ndone<|im_end|>\n<|im_start|>assistant" in asked[1]
+    roles = ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+    messages = talk.messages
+    assert [m["role"] for m in messages] == roles
+    assert [turn.results for turn in talk.turns] == [(), ("21 degrees", "done"), ()]
+    spelled = [turn.spellings for turn in talk.turns]
+    talk.resume(messages)
+    assert [turn.spellings for turn in talk.turns] == spelled, "turns that are the same keep their ids"
+    talk.resume(messages[:5])
+    assert [turn.spellings for turn in talk.turns] == spelled[:2]
+    for wrong in (messages[2:], messages[:3], [*messages[:2], messages[0]], [messages[2], messages[1]]):
+        with pytest.raises(SessionError, match="results of calls, as tool messages, only behind"):
+            talk.resume(wrong)
+
+
+def test_the_oldest_turns_go_with_the_results_behind_them() -> None:
+    text = Text(tiny.tokenizer(), tiny.CHAT_TEMPLATE, None, "<|im_end|>")
+    asked: list[str] = []
+
+    def ask(ids: list[int], _: GenerationConfig) -> Any:
+        asked.append(text.spelled(ids))
+        reply = SimpleNamespace(text="ok", token_ids=(5, tiny.IM_END), finish_reason="eos")
+        return SimpleNamespace(completion=reply, is_over=True, failed=False, close=lambda: None)
+
+    talk: Conversation[Any] = Conversation(text, ask, 160, None, drop_oldest=True)
+    talk.send("a long question " * 2)
+    talk.give(["a result"])
+    for question in ("one", "two", "three", "four"):
+        talk.send(question)
+        assert not asked[-1].startswith("<|im_start|>tool"), asked[-1]
+    assert talk.dropped or "a result" not in asked[-1]
+    with pytest.raises(SessionError, match="the conversation has"):
+        talk.give(["a result " * 60])
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    return tmp_path / "tools.json"
+
+
+def test_a_talk_with_tools_in_the_shell(bundles: Named, tools: Path, tmp_path: Path) -> None:
+    chat = ("chat", bundles("qwen2"), "-n", "120", "--tools", tools)
+    done = run(*chat, "--json", stdin="hi\n")
+    assert done.returncode == 0, done.stderr
+    [first] = [json.loads(line) for line in done.stdout.splitlines()]
+    calls = first["tool_calls"]
+    assert calls and first["stats"]["forced"] > 0
+    assert {call["name"] for call in calls} <= {"stop", "go"}
+    results = "".join(f"/result {i} done\n" for i in range(len(calls)))
+    lines = f"hi\n{results}/save {tmp_path}/t.json\n/result again\n"
+    done = run(*chat, stdin=lines)
+    assert done.returncode == 0, done.stderr
+    shown = [line for line in done.stdout.splitlines() if line.startswith("-> ")]
+    assert shown[: len(calls)] == [f"-> {call['name']} {call['arguments']}" for call in calls]
+    hint = " ".join(done.stderr.split())
+    assert f"calls: {', '.join(call['name'] for call in calls)}; give each what it came to" in hint
+    assert done.stderr.count("tokens/forward") == 2
+    saved = json.loads((tmp_path / "t.json").read_text())
+    assert [m["role"] for m in saved] == ["user", "assistant", *["tool"] * len(calls), "assistant"]
+    assert saved[2]["content"] == "0 done"
+    loaded = run(*chat, "--json", stdin=f"/load {tmp_path}/t.json\nand now?\n")
+    assert loaded.returncode == 0, loaded.stderr
+    assert len(loaded.stdout.splitlines()) == 1
+
+
+def test_the_model_is_told_of_the_tools_while_it_talks(bundles: Named) -> None:
+    from mars_export.runtime import Session
+
+    session = Session.open(bundles("qwen2"), threads=1)
+    config = GenerationConfig(tools=TOOLS, max_new_tokens=40)
+    talk = session.conversation()
+    reply = talk.send("hi", config)
+    for _ in reply:
+        pass
+    alone = session.generate([{"role": "user", "content": "hi"}], config)
+    assert reply.completion.token_ids == alone.token_ids
+    assert reply.completion.stats.prompt_tokens == alone.stats.prompt_tokens
+
+
+def test_tools_that_cannot_be_are_refused_before_the_talk(bundles: Named, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text('{"name": "stop"}')
+    done = run("chat", bundles("qwen2"), "--tools", tmp_path / "tools.json", stdin="hi\n")
+    assert done.returncode == 1
+    assert "tools must be a list of functions" in " ".join(done.stderr.split())
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    done = run("chat", bundles("qwen2"), "--tools", tmp_path / "tools.json", "--choice", "a", stdin="hi\n")
+    assert (done.returncode, "choice and tools exclude each other" in done.stderr) == (1, True)

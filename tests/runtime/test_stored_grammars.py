@@ -1,0 +1,292 @@
+"""Grammars that are kept in a bundle: the masks, forced and likely tokens of llguidance for the same request;
+tests/conformance/grammar.json; sessions, batches and commands that use one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from support import tiny
+from support.agreement import MAIN
+from support.fixtures import Named
+from support.missing import need
+from support.paths import ROOT
+from support.scripted import Scripted
+from support.shell import run
+from tokenizers import Tokenizer
+
+from mars_export.runtime import Batcher, BundleError, Commit, GenerationConfig, Session, SessionError
+from mars_export.runtime.bundle.automaton import parsed, written
+from mars_export.runtime.bundle.grammars import described, remove, store
+from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.stored_grammar import StoredGrammar
+from mars_export.runtime.decode.guide import Guide
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.grammar import Alphabet, Grammars, LlgMatcher
+from mars_export.runtime.grammar_maker import compiled, make
+from mars_export.runtime.stored_grammars import Vocabulary, Walk, Walker
+
+GIVEN = json.loads((ROOT / "tests/conformance/grammar.json").read_text())
+SEPARATORS = (", ", ": ")
+PROMPT = [5, 17, 99]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "\u00e9t\u00e9"]}, "maxItems": 2},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Rome", "Oslo"]}, "note": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+    for name in ("weather", "weather_now")
+]
+REQUESTS: list[dict[str, Any]] = [
+    {"schema": PERSON},
+    {"tools": TOOLS},
+    {"regex": r"[A-Z]{2}[0-9]{4}(-x)?"},
+    {"choice": ("yes", "no", "yes, but", "n\u00f6\u00f6")},
+    {"schema": {"const": {"a": [1, 2, {"b": "c <|mask|> d"}], "long": "The quick brown fox; 1234567890"}}},
+]
+
+
+@pytest.fixture
+def bundle(bundles: Named, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundles(MAIN), tmp_path / "b"))
+
+
+@pytest.fixture(scope="module")
+def given_vocabulary() -> Vocabulary:
+    return Vocabulary(Tokenizer.from_str(GIVEN["tokenizer"]), GIVEN["vocab_size"])
+
+
+def same_states(
+    request: dict[str, Any], tokenizer: Tokenizer, vocab_size: int, end: int, dialect: Any
+) -> int:
+    """Walk random answers beside llguidance; how many states were compared."""
+    need("llguidance", "grammar")
+    config, vocabulary = GenerationConfig(separators=SEPARATORS, **request), Vocabulary(tokenizer, vocab_size)
+    grammars = Grammars(tokenizer.to_str(), vocab_size, [end], dialect, SEPARATORS)
+    alphabet = Alphabet(vocabulary, vocab_size, [end])
+    walk, num = Walk(compiled(config, dialect, SEPARATORS), vocabulary), 0
+    for seed in range(12):
+        draw = random.Random(seed)
+        theirs, ours = grammars.matcher(config), LlgMatcher(Walker(walk), alphabet)
+        for _ in range(50):
+            num += 1
+            forced = ours.forced()
+            assert forced == theirs.forced()
+            assert (ours.may_end, ours.is_over) == (theirs.may_end, theirs.is_over)
+            if forced:
+                token = forced[0]
+            else:
+                allowed = np.flatnonzero(ours.mask())
+                assert allowed.tolist() == np.flatnonzero(theirs.mask()).tolist()
+                assert ours.likely() == theirs.likely()
+                if ours.is_over or (ours.may_end and draw.random() < 0.2):
+                    break
+                plain = [t for t in allowed.tolist() if vocabulary.texts[t].isascii()]
+                token = draw.choice(plain if plain and draw.random() < 0.8 else allowed.tolist())
+            ours.consume(token)
+            theirs.consume(token)
+    return num
+
+
+CASES = [(request, "list") for request in REQUESTS] + [({"tools": TOOLS}, "tags")]
+
+
+@pytest.mark.parametrize(("request_", "dialect"), CASES, ids=lambda value: str(value)[:20])
+def test_every_state_is_that_of_the_library(request_: dict[str, Any], dialect: str) -> None:
+    small = Tokenizer.from_str(GIVEN["tokenizer"])
+    assert same_states(request_, small, GIVEN["vocab_size"], GIVEN["end"], dialect) > 12
+    assert same_states(request_, tiny.tokenizer(), tiny.VOCAB_SIZE, tiny.ENDOFTEXT, dialect) > 12
+
+
+def test_every_state_of_the_conformance_file(given_vocabulary: Vocabulary) -> None:
+    alphabet = Alphabet(given_vocabulary, GIVEN["vocab_size"], [GIVEN["end"]])
+    for file in GIVEN["files"]:
+        automaton = parsed(b64decode(file["file"]), file["name"])
+        walk = Walk(automaton, given_vocabulary)
+        for state in file["states"]:
+            matcher = LlgMatcher(Walker(walk), alphabet)
+            for token in state["tokens"]:
+                matcher.consume(token)
+            assert list(matcher.forced()) == state["forced"]
+            assert matcher.may_end == state["may_end"]
+            if "mask" in state:
+                assert np.packbits(matcher.mask(), bitorder="little").tobytes().hex() == state["mask"]
+                likely = matcher.likely()
+                assert (None if likely is None else list(likely)) == state["likely"]
+
+
+@pytest.mark.parametrize("case", GIVEN["answers"], ids=lambda case: case["name"])
+def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabulary: Vocabulary) -> None:
+    model = Scripted(
+        case["script"], len(GIVEN["prompt"]), GIVEN["vocab_size"], case["seed"], case["top_k"],
+        case["logits"], case["max_slots"],
+    )  # fmt: skip
+    walk = Walk(parsed(b64decode(GIVEN["files"][case["grammar"]]["file"]), "it"), given_vocabulary)
+    alphabet = Alphabet(given_vocabulary, GIVEN["vocab_size"], [GIVEN["end"]])
+    guide = Guide(LlgMatcher(Walker(walk), alphabet), [GIVEN["end"]], case["logits"], case["block"] - 1)
+    names = ("tau", "max_new_tokens", "window", "lookup")
+    config = GenerationConfig(**{name: case[name] for name in names})
+    row = Row(0, GIVEN["prompt"], config, [GIVEN["end"]], guide=guide)
+    schedule = Schedule(model, case["block"], GIVEN["mask"], Limits.of_rows(1))
+    schedule.add(row)
+    events = []
+    while not schedule.is_idle:
+        events += schedule.step()
+    expected = case["expected"]
+    assert [str(e.error) for e in events if e.error] == ([expected["error"]] if expected["error"] else [])
+    assert [list(event.token_ids) for event in events if event.error is None] == expected["runs"]
+    counts = {name: getattr(row.stats, name) for name in ("forced", "proposed", "verified", "forwards")}
+    assert counts == {name: expected[name] for name in counts}
+    assert row.finish_reason == expected["finish_reason"]
+
+
+def test_a_session_follows_a_grammar_of_its_bundle(bundle: Path) -> None:
+    make(bundle, "person", GenerationConfig(schema=PERSON))
+    make(bundle, "code", GenerationConfig(regex="[A-Z]{2}[0-9]{4}"))
+    session = Session.open(bundle)
+    texts, settings = [], list[dict[str, Any]]([{}, {"tau": 1.0}, {"tau": 0.5}])
+    for setting in settings:
+        done = session.generate(PROMPT, GenerationConfig(grammar="person", max_new_tokens=200, **setting))
+        assert done.finish_reason == "eos" and done.stats.forced > 0
+        jsonschema.validate(json.loads(done.text), PERSON)
+        texts.append(done.text)
+    assert texts[0] == texts[1]
+    need("llguidance", "grammar")
+    same = session.generate(PROMPT, GenerationConfig(schema=PERSON, max_new_tokens=200))
+    assert same.text == texts[0]
+    configs = [GenerationConfig(grammar=name, max_new_tokens=90) for name in ("code", "person")]
+    alone = [session.generate(PROMPT, config).token_ids for config in configs]
+    assert [each.token_ids for each in session.generate_batch([PROMPT] * 2, configs)] == alone
+    with Batcher(session) as batcher:
+        assert batcher.submit(PROMPT, configs[0]).result().token_ids == alone[0]
+    with pytest.raises(SessionError, match=r"no grammar `cod` \(there are: code, person\)"):
+        session.generate(PROMPT, GenerationConfig(grammar="cod"))
+    with pytest.raises(SessionError, match="cursor commit"):
+        session.generate(PROMPT, GenerationConfig(grammar="code", tau=0.9), commit=Commit("block"))
+    with pytest.raises(SessionError, match="regex and grammar exclude each other"):
+        GenerationConfig(grammar="code", regex="a")
+    with pytest.raises(SessionError, match="grammar must be the name"):
+        GenerationConfig(grammar="")
+
+
+def test_grammars_are_stored_replaced_and_removed(bundle: Path) -> None:
+    before = {file.name for file in bundle.iterdir()}
+    first = make(bundle, "g", GenerationConfig(choice=("a", "b")), {"asked": "by a test"})
+    other = make(bundle, "same", GenerationConfig(choice=("b", "a")))
+    assert first.file == other.file, "one language has one file"
+    again = make(bundle, "g", GenerationConfig(choice=("a", "c")))
+    assert again.file != first.file
+    assert [row.grammar.name for row in described(bundle)] == ["same", "g"]
+    assert {file.name for file in bundle.iterdir()} - before == {first.file, again.file}
+    remove(bundle, "same")
+    remove(bundle, "g")
+    assert {file.name for file in bundle.iterdir()} == before
+    with pytest.raises(SessionError, match=r"no grammar `g` \(there are: none\)"):
+        remove(bundle, "g")
+    for name in ("../x", "", "a b", "x" * 65):
+        with pytest.raises(SessionError, match="a grammar is named with"):
+            make(bundle, name, GenerationConfig(choice=("a",)))
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(bundle: Path) -> None:
+    content = written(compiled(GenerationConfig(choice=("a",)), "list", SEPARATORS))
+    left = bundle / "grammar-00000000000000ff.dfa"
+    left.write_bytes(content)
+    (bundle / ".grammar-00000000000000ff.dfa.0123456789abcdef").write_bytes(b"")
+    make(bundle, "g", GenerationConfig(choice=("b",)))
+    assert not left.exists() and not [f for f in bundle.iterdir() if f.name.startswith(".grammar")]
+    open_bundle(bundle)
+
+
+def test_a_changed_file_is_found(bundle: Path) -> None:
+    made = make(bundle, "g", GenerationConfig(choice=("a", "b")))
+    session = Session.open(bundle)
+    (bundle / made.file).write_bytes(b"nonsense")
+    with pytest.raises(BundleError, match="not the automaton of a grammar"):
+        session.generate(PROMPT, GenerationConfig(grammar="g"))
+    with pytest.raises(BundleError, match="damaged or incomplete"):
+        Session.open(bundle, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "word"),
+    [("name", "../x", "letters, digits"), ("file", "model.onnx", "grammar-, 16"), ("kind", "song", "kind")],
+)
+def test_manifests_with_odd_grammars_are_refused(bundle: Path, field: str, value: str, word: str) -> None:
+    from mars_export.runtime.bundle.manifest import parse_manifest
+
+    make(bundle, "g", GenerationConfig(choice=("a", "b")))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["grammars"][0][field] = value
+    with pytest.raises(BundleError, match=word):
+        parse_manifest(json.dumps(manifest))
+
+
+def test_a_grammar_is_stored_whole_or_not_at_all(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mars_export.runtime.bundle import grammars
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = (bundle / "manifest.json").read_bytes()
+    monkeypatch.setattr(grammars, "write_whole", full)
+    with pytest.raises(BundleError, match="No space left on device"):
+        store(bundle, StoredGrammar("g", "grammar-0123456789abcdef.dfa", "regex", 1), b"x")
+    assert (bundle / "manifest.json").read_bytes() == before
+    open_bundle(bundle)
+
+
+def test_the_commands(bundle: Path, tmp_path: Path) -> None:
+    tools, schema = tmp_path / "tools.json", tmp_path / "schema.json"
+    tools.write_text(json.dumps(TOOLS))
+    schema.write_text(json.dumps(PERSON))
+    assert "no grammars" in run("grammar", "list", bundle).stdout
+    assert "tools: tools," in run("grammar", bundle, "--tools", tools, "--name", "tools").stdout
+    made = json.loads(run("grammar", bundle, "--schema", schema, "--name", "p", "--json").stdout)
+    assert made["kind"] == "schema"
+    run("grammar", bundle, "--choice", "yes", "--choice", "no", "--name", "c")
+    found = json.loads(run("grammar", "list", bundle, "--json").stdout)
+    kinds = [(row["name"], row["kind"]) for row in found]
+    assert kinds == [("tools", "tools"), ("p", "schema"), ("c", "choice")]
+    shown = run("grammar", "show", bundle, "tools").stdout
+    assert "tools.json" in shown and "separators" in shown
+    assert json.loads(run("grammar", "show", bundle, "c", "--json").stdout)["states"] > 1
+    done = json.loads(run("generate", bundle, "--prompt", "hi", "--grammar", "c", "--json").stdout)
+    assert done["text"] in ("yes", "no")
+    assert "removed the grammar c" in run("grammar", "remove", bundle, "c").stdout
+    failed = run("generate", bundle, "--prompt", "hi", "--grammar", "c")
+    assert "no grammar `c`" in failed.stderr
+    odd = _file(tmp_path, {"oneOf": []})
+    assert "`oneOf`" in run("grammar", bundle, "--schema", odd, "--name", "x").stderr
+    assert "give what the answer must look like" in run("grammar", bundle, "--name", "x").stderr
+
+
+def _file(directory: Path, value: object) -> Path:
+    file = directory / "odd.json"
+    file.write_text(json.dumps(value))
+    return file
