@@ -402,22 +402,10 @@ def _skill(table: dict[str, Any]) -> tuple[Intent, ...]:
     )
 
 
-SKILLS = tuple(
-    _skill(table) for table in tomllib.loads((Path(__file__).parent / "intents.toml").read_text())["skill"]
-)
+TABLES = tomllib.loads((Path(__file__).parent / "intents.toml").read_text())
+SKILLS = tuple(_skill(table) for table in TABLES["skill"])
 
-# An order ("turn on the light") may be asked for in more ways than a remark ("it is dark").
-ORDERS = frozenset(
-    (
-        "set turn put get make start add give tell play send show open create write switch change "
-        "find run remind pause check schedule adjust keep ring wake take bring go skip text lock "
-        "pull translate dim lower raise shut count plan help unlock time begin resume continue "
-        "search launch close call look vacuum warm navigate guide save jot jump move drop book flip "
-        "cut heat cool stream arrange clean illuminate brighten use inform dial connect reach "
-        "record nudge stick include bolt enter secure engage unbolt release lift convert locate "
-        "load let have "
-    ).split()
-)
+ORDERS = frozenset(TABLES["orders"])
 FRAMES = {
     "free": (
         "I'd like you to {}",

@@ -17,7 +17,7 @@ EOS = 2
 DATA = Path(__file__).parent / "data"
 # Calibration rows that the package ships as its built-in tasks.
 BUILT_IN = Path(__file__).parents[2] / "calibration" / "tasks" / "data"
-SHARES = {"assistant": 0.72, "arithmetic": 0.23, "chat": 0.05}  # of response tokens
+SHARES = {"assistant": 0.40, "arithmetic": 0.32, "chat": 0.28}  # of response tokens
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
 LIMITS = {"assistant": 128, "arithmetic": 112, "chat": 64}
 ROWS = {
@@ -75,7 +75,7 @@ def held_out_rows(task: str) -> dict[str, list[Example]]:
     """The test and calibration rows of a task, no prompt twice."""
     splits: dict[str, list[Example]] = {}
     seen: set[str] = set()
-    stream = examples(task, "held-out-2", held_out=True)
+    stream = examples(task, "held-out-3", held_out=True)
     for split, counts in ROWS.items():
         rows: list[Example] = []
         for example in stream:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import re
+from functools import partial
 from pathlib import Path
 
 import chat
@@ -49,34 +51,49 @@ def answer(model: LlamaForCausalLM, tokenizer: Tokenizer, asked: list[str], limi
     return answers
 
 
+def ready(args: argparse.Namespace) -> None:
+    """Makes this process one that can answer: its own model and tokenizer, one thread."""
+    global answering
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer.from_file(str(args.base / "tokenizer.json"))
+    model = LlamaForCausalLM.from_pretrained(args.base, dtype=getattr(torch, args.dtype)).eval()
+    answering = partial(answer, model, tokenizer, limit=args.max_new_tokens)
+
+
+def answered(asked: list[str]) -> list[tuple[str, str | None]]:
+    """Questions of one batch, each with its answer."""
+    return list(zip(asked, answering(asked), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=DATA)
-    parser.add_argument("--train", type=int, default=1200)
-    parser.add_argument("--held-out", type=int, default=220)
+    parser.add_argument("--train", type=int, default=7200)
+    parser.add_argument("--held-out", type=int, default=500)
     parser.add_argument("--max-new-tokens", type=int, default=56)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--ranks", type=int, default=2, help="processes, one thread each")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the answering model"
+    )
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(args.base / "tokenizer.json"))
-    model = LlamaForCausalLM.from_pretrained(args.base, dtype=torch.float32).eval()
-    for held_out, count in ((True, args.held_out), (False, args.train)):
-        path = args.out / f"distilled.{'held-out' if held_out else 'train'}.jsonl"
-        done = (
-            {json.loads(line)["question"] for line in path.read_text().splitlines()}
-            if path.exists()
-            else set()
-        )
-        wanted = [q for q in chat.questions(held_out)[:count] if q not in done]
-        with path.open("a") as sink:
-            for start in range(0, len(wanted), args.batch):
-                asked = wanted[start : start + args.batch]
-                for question, text in zip(
-                    asked, answer(model, tokenizer, asked, args.max_new_tokens), strict=True
-                ):
-                    sink.write(json.dumps({"question": question, "answer": text}) + "\n")
-                sink.flush()
-                print(path.name, start + len(asked), "of", len(wanted), flush=True)
+    with multiprocessing.get_context("spawn").Pool(args.ranks, ready, (args,)) as pool:
+        for held_out, count in ((True, args.held_out), (False, args.train)):
+            path = args.out / f"distilled.{'held-out' if held_out else 'train'}.jsonl"
+            done = (
+                {json.loads(line)["question"] for line in path.read_text().splitlines()}
+                if path.exists()
+                else set()
+            )
+            wanted = sorted((q for q in chat.questions(held_out)[:count] if q not in done), key=len)
+            batches = [wanted[start : start + args.batch] for start in range(0, len(wanted), args.batch)]
+            with path.open("a") as sink:
+                for number, rows in enumerate(pool.imap(answered, batches), 1):
+                    for question, text in rows:
+                        sink.write(json.dumps({"question": question, "answer": text}) + "\n")
+                    sink.flush()
+                    print(path.name, "batch", number, "of", len(batches), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""The Llama forward with LoRA and two streams, by hand: flat tokens, one attention call per sequence. Knows
-no data."""
+"""The Llama forward with LoRA and two streams, by hand: flat tokens, attention by sequence. Knows no data."""
 
 from __future__ import annotations
 
@@ -75,7 +74,8 @@ def lay_out(tokens: Sequence[int], prompt: int, spans: Iterable[tuple[int, int]]
 
 
 class Lora(nn.Module):
-    """A frozen linear map plus a trained low-rank one."""
+    """A frozen linear map plus a trained low-rank one. Products in the frozen weight's type, the trained
+    matrices in fp32."""
 
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
@@ -86,13 +86,22 @@ class Lora(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(F.linear(x, self.weight), F.linear(x, self.a), self.b.t(), alpha=self.scale)
+        a, b = self.a.to(x.dtype), self.b.to(x.dtype)
+        return torch.addmm(F.linear(x, self.weight), F.linear(x, a), b.t(), alpha=self.scale)
 
 
 class Layer(nn.Module):
     """One transformer layer over flat tokens."""
 
-    def __init__(self, weights: dict[str, Tensor], index: int, config: dict, rank: int, alpha: float) -> None:
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        index: int,
+        config: dict,
+        rank: int,
+        alpha: float,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
         at = f"model.layers.{index}."
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -101,45 +110,60 @@ class Layer(nn.Module):
         self.norm_in = weights[at + "input_layernorm.weight"]
         self.norm_mid = weights[at + "post_attention_layernorm.weight"]
         self.maps = nn.ModuleDict(
-            {p.split(".")[1]: Lora(weights[f"{at}{p}.weight"], rank, alpha) for p in PROJECTIONS}
+            {p.split(".")[1]: Lora(weights[f"{at}{p}.weight"].to(dtype), rank, alpha) for p in PROJECTIONS}
         )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, lengths: list[int], bias: list[Tensor]) -> Tensor:
-        h = F.rms_norm(x, x.shape[-1:], self.norm_in, self.eps)  # [T, C]
+        kind = self.maps["q_proj"].weight.dtype  # of the products; x, the norms and the rotation are fp32
+        h = F.rms_norm(x, x.shape[-1:], self.norm_in, self.eps).to(kind)  # [T, C]
         q = rotate(self.maps["q_proj"](h).view(-1, self.heads, self.width), cos, sin)
         k = rotate(self.maps["k_proj"](h).view(-1, self.kv_heads, self.width), cos, sin)
         v = self.maps["v_proj"](h).view(-1, self.kv_heads, self.width)
-        groups = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         parts = []
         for qs, ks, vs, mask in zip(q.split(lengths), k.split(lengths), v.split(lengths), bias, strict=True):
-            out = F.scaled_dot_product_attention(
-                qs.transpose(0, 1)[None], ks.transpose(0, 1)[None], vs.transpose(0, 1)[None], attn_mask=mask
-            )  # [1, H, T_s, D]
-            parts.append(out[0].transpose(0, 1).reshape(qs.shape[0], -1))
+            parts.append(attend(qs, ks, vs, mask))
         x = x + self.maps["o_proj"](torch.cat(parts))
-        h = F.rms_norm(x, x.shape[-1:], self.norm_mid, self.eps)
+        h = F.rms_norm(x, x.shape[-1:], self.norm_mid, self.eps).to(kind)
         return x + self.maps["down_proj"](F.silu(self.maps["gate_proj"](h)) * self.maps["up_proj"](h))
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Attention of one sequence, [T, H * D]; q [T, H, D], k and v [T, K, D], bias [T, T]. Heads that share
+    keys are rows of one product; the softmax is in fp32."""
+    length, heads, width = q.shape
+    groups = heads // k.shape[1]
+    q = (
+        (q * width**-0.5)
+        .view(length, -1, groups, width)
+        .permute(1, 2, 0, 3)
+        .reshape(-1, groups * length, width)
+    )
+    scores = torch.bmm(q, k.permute(1, 2, 0)).view(-1, groups, length, length)
+    weights = (scores + bias).softmax(-1, dtype=torch.float32).to(v.dtype)
+    out = torch.bmm(weights.view(-1, groups * length, length), v.transpose(0, 1))
+    return out.view(-1, groups, length, width).permute(2, 0, 1, 3).reshape(length, -1)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split layout; x [T, H, D], cos and sin [T, 1, D]."""
+    """Rotary embedding in the half-split layout, computed in fp32; x [T, H, D], cos and sin [T, 1, D]."""
     low, high = x.chunk(2, -1)
-    return x * cos + torch.cat((-high, low), -1) * sin
+    return (x * cos + torch.cat((-high, low), -1) * sin).to(x.dtype)
 
 
 class TwoStream(nn.Module):
     """The base model, its LoRA maps and the trained mask row."""
 
-    def __init__(self, base: Path, rank: int = 32, alpha: float = 64.0) -> None:
+    def __init__(
+        self, base: Path, rank: int = 32, alpha: float = 64.0, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         config = json.loads((base / "config.json").read_text())
         weights = {name: tensor.float() for name, tensor in load_file(base / "model.safetensors").items()}
-        self.rank, self.alpha, self.eps = rank, alpha, config["rms_norm_eps"]
+        self.rank, self.alpha, self.eps, self.dtype = rank, alpha, config["rms_norm_eps"], dtype
         self.embedding = weights["model.embed_tokens.weight"]  # [V, C], tied
         self.norm = weights["model.norm.weight"]
         self.layers = nn.ModuleList(
-            Layer(weights, i, config, rank, alpha) for i in range(config["num_hidden_layers"])
+            Layer(weights, i, config, rank, alpha, dtype) for i in range(config["num_hidden_layers"])
         )
         self.mask_row = nn.Parameter(self.embedding.mean(0))
         width = self.layers[0].width
@@ -155,7 +179,10 @@ class TwoStream(nn.Module):
         angles = torch.cat([s.positions for s in batch])[:, None].float() * self.frequencies
         angles = torch.cat((angles, angles), -1)[:, None]
         cos, sin = angles.cos(), angles.sin()
-        bias = [torch.zeros(s.visible.shape).masked_fill_(~s.visible, float("-inf")) for s in batch]
+        bias = [
+            torch.zeros(s.visible.shape, dtype=self.dtype).masked_fill_(~s.visible, float("-inf"))
+            for s in batch
+        ]
         x = torch.where((ids == MASK_ID)[:, None], self.mask_row, self.embedding[ids])
         for layer in self.layers:
             x = layer(x, cos, sin, lengths, bias)
@@ -165,7 +192,7 @@ class TwoStream(nn.Module):
         rows = torch.cat([s.outputs + start for s, start in zip(batch, starts, strict=True)])
         x = F.rms_norm(x[rows], x.shape[-1:], self.norm, self.eps)
         if vocabulary is not None:
-            return F.linear(x, self.embedding[vocabulary])
+            return F.linear(x.to(self.dtype), self.embedding[vocabulary].to(self.dtype)).float()
         logits = F.linear(x, self.embedding)
         closed = torch.zeros(logits.shape[-1])
         closed[MASK_ID] = float("-inf")
