@@ -42,7 +42,7 @@ class Exchange {
     Exchange(int socket, const Limits& limits, const std::atomic<bool>& stopping) : limits_(limits), stopping_(stopping), socket_(socket) {}
 
     Head head;
-    std::string body;
+    std::string body, address; ///< `address`: the client's, without its port
 
     void respond(int status, const std::string& text, const std::string& headers = "");
     void begin(const std::string& type);

@@ -29,8 +29,9 @@ class Limits:
     values that cannot be.
 
     max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
-    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between
-    two decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
+    max_waiting: requests that may wait, beside those that free rows are about to take. prefill_tokens: prompt
+    tokens that are prefilled between two decode steps, at most: more lets a new request answer sooner, less
+    disturbs the running ones less.
 
     max_prompt_tokens, max_new_tokens: longest prompt and answer. max_stops: stop strings, and eos_ids.
     kv_bytes: KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in.
@@ -122,6 +123,11 @@ class Schedule:
     @property
     def num_running(self) -> int:
         return len(self._batch.active)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that those who come find: fewer than `max_rows` while long ones fill the KV memory."""
+        return self._batch.num_rows if self._batch.active else self.limits.max_rows
 
     @property
     def running(self) -> Sequence[Row]:
