@@ -24,7 +24,7 @@ constexpr const char* usage = R"(usage: service BUNDLE [PORT [THREADS]] [OPTION 
   --kv-mb N           memory for KV entries of running answers; no limit
   --client-share X    of all places what one client may have, above 0, at most 1 (1); an API key is one, without keys an address
   --rows-per-client N of the rows, what one client may have at once; no limit
-  --device NAME       cpu, or cuda for a GPU (cpu)
+  --device NAME       cpu, or cuda for a GPU, cuda:1 for the second (cpu)
   --grace SECONDS     for running answers, after SIGTERM (5)
   --api-key-file FILE keys, one a line, of which each request but /health needs one
 )";

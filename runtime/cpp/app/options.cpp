@@ -35,7 +35,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --stop TEXT             end the answer before this text; may be given several times
       --commit NAME           cache loop: cursor, or block (the paper's) [cursor]
       --cache-block N         tokens of a cache block with --commit block [32]
-      --device NAME           cpu, cuda, tensorrt, ...; a missing device is an error [cpu]
+      --device NAME           cpu, cuda, cuda:1, tensorrt, ...; a missing device is an error [cpu]
       --variant NAME          which of the bundle's variants [the first that runs here]
       --threads N             compute threads [the backend's choice]
       --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]

@@ -70,7 +70,7 @@ typedef void (*mars_on_log)(int32_t level, const char* line, void* user);
 
 typedef struct mars_session_options {
     size_t struct_size;
-    const char* device;  /* an execution provider: "cpu", "cuda", "tensorrt", ...; NULL: "cpu". A missing one is an error, never another */
+    const char* device;  /* an execution provider: "cpu", "cuda", "cuda:1", "tensorrt", ...; NULL: "cpu". A missing one is an error */
     int32_t threads;     /* compute threads; 0: the backend's choice */
     int32_t verify;      /* a mars_verify: whether files are hashed */
     const char* variant; /* NULL: the first that runs here */
@@ -90,7 +90,7 @@ typedef struct mars_session_info {
     int32_t has_text;                          /* whether prompts may be text; else only token ids */
     int32_t reserved;                          /* 0 */
     const char *variant, *backend, *precision; /* of the graph or engine that runs */
-    const char* device;                        /* where it was opened: "cpu", "cuda", ... */
+    const char* device;                        /* where it was opened: "cpu", "cuda", "cuda:1", ... */
     const int64_t* eos_ids;
     size_t num_eos_ids;
     const char* const* profiles; /* the calibrated ones that count for what runs; stale ones are left out */
