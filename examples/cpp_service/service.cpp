@@ -187,6 +187,7 @@ class Service {
         ask.config.max_new_tokens = ask.max_tokens.value_or(std::min(session_.max_capacity(), ask_limits_.new_tokens));
         ask.config.deadline = static_cast<double>(request_timeout.count());
         if (ask.config.temperature > 0 && !ask.has_seed) ask.config.seed = fresh() >> 1U;
+        ask.config = ask.config.repeatable(ask.has_window, ask.has_seed);
         openai::check(session_, ask);
         const auto box = std::make_shared<Mailbox>();
         openai::Reply reply(fresh_id(), ask.model.value_or(name_), ask);

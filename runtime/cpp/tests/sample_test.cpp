@@ -6,6 +6,25 @@
 #include "conformance.hpp"
 #include "decode/sample.hpp"
 
+TEST_CASE("what is drawn, or asked for with a seed, does not depend on measured costs") {
+    mars::GenerationConfig config;
+    const auto window = [&](bool has_window, bool has_seed) { return config.repeatable(has_window, has_seed).window; };
+    CHECK(window(false, true) == mars::auto_window); // exact mode does not depend on windows
+    config.tau = 0.5;
+    CHECK(window(false, false) == mars::auto_window);
+    CHECK(window(false, true) == mars::full_window);
+    CHECK(window(true, true) == mars::auto_window);
+    config.temperature = 0.7;
+    CHECK(window(false, false) == mars::full_window);
+    CHECK(window(true, false) == mars::auto_window);
+    config.tau = 1.0; // one token at a time
+    CHECK(window(false, true) == mars::auto_window);
+    config.tau.reset();
+    config.exact = false; // the usual tau
+    CHECK(window(false, false) == mars::full_window);
+    CHECK(config.repeatable(false, true).tau == std::nullopt);
+}
+
 TEST_CASE("every case of uniform.json") {
     for (const auto& each : conformance("uniform.json")) {
         const std::uint64_t seed = std::stoull(each["seed"].get<std::string>());
