@@ -143,7 +143,8 @@ def serve(
     )  # fmt: skip
     options = ServeOptions(
         limits=limits, fits_rows=max_rows is None, max_body=max_body,
-        request_timeout=request_timeout, queue_timeout=queue_timeout, drain=drain_timeout, keys=read_keys(api_key_file) if api_key_file is not None else (),
+        request_timeout=request_timeout, queue_timeout=queue_timeout, drain=drain_timeout,
+        keys=read_keys(api_key_file) if api_key_file is not None else (),
         cors_origins=tuple(cors_origin or ()), hosts=_hosts(host, allowed_host or []),
         adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
