@@ -1,6 +1,5 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
-#include <cctype>
 #include <set>
 
 #include <mars/conversation.hpp>
@@ -96,7 +95,8 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
     Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
     const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
-    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), opened.device, options.threads, options.options));
+    opened.costs =
+        std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), opened.device, options.threads, options.options));
     if (budget > 0 && !options.safe) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device.kind, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);

@@ -340,6 +340,22 @@ TEST_CASE("who sends and cancels fills no memory") {
     CHECK(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {30.0}).result(30.0).token_ids.size() == 2);
 }
 
+TEST_CASE("rows that the KV memory has no room for are not free, and are again once it has") {
+    Opened opened;
+    opened.backend.open(false);
+    mars::Limits limits = limits_of(4, 1);
+    limits.kv_bytes = 30 * 128 * 8; // one endless row, with the quarter more that memory grows by
+    mars::Batcher batcher(opened.session, limits);
+    mars::Request running = batcher.submit(fake::Tokens{1}, endless);
+    opened.backend.wait_for_step();
+    mars::Request waiting = batcher.submit(fake::Tokens{1}, endless);
+    CHECK(message_of([&] { batcher.submit(fake::Tokens{1}, endless); }).find("1 requests wait already (max_waiting)") == 0);
+    running.cancel();
+    waiting.cancel();
+    opened.backend.open();
+    CHECK(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {30.0}).result(30.0).token_ids.size() == 2);
+}
+
 TEST_CASE("one client leaves places for the others") {
     Opened opened;
     opened.backend.open(false);

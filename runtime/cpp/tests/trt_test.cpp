@@ -139,7 +139,8 @@ TEST_CASE("an engine's top-k outputs are fetched where a step wants them, of any
             for (const auto& [kind, num_bytes] : stub::state().events) size += kind == "download" ? num_bytes : 0;
             return size;
         };
-        const mars::StepInput asked{2, 3, 2, {3, 4, 5, 6, 7, 8}, {0, 0}, {0, 2, 1, 2}}; // filled up to 4 slots, and 4 outputs if it is fixed
+        const mars::StepInput asked{2,      3,           2, {3, 4, 5, 6, 7, 8},
+                                    {0, 0}, {0, 2, 1, 2}}; // filled up to 4 slots, and 4 outputs if it is fixed
         for (int i = 0; i < 3; ++i) {
             CHECK(fetched(asked, true) == 2 * 256 + 512 + 256); // 3 x 4 predictions of 5 ids and log-probabilities at most
             CHECK(output.top_k == 5);

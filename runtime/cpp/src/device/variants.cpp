@@ -69,9 +69,7 @@ std::string other(const Variant& variant, const std::string& device) {
 
 } // namespace
 
-bool runs_engines(const std::string& device) {
-    return DeviceName::of(device).kind == "cuda";
-}
+bool runs_engines(const std::string& device) { return DeviceName::of(device).kind == "cuda"; }
 
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here) {
     if (!variant.is_engine()) {
@@ -110,7 +108,8 @@ const Variant& choose(const Bundle& bundle, const std::string& device, const Her
 const Variant& choose_named(const Bundle& bundle, const std::string& name, const std::string& device, const Here* here) {
     const Variant& variant = bundle.variant(name);
     std::optional<Here> found;
-    if (here == nullptr && variant.is_engine() && runs_engines(device)) here = &found.emplace(look_around(DeviceName::of(device).ordinal()));
+    if (here == nullptr && variant.is_engine() && runs_engines(device))
+        here = &found.emplace(look_around(DeviceName::of(device).ordinal()));
     if (const auto reason = why_not(variant, device, here))
         throw SessionError(bundle.path.string() + ": variant " + variant.name + " does not run in this session: " + *reason);
     return variant;

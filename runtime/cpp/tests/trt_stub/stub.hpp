@@ -34,8 +34,8 @@ enum class Refuses { nothing, begin, end, instantiate };
 struct State {
     // what the machine is
     int num_devices = 1, driver = 12090, capability = 86;
-    int gpu = 0;                // whose memory and streams everything is
-    std::map<int, int> others;  // GPUs of another capability
+    int gpu = 0;               // whose memory and streams everything is
+    std::map<int, int> others; // GPUs of another capability
     std::vector<int> version{10, 16, 0, 72};
     // what it shall do
     fake::Predict predict = fake::hashed;
