@@ -315,8 +315,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
                            " does not run on ONNX Runtime");
     if (threads && *threads < 1) throw SessionError("threads must be 1 or more, not " + std::to_string(*threads));
     init_api();
-    const DeviceName name = DeviceName::of(device);
-    const std::string provider = provider_of(name.kind);
+    const DeviceName named = DeviceName::of(device);
+    const std::string provider = provider_of(named.kind);
     const ModelInfo& model = bundle.manifest.model;
     Graph& graph = *graph_;
     graph.file = bundle.path / variant.file;
@@ -328,7 +328,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
     graph.on_cpu = provider == "CPUExecutionProvider";
     graph.on_log = std::move(on_log);
-    const OrtParts parts = parted(options, graph.on_cpu, name.number);
+    const OrtParts parts = parted(options, graph.on_cpu, named.number);
     // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
     graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
