@@ -60,7 +60,7 @@ class Model : public mars::Backend {
     Model(fake::Tokens script, const Json& wanted)
         : script_(std::move(script)), seed_(wanted["seed"]), top_k_(wanted["top_k"]),
           plain([this](const fake::Tokens& known, std::int64_t masks) { return this->wanted(known, masks); }, 1000000,
-                optional_of<std::int64_t>(wanted["max_slots"])) {
+                optional_of<std::int64_t>(wanted["max_slots"]), optional_of<std::int64_t>(wanted.value("max_outputs", Json()))) {
         if (top_k_ > 0) outputs_.insert(outputs_.end(), {"topk_ids", "topk_logprobs"});
         if (wanted["logits"]) outputs_.emplace_back("logits");
         plain.record = true;
@@ -68,6 +68,7 @@ class Model : public mars::Backend {
 
     const std::vector<std::string>& outputs() const override { return outputs_; }
     std::optional<std::int64_t> max_slots() const override { return plain.max_slots(); }
+    std::optional<std::int64_t> max_outputs() const override { return plain.max_outputs(); }
     std::int64_t max_capacity() const override { return plain.max_capacity(); }
     std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override { return plain.new_cache(num_rows); }
 
