@@ -1,4 +1,6 @@
-"""The file of a stored grammar: an automaton over bytes, as docs/format.md says. Knows its place in a bundle."""
+"""The file of a stored grammar: an automaton over bytes, as docs/format.md says. Knows its place in
+a bundle.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
     if config.top_k:
         order = order[: config.top_k]
     kept_logits = logits[order].astype(np.float64)
-    with np.errstate(over="ignore"):  # the largest is subtracted first: no temperature is too small for what is left
+    with np.errstate(
+        over="ignore"
+    ):  # the largest is subtracted first: no temperature is too small for what is left
         weights = np.exp((kept_logits - kept_logits[0]) / config.temperature)
     cumulative = np.cumsum(weights / weights.sum())
     # Nucleus: the smallest set whose probability reaches top_p; always at least one token.

@@ -1,287 +1,27 @@
 // Any bytes as a sequence of calls of the C interface, with odd values, strings that are no text, NULL, structs of other versions and
 // handles that have ended: each call ends with a status that says what is true, and what it gives can be read to its end.
 #include <cmath>
-#include <deque>
 #include <memory>
 #include <thread>
 
 #include <mars/mars.h>
 
-#include "automata.hpp"
-#include "c_api/handles.hpp"
+#include "c_handles.hpp"
 #include "fuzz.hpp"
-#include "model.hpp"
 
 namespace {
 
-constexpr std::size_t most_calls = 60, places = 3; // of an input; of each kind of handle
+constexpr std::size_t most_calls = 60; // of an input
 
-/// A caller's struct, of this version, an older or a newer one.
-template <typename T>
-struct Struct {
-    explicit Struct(Bytes& given, void (*init)(T*, std::size_t)) {
-        std::size_t size = sizeof(T);
-        if (given.below(8) == 0) size = 8 * given.below(sizeof bytes / 8 + 1);
-        init(get(), size);
-        if (given.below(32) == 0) bytes[sizeof bytes - 1] = given.byte(); // something that a newer one has
-    }
-    T* get() { return reinterpret_cast<T*>(bytes); }
-    T* operator->() { return get(); }
-
-    alignas(16) unsigned char bytes[sizeof(T) + 64] = {};
-};
-
-bool is_text(const char* text, std::size_t size) {
-    require(text != nullptr && text[size] == '\0', "a text ends with a zero byte");
-    return mars::utf8::is_valid({text, size});
-}
-
-void check_tokens(const std::int64_t* ids, const double* confidences, std::size_t num) {
-    for (std::size_t i = 0; i < num; ++i) {
-        require(ids[i] >= 0 && ids[i] < 1 << 24, "a token is one");
-        require(std::isfinite(confidences[i]), "a confidence is a number");
-    }
-}
-
-void check_event(const mars_event& event) {
-    if (event.text != nullptr) require(is_text(event.text, event.text_size), "the text of an event is UTF-8");
-    check_tokens(event.token_ids, event.confidences, event.num_tokens);
-    require(event.finish_reason >= MARS_NOT_FINISHED && event.finish_reason <= MARS_FINISH_DEADLINE, "a reason is one");
-}
-
-/// What a callback looks at.
-struct Heard {
-    int most;             // events, then the answer is stopped
-    std::int64_t row = 0; // of the last one
-};
-
-int on_event(const mars_event* event, void* user) {
-    check_event(*event);
-    auto& heard = *static_cast<Heard*>(user);
-    heard.row = event->row;
-    return heard.most-- <= 0 ? 1 : 0;
-}
-
-void on_log(std::int32_t level, const char* line, void*) {
-    require(level >= MARS_LOG_DEBUG && level <= MARS_LOG_ERROR && line != nullptr, "a line of the log has a level");
-}
-
-class Calls {
+class Calls : private Handles {
   public:
-    Calls(Bytes given, const mars_session* lent) : given_(given), session_(lent) {
-        if (lent != nullptr) return;
-        own_ = new mars_session(mars::Opened::over(bundle(), std::make_unique<model::Backend>(), text(), 1 << 16));
-        session_ = own_;
-        const std::int64_t positions[] = {1, 64};
-        const double seconds[] = {0.001, 0.002};
-        require(mars_session_set_cost(session_, positions, seconds, 2, nullptr) == MARS_OK, "costs can be given");
-    }
-
-    ~Calls() {
-        const bool late = given_.flag(); // requests may outlive their batcher, and all of them the session
-        if (late) close_session();
-        for (auto* each : batchers_)
-            if (late) mars_batcher_free(each);
-        for (auto* each : requests_) mars_request_free(each);
-        for (auto* each : batchers_)
-            if (!late) mars_batcher_free(each);
-        for (auto* each : streams_) mars_stream_close(each);
-        for (auto* each : talks_) mars_conversation_close(each);
-        for (auto* each : completions_) mars_completion_free(each);
-        close_session();
-    }
-    Calls(const Calls&) = delete;
-    Calls& operator=(const Calls&) = delete;
+    using Handles::Handles;
 
     void run() {
         for (std::size_t i = 0; i < most_calls && !given_.is_over(); ++i) call();
     }
 
   private:
-    static mars::Bundle bundle() {
-        using automata::file;
-        static const model::Directory directory;
-        static const std::vector<std::string> files = {
-            file({{false, {{'a', 'a', 1}}}, {false, {{'b', 'b', 2}}}, {true, {{'a', 'a', 1}, {'c', 'z', 2}}}}),
-            file({{false, {{'"', '"', 1}}}, {false, {{' ', '!', 1}, {'"', '"', 2}, {'#', '~', 1}}}, {true, {}}}), file({{true, {}}}),
-            "no automaton"};
-        static const mars::Bundle all = model::bundle(directory.path, files);
-        return all;
-    }
-
-    static const mars::Text& text() {
-        static const mars::Text all = model::text();
-        return all;
-    }
-
-    // --- values ---
-
-    std::int64_t signed_integer() { return given_.flag() ? given_.integer() : static_cast<std::int64_t>(given_.below(8)) - 4; }
-
-    const char* string() {
-        static constexpr const char* known[] = {"", "g0", "g1", "g2", "g3", "p", "h\xC3\xA9 ab  12", "\xFF\xC3", "<|e|>", "user", "<r>"};
-        const std::size_t kind = given_.below(16);
-        if (kind < std::size(known)) return known[kind];
-        return kind == 15 ? nullptr : kept_.emplace_back(given_.text()).c_str();
-    }
-
-    const char* messages() {
-        static constexpr const char* known[] = {R"([{"role": "user", "content": "hi"}])",
-                                                R"([{"role": "system", "content": " be brief "}, {"role": "user", "content": "ab"}])",
-                                                R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])",
-                                                "[]",
-                                                "{",
-                                                "null"};
-        const std::size_t kind = given_.below(8);
-        return kind < std::size(known) ? known[kind] : string();
-    }
-
-    template <typename T>
-    const T* list(std::size_t& size, T (*value)(Bytes&)) {
-        size = given_.below(12);
-        auto& made = lists_.emplace_back(size * sizeof(T) + 1);
-        for (std::size_t i = 0; i < size; ++i) {
-            const T each = value(given_);
-            std::memcpy(made.data() + i * sizeof(T), &each, sizeof(T));
-        }
-        return given_.below(16) == 0 ? nullptr : reinterpret_cast<const T*>(made.data());
-    }
-
-    const std::int64_t* integers(std::size_t& size) {
-        return list<std::int64_t>(size, [](Bytes& given) { return given.integer(); });
-    }
-
-    Struct<mars_config> config() {
-        Struct<mars_config> made(given_, mars_config_init);
-        for (std::size_t fields = given_.below(6); fields > 0; --fields) field(*made.get());
-        made->max_new_tokens = std::min(made->max_new_tokens, std::int64_t{1} << (given_.flag() ? 40 : 4));
-        return made;
-    }
-
-    void field(mars_config& config) {
-        switch (given_.below(19)) {
-        case 0:
-        case 1:
-            config.tau = given_.real();
-            break;
-        case 2:
-            config.metric = static_cast<std::int32_t>(given_.below(5)) - 1;
-            break;
-        case 3:
-            config.commit = static_cast<std::int32_t>(given_.below(4)) - 1;
-            break;
-        case 4:
-            config.cache_block = given_.integer();
-            break;
-        case 5:
-            config.max_new_tokens = given_.integer();
-            break;
-        case 6:
-            config.window = signed_integer();
-            break;
-        case 7:
-            config.eos_ids = integers(config.num_eos_ids);
-            break;
-        case 8:
-            config.num_stop = given_.below(4);
-            config.stop = strings(config.num_stop);
-            break;
-        case 9:
-            config.temperature = given_.real();
-            break;
-        case 10:
-            config.top_k = given_.integer();
-            break;
-        case 11:
-            config.top_p = given_.real();
-            break;
-        case 12:
-            config.seed = given_.raw<std::uint64_t>();
-            break;
-        case 13:
-            config.repetition_penalty = given_.real() * 2;
-            break;
-        case 14:
-            config.lookup = given_.integer();
-            break;
-        case 15:
-            config.min_p = given_.real();
-            break;
-        case 16:
-            config.cache_salt = string();
-            break;
-        case 17:
-            config.deadline = given_.real();
-            break;
-        default:
-            config.grammar = string();
-        }
-    }
-
-    const char* const* strings(std::size_t size) {
-        auto& made = names_.emplace_back();
-        for (std::size_t i = 0; i <= size; ++i) made.push_back(string());
-        return given_.below(16) == 0 ? nullptr : made.data();
-    }
-
-    Struct<mars_prompt> prompt() {
-        Struct<mars_prompt> made(given_, mars_prompt_init);
-        const std::size_t kind = given_.below(8);
-        if (kind < 4 || kind == 7) made->token_ids = integers(made->num_token_ids);
-        if (kind == 3) made->num_token_ids = std::min<std::size_t>(made->num_token_ids, 1);
-        if (kind == 4) made->messages = messages();
-        if (kind >= 5) {
-            const std::string& own = kept_.emplace_back(given_.text());
-            made->text = own.c_str();
-            if (given_.flag()) made->text_size = own.size();
-        }
-        return made;
-    }
-
-    template <typename T>
-    T* maybe(T* pointer) {
-        return given_.below(24) == 0 ? nullptr : pointer;
-    }
-
-    template <typename T>
-    T*& place(T* (&all)[places]) {
-        return all[given_.below(places)];
-    }
-
-    // --- calls ---
-
-    /// Where a call puts its error, and what must be true of that.
-    mars_error** error() {
-        error_ = nullptr;
-        wants_error_ = given_.below(8) != 0;
-        return wants_error_ ? &error_ : nullptr;
-    }
-
-    bool good(mars_status status) {
-        require(status >= MARS_OK && status <= MARS_ERROR_OVERLOADED, "a status is one");
-        if (status == MARS_ERROR_INTERNAL) std::fprintf(stderr, "%s\n", mars_error_message(error_));
-        require(status != MARS_ERROR_INTERNAL, "no call finds a fault of the library's");
-        if (wants_error_) {
-            require((status == MARS_OK) == (error_ == nullptr), "there is an error, or none");
-            require(mars_error_status(error_) == status, "the error's status is the call's");
-            const char* message = mars_error_message(error_);
-            require(is_text(message, std::strlen(message)) && (status == MARS_OK) == (*message == '\0'), "an error says what is wrong");
-            require(mars_error_retry_after(error_) >= 0, "some time from now");
-        }
-        mars_error_free(error_);
-        error_ = nullptr;
-        return status == MARS_OK;
-    }
-
-    /// Put a handle into a place; what was there ends.
-    template <typename T>
-    void keep(T*& at, T* made, bool is_good, void (*end)(T*)) {
-        require(is_good == (made != nullptr), "there is a handle where the call was good");
-        if (made == nullptr) return;
-        end(at);
-        at = made;
-    }
-
     void check(mars_completion* completion) {
         std::size_t size = 0, num = 0;
         const char* shown = mars_completion_text(completion, &size);
@@ -322,9 +62,9 @@ class Calls {
         auto asked = prompt();
         auto settings = config();
         mars_completion* made = nullptr;
-        Heard& heard = heard_.emplace_back(Heard{given_.byte() % 20});
+        Heard* const heard = this->heard(20);
         const bool is_good =
-            good(mars_generate(session_, maybe(asked.get()), maybe(settings.get()), maybe(&on_event), &heard, &made, error()));
+            good(mars_generate(session_, maybe(asked.get()), maybe(settings.get()), maybe(&on_event), heard, &made, error()));
         finish(made, is_good);
     }
 
@@ -345,8 +85,8 @@ class Calls {
             configs.push_back(maybe(settings[i].get()));
         }
         mars_completion* made[5] = {};
-        Heard& heard = heard_.emplace_back(Heard{given_.byte() % 40});
-        const bool is_good = good(mars_generate_batch(session_, maybe(prompts.data()), maybe(configs.data()), num, maybe(&on_event), &heard,
+        Heard* const heard = this->heard(40);
+        const bool is_good = good(mars_generate_batch(session_, maybe(prompts.data()), maybe(configs.data()), num, maybe(&on_event), heard,
                                                       maybe(+made), error()));
         for (std::size_t i = 0; i < num; ++i) {
             require(is_good == (made[i] != nullptr), "all are there or none");
@@ -530,7 +270,7 @@ class Calls {
         if (given_.flag()) entry->client = string();
         if (given_.below(4) == 0) {
             entry->on_event = on_event;
-            entry->user = &heard_.emplace_back(Heard{given_.byte() % 20});
+            entry->user = heard(20);
         }
         mars_request* made = nullptr;
         const bool is_good =
@@ -558,29 +298,7 @@ class Calls {
         good(mars_batcher_close(batcher, given_.real(), given_.flag() ? given_.real() : MARS_FOREVER, maybe(&has_ended), error()));
     }
 
-    void close_session() {
-        mars_session_close(own_);
-        if (own_ != nullptr) session_ = nullptr;
-        own_ = nullptr;
-    }
-
     void call();
-
-    Bytes given_;
-    mars_session* own_ = nullptr;
-    const mars_session* session_;
-    mars_error* error_ = nullptr;
-    bool wants_error_ = false;
-    std::deque<std::string> kept_;
-    std::deque<std::vector<unsigned char>> lists_;
-    std::deque<std::vector<const char*>> names_;
-    std::deque<Heard> heard_;
-    mars_stream* streams_[places] = {};
-    mars_conversation* talks_[places] = {};
-    mars_stream* replies_[places] = {};
-    mars_batcher* batchers_[places] = {};
-    mars_request* requests_[places] = {};
-    mars_completion* completions_[places] = {};
 };
 
 void Calls::call() {
@@ -630,25 +348,6 @@ void Calls::call() {
     default:
         if (given_.below(8) == 0) close_session();
     }
-}
-
-/// A session of the bundle in MARS_FUZZ_BUNDLE; NULL without.
-const mars_session* real_session() {
-    static mars_session* session = [] {
-        mars_session* opened = nullptr;
-        const char* path = std::getenv("MARS_FUZZ_BUNDLE");
-        if (path == nullptr) return opened;
-        mars_session_options options;
-        mars_session_options_init(&options, sizeof options);
-        options.threads = 1;
-        options.cache_bytes = 1 << 20;
-        require(mars_session_open(path, &options, &opened, nullptr) == MARS_OK, "MARS_FUZZ_BUNDLE is a bundle");
-        const std::int64_t positions[] = {1, 64};
-        const double seconds[] = {0.001, 0.002};
-        require(mars_session_set_cost(opened, positions, seconds, 2, nullptr) == MARS_OK, "costs can be given");
-        return opened;
-    }();
-    return session;
 }
 
 } // namespace
