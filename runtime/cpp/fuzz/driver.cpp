@@ -93,12 +93,16 @@ int main(int argc, char** argv) {
     const std::vector<std::string> from = seeds();
     for (const std::string& seed : from) run(seed);
     const std::string last = std::filesystem::path(argv[0]).filename().string() + ".last"; // the input at which it ends
+    std::ofstream kept(last, std::ios::binary); // open all the time: a file system may wait for its disk where one is closed
     Mutant mutant;
     for (int i = 0; i < number; ++i) {
         const std::string data = mutant.next(from);
-        std::ofstream(last, std::ios::binary) << data;
+        kept.seekp(0) << data << std::flush;
+        std::filesystem::resize_file(last, data.size());
         run(data);
     }
+    kept.close();
+    std::filesystem::remove(last);
     std::printf("%zu seeds and %d of their kind: nothing found\n", from.size(), number);
     return 0;
 }

@@ -46,9 +46,10 @@ class Bytes {
 
     /// Small numbers mostly, and those at which arithmetic ends.
     std::int64_t integer() {
-        using Limits = std::numeric_limits<std::int64_t>;
-        static constexpr std::int64_t odd[] = {Limits::min(),         Limits::max(),         Limits::max() - 1,           -1,  -2,
-                                               std::int64_t{1} << 31, std::int64_t{1} << 53, (std::int64_t{1} << 32) - 1, 256, 65536};
+        using Ends = std::numeric_limits<std::int64_t>;
+        static constexpr std::int64_t odd[] = {
+            Ends::min(), Ends::max(), Ends::max() - 1, -1, -2, std::int64_t{1} << 31, std::int64_t{1} << 53, (std::int64_t{1} << 32) - 1,
+            256,         65536};
         const std::uint8_t kind = byte();
         if (kind < 200) return kind % 40;
         if (kind < 230) return odd[kind % std::size(odd)];
@@ -57,9 +58,9 @@ class Bytes {
 
     /// Fractions of 1 mostly, and what is no number or none that fits.
     double real() {
-        using Limits = std::numeric_limits<double>;
+        using Ends = std::numeric_limits<double>;
         static constexpr double odd[] = {
-            Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), Limits::max(), Limits::denorm_min(), -1.0, -0.0, 1e18, 1e9, 2.0};
+            Ends::infinity(), -Ends::infinity(), Ends::quiet_NaN(), Ends::max(), Ends::denorm_min(), -1.0, -0.0, 1e18, 1e9, 2.0};
         const std::uint8_t kind = byte();
         if (kind < 200) return static_cast<double>(kind % 101) / 100.0;
         if (kind < 230) return odd[kind % std::size(odd)];
