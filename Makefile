@@ -85,7 +85,7 @@ fuzz: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m support.fuzzed build/fuzz/bundle
 	cd runtime/cpp && cmake --preset fuzz && cmake --build --preset fuzz
 	@cd build/fuzz; export MARS_FUZZ_BUNDLE=bundle; for name in $(FUZZERS); do mkdir -p $$name; \
-	../cpp/fuzz/fuzz/fuzz-$$name --seeds=$$name-seeds; ../cpp/fuzz/fuzz/fuzz-$$name -max_len=65536 -len_control=20 \
+	../cpp/fuzz/fuzz/fuzz-$$name --seeds=$$name-seeds; ../cpp/fuzz/fuzz/fuzz-$$name -max_len=65536 -len_control=20 -entropic=0 \
 	-timeout=60 -max_total_time=$$(($(MINUTES) * 60)) -print_final_stats=1 -artifact_prefix=$$name- $$name \
 	$$name-seeds 2>&1 | tee $$name.log; [ $${PIPESTATUS[0]} -eq 0 ] || found="$$found $$name"; done; \
 	[ -z "$$found" ] || { echo "FOUND by:$$found; the inputs are in build/fuzz"; exit 1; }
