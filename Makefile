@@ -12,7 +12,7 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v unicode_t
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test programs cpp cpp-aarch64 python-aarch64 attack ray gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check format lint types test programs cpp cpp-aarch64 python-aarch64 attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(STAMP)
 	$(BIN)/mars-export demo
@@ -77,6 +77,20 @@ attack: $(STAMP)
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.soak --seconds 7200 --state build/soak.jsonl \
 	--figures build/soak.json
+
+# libFuzzer with ASan and UBSan on what others write, MINUTES for each program of runtime/cpp/fuzz, one after the
+# other. Goes on from the inputs in build/fuzz; what is found lies there, and ends it with an error (docs/cpp.md).
+MINUTES ?= 30
+FUZZERS ?= manifest c_api http automaton tokenizer_json text graph
+fuzz: $(VENV)/.installed
+	runtime/cpp/setup.sh $(BIN)/python
+	PYTHONPATH=tests $(BIN)/python -m support.fuzzed build/fuzz/bundle
+	cd runtime/cpp && cmake --preset fuzz && cmake --build --preset fuzz
+	@cd build/fuzz; export MARS_FUZZ_BUNDLE=bundle; for name in $(FUZZERS); do mkdir -p $$name; \
+	../cpp/fuzz/fuzz/fuzz-$$name --seeds=$$name-seeds; ../cpp/fuzz/fuzz/fuzz-$$name -max_len=65536 -len_control=20 -entropic=0 \
+	-timeout=60 -max_total_time=$$(($(MINUTES) * 60)) -print_final_stats=1 -artifact_prefix=$$name- $$name \
+	$$name-seeds 2>&1 | tee $$name.log; [ $${PIPESTATUS[0]} -eq 0 ] || found="$$found $$name"; done; \
+	[ -z "$$found" ] || { echo "FOUND by:$$found; the inputs are in build/fuzz"; exit 1; }
 
 # What waits for a GPU: tests, tokens, where memory is, what a step costs; a page in docs/gpu (docs/tensorrt.md).
 gpu: $(STAMP)

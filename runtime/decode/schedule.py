@@ -18,6 +18,7 @@ from .row import Accepted, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
 
+_PLACES, MOST_PLACES = ("max_rows", "max_waiting"), 2**20
 _MAY_BE_NONE = ("max_prompt_tokens", "max_new_tokens", "max_stops", "kv_bytes", "max_rows_per_client")
 
 Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
@@ -62,6 +63,8 @@ class Limits:
                 what = "1 or more"
             if not good:
                 wrong.append(f"{name} must be {what}, not {value!r}")
+            elif name in _PLACES and value > MOST_PLACES:
+                wrong.append(f"{name} must be at most {MOST_PLACES}, not {value!r}")
         if wrong:
             raise SessionError("; ".join(wrong))
 

@@ -27,6 +27,8 @@ Clock::duration span(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
 }
 
+constexpr std::int64_t most_places = 1 << 20; // rows, or waiting requests
+
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 /// A text for a list of problems.
@@ -49,8 +51,13 @@ void Limits::check() const {
     const auto positive = [&](const char* name, std::int64_t value) {
         if (value < 1) add(wrong, std::string(name) + " must be 1 or more, not " + std::to_string(value));
     };
-    positive("max_rows", max_rows);
-    positive("max_waiting", max_waiting);
+    const auto place = [&](const char* name, std::int64_t value) {
+        positive(name, value);
+        if (value > most_places)
+            add(wrong, std::string(name) + " must be at most " + std::to_string(most_places) + ", not " + std::to_string(value));
+    };
+    place("max_rows", max_rows);
+    place("max_waiting", max_waiting);
     positive("prefill_tokens", prefill_tokens);
     positive("max_prompt_tokens", max_prompt_tokens.value_or(1));
     positive("max_new_tokens", max_new_tokens.value_or(1));

@@ -178,6 +178,9 @@ def test_it_is_told_what_is_wrong(opened: CSession) -> None:
     for limits, words in (
         ({"max_rows": 0}, "max_rows must be 1 or more"),
         ({"max_rows_per_client": -1}, "max_rows_per_client must be 1 or more"),
+        ({"max_rows": 2**20 + 1}, "max_rows must be at most 1048576, not 1048577"),
+        ({"max_rows": 2**63 - 1, "max_waiting": 2**63 - 1}, "max_rows must be at most 1048576"),
+        ({"max_waiting": 2**63 - 1}, "max_waiting must be at most 1048576"),
         ({"client_share": 2.0}, "client_share"),
     ):
         with pytest.raises(MarsStatusError, match=words):
