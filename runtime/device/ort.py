@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from .lost import ADVICE, is_lasting
 from .memory import HostMemory, Memory
 from .ort_memory import OrtMemory
 from .ort_options import parted
+from .scratch import Scratch, require_session
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -79,6 +81,7 @@ class OrtBackend:
         ort = _import(device)
         entries, provider_options = parted(settings or {}, device)
         self._watched = Watched(None, ())
+        self._scratch: Scratch | None = None
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
@@ -140,12 +143,17 @@ class OrtBackend:
                 f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}"
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
+        sizes = {entry.path: entry.size for entry in bundle.manifest.files}
+        weights = sizes.get(variant.weights or variant.file, 0)
+        if device == "cpu":
+            require_session(model, weights, variant.precision, threads, loaded="onnxruntime" in sys.modules)
         backend = cls(
             graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
             place=bundle.place(variant.file), settings=settings,
         )  # fmt: skip
         if device == "cpu" and variant.weights is not None:
             backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
+        backend._scratch = Scratch.of(model, variant, weights) if device == "cpu" else None
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
@@ -165,6 +173,8 @@ class OrtBackend:
         assert isinstance(cache, KvRows)
         rows, slots = input_ids.shape
         self._watched.check()
+        scratch, outputs = self._scratch, output_index.shape[1]
+        size = scratch.check(rows, slots, cache.capacity, outputs) if scratch is not None else None
         try:
             binding = self._binding(cache, first, rows, want_logits)
             binding.write("input_ids", input_ids)
@@ -186,6 +196,8 @@ class OrtBackend:
                 new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
                 binding.run()
                 cache.place(first, kv_length, new)
+            if scratch is not None and size is not None:
+                scratch.ran(size)
             if want_logits and "logits" in results:
                 results["logits"] = binding.take("logits")
             return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})

@@ -22,14 +22,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/accept": (),
     "runtime/machine": (),
     "runtime/hashes": (),
+    "runtime/headroom": ("runtime/errors", "runtime/machine"),  # what limits leave: no model, no library
     "runtime/regular": ("runtime/errors",),  # languages and automata: no tokens, no bundle
     "runtime/bundle": ("runtime/accept", "runtime/machine", "runtime/hashes", "runtime/regular"),
     "runtime/decode": ("runtime/errors", "runtime/accept"),  # token ids only: no text, no bundle, no device
-    "runtime/device": ("runtime/bundle", "runtime/decode"),
+    "runtime/device": ("runtime/bundle", "runtime/decode", "runtime/headroom"),
     "runtime/template": ("runtime/bundle",),
     "runtime/toolcalls": (),
-    "runtime/text": ("runtime/template", "runtime/toolcalls"),
-    "runtime/grammar": ("runtime/decode", "runtime/toolcalls"),
+    "runtime/text": ("runtime/template", "runtime/toolcalls", "runtime/headroom"),
+    "runtime/grammar": ("runtime/decode", "runtime/toolcalls", "runtime/headroom"),
     "runtime/grammar_maker": ("runtime/decode", "runtime/bundle", "runtime/toolcalls"),
     "runtime/stored_grammars": ("runtime/grammar", "runtime/text"),
     "runtime/costs": ("runtime/device",),
