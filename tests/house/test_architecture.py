@@ -91,13 +91,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/plan": ("calibration/tau",),
     "calibration/harness": ("runtime/__init__",),
     "calibration/lm_eval": ("calibration/harness",),
+    "calibration/task_command": ("runtime/console",),
     "calibration/commands": (
         "calibration/tau",
         "calibration/bench",
         "calibration/gpucheck",
-        "runtime/console",
+        "calibration/task_command",
     ),
-    "calibration/plan_command": ("calibration/plan", "calibration/commands"),
+    "calibration/plan_command": ("calibration/plan", "calibration/task_command"),
     "cli": (
         "runtime/commands",
         "runtime/chat_command",
@@ -107,6 +108,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "runtime/grammar_commands",
         "runtime/hub_commands",
         "exporter/commands",
+        "calibration/commands",
         "calibration/plan_command",
         "__init__",
     ),
@@ -122,6 +124,7 @@ COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runti
     "runtime/hub_commands",
     "exporter/commands",
     "calibration/commands",
+    "calibration/task_command",
     "calibration/plan_command",
 }
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
