@@ -57,7 +57,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/serve": ("runtime/batcher", "runtime/chat"),
     "runtime/console": ("runtime/errors", "runtime/machine"),
     "runtime/display": ("runtime/console", "runtime/__init__"),
-    "runtime/commands": ("runtime/display", "runtime/chat"),
+    "runtime/answer_options": ("runtime/console", "runtime/__init__", "runtime/chat"),
+    "runtime/commands": ("runtime/display", "runtime/answer_options"),
     "runtime/chat_command": ("runtime/commands",),
     "runtime/bundle_commands": ("runtime/console", "runtime/doctor"),
     "runtime/serve_command": ("runtime/console", "runtime/__init__", "runtime/serve"),
@@ -117,6 +118,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runtime/bundle_commands"} | {
     "runtime/chat_command",
+    "runtime/answer_options",
     "runtime/display",
     "runtime/serve_command",
     "runtime/prefix_commands",
