@@ -276,7 +276,7 @@ def trt(
     as_json: Json = False,
 ) -> None:
     """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own there."""
-    from ..runtime.bundle.manifest import open_bundle
+    from ..runtime.bundle.open import open_bundle
     from .checkpoint.open import open_checkpoint
     from .export import ExportOptions
     from .tensorrt.engines import add_engine, export_engine, is_bundle

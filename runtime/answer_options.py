@@ -203,7 +203,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     options that are its fields.
     """
     hints = get_type_hints(command, include_extras=True)
-    sets = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    sets: dict[str, type[Any]] = {n: k for n, k in hints.items() if isinstance(k, type) and is_dataclass(k)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name in sets:

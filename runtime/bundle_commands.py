@@ -42,7 +42,7 @@ def inspect(
     from rich.markup import escape
     from rich.table import Table
 
-    from .bundle.manifest import open_bundle
+    from .bundle.open import open_bundle
 
     manifest = open_bundle(bundle, full=verify, safe=safe).manifest
     if as_json:

@@ -156,6 +156,6 @@ def remove_prefix(bundle: BundleArgument, name: Name) -> None:
 
 
 def _files(bundle: Path) -> Any:
-    from .bundle.manifest import open_bundle
+    from .bundle.open import open_bundle
 
     return open_bundle(bundle).manifest.files

@@ -18,7 +18,8 @@ from typing import Any
 from . import machine
 from .answer import Completion, Stream
 from .bundle import profiles
-from .bundle.manifest import Bundle, Variant
+from .bundle.manifest import Variant
+from .bundle.open import Bundle
 from .conversation import Conversation
 from .costs import CostFile
 from .decode.backend import Backend

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from . import headroom
-from .bundle.manifest import Bundle
+from .bundle.open import Bundle
 from .bundle.turns import ChatTurns
 from .errors import BundleError, MarsError, SessionError
 from .template import Template

@@ -295,7 +295,7 @@ HEAVY = {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda", "numpy", "to
     [
         ("mars_export", HEAVY | {"typer", "rich"}),
         ("mars_export.runtime", HEAVY | {"typer", "rich"}),
-        ("mars_export.runtime.bundle.manifest", HEAVY),
+        ("mars_export.runtime.bundle.open", HEAVY),
         ("mars_export.runtime.device.trt", HEAVY - {"numpy"}),
         (
             "mars_export.exporter.tensorrt.engines",

@@ -22,7 +22,7 @@ from support.fixtures import Named, Sessions
 
 from mars_export.runtime import BundleError, Commit, GenerationConfig
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles
