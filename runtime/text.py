@@ -22,7 +22,7 @@ from . import headroom
 from .bundle.open import Bundle
 from .bundle.turns import ChatTurns
 from .errors import BundleError, MarsError, SessionError
-from .template import Template
+from .template.template import Template
 from .toolcalls import system_text
 
 Message = Mapping[str, Any]
