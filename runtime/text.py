@@ -169,6 +169,7 @@ class Text:
             raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        headroom.require(TEXT_COST * len(token_ids), f"the text of {len(token_ids)} tokens", "ask for fewer")
         with _no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 

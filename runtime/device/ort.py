@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import headroom
 from ..bundle.held import Watched
 from ..bundle.manifest import ModelInfo, Variant
 from ..bundle.open import Bundle
@@ -33,6 +35,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+# Read when the library is loaded. Since 1.31 it tells its makers what it runs, from threads of its own that
+# take memory when they like, and the process with them where they get none.
+NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
 # Memory of a GPU is asked for as it is needed, not in powers of two: what is left is for KV rows.
 SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
@@ -99,6 +104,8 @@ class OrtBackend:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", str(int(device != "cpu")))
         if threads is not None:
             options.intra_op_num_threads = threads
+        self._has_arena = device != "cpu" or not headroom.is_limited()
+        options.enable_cpu_mem_arena = self._has_arena
         try:
             for key, value in entries.items():
                 options.add_session_config_entry(key, value)
@@ -154,7 +161,8 @@ class OrtBackend:
         )  # fmt: skip
         if device == "cpu" and variant.weights is not None:
             backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
-        backend._scratch = Scratch.of(model, variant, weights) if device == "cpu" else None
+        if device == "cpu":
+            backend._scratch = Scratch.of(model, variant, weights, arena=backend._has_arena)
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
@@ -316,6 +324,7 @@ def _import(device: str) -> Any:
     if device not in PROVIDERS:
         raise SessionError(f"unknown device `{device}` (known: {', '.join(PROVIDERS)})")
     install = f"pip install 'mars-export[{EXTRAS[device]}]'"
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -333,6 +342,7 @@ def _import(device: str) -> Any:
 
 def version_and_devices() -> tuple[str, list[str]] | None:
     """The installed ONNX Runtime's version and the devices it can use, or None when it is absent."""
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError:

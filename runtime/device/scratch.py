@@ -1,8 +1,8 @@
 """What a session and its steps take besides the KV memory, weighed before they begin. Knows sizes, no
 library.
 
-Bounds from the model's dimensions, and twice as much for steps: an arena that grows takes as much again as it
-has, and where that is not there all that there is.
+Bounds from the model's dimensions. ONNX Runtime's arena takes as much again as it has when it grows: where a
+limit stands already a session is opened without one, and where it comes later, that is reckoned with.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..bundle.manifest import ModelInfo, Variant
 
 LIBRARY, CODE = 16 << 20, 32 << 20  # what loading ONNX Runtime takes: 14 and 30 MB, on x86-64
 GRAPH = 8 << 20  # of a session without weights: nodes, plans, small tensors
-FIRST_GROWTH, MOST_GROWTH = 4 << 20, 16 << 20  # of an arena, besides what is asked of it
+FIRST_GROWTH = 8 << 20  # of an arena, whatever is asked of it
 FLOAT = 4  # bytes: activations are computed in so many, whatever the weights
 BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int4": 0.5}  # of a weight; others have one
 MOST_SIZES = 16
@@ -40,47 +40,55 @@ def require_session(
 
 
 class Scratch:
-    """The memory of a session's steps. One that is nowhere larger than one which ran finds all it needs."""
+    """The memory of a session's steps.
 
-    def __init__(self, model: ModelInfo, inner: int, slot_bytes: int) -> None:
+    With an `arena` it is kept: a step that is nowhere larger than one which ran finds it there, but for what
+    the arena likes to take besides.
+    """
+
+    def __init__(self, model: ModelInfo, inner: int, slot_bytes: int, *, arena: bool = True) -> None:
         self._position = FLOAT * (8 * model.hidden_size + 4 * inner) + slot_bytes
         self._score, self._choice = 3 * FLOAT * model.num_heads, 4 * FLOAT * model.vocab_size
-        self._ran: tuple[Size, ...] = ()
-        self._before = self._grown = 0  # address space before a larger step, and what such steps took
+        self._arena, self._ran = arena, tuple[Size, ...]()
+        self._before = self._grown = 0  # address space before a step, and what steps took of it
 
     @classmethod
-    def of(cls, model: ModelInfo, variant: Variant, weights: int) -> Scratch:
+    def of(cls, model: ModelInfo, variant: Variant, weights: int, *, arena: bool) -> Scratch:
         """Of a variant with so many bytes of weights, which bound the width of its inner layers."""
         numbers = weights / BYTES.get(variant.precision, 1.0)
         inner = int(numbers / (3 * model.hidden_size * model.num_layers))
         # Entries that the graph does not write in place stand beside the KV memory first.
         slot_bytes = model.entry_bytes(variant.kv_dtype) if variant.kv_layout != "static" else 0
-        return cls(model, inner, slot_bytes)
+        return cls(model, inner, slot_bytes, arena=arena)
 
     def check(self, rows: int, slots: int, capacity: int, outputs: int) -> Size | None:
         """Raise SessionError where a limit leaves too little for a step.
 
-        Returns its size, for `ran` to know once it ran; None where one as large ran before.
+        Returns its size, for `ran` to know once it ran; None where that tells nothing.
         """
         size = (rows * slots, rows * slots * capacity, rows * outputs)
-        is_known, needed = self._has_run(size), 0
-        if is_known and not headroom.is_limited():
+        is_known, is_limited = self._arena and self._has_run(size), headroom.is_limited()
+        if is_known and not is_limited:
             return None
-        if not is_known:
-            self._before = headroom.address_space()
-            needed = 2 * self.num_bytes(size)
-            needed = max(needed, min(self._grown + FIRST_GROWTH, needed + MOST_GROWTH))
+        self._before = headroom.address_space()
+        needed = 0 if is_known else self.num_bytes(size)
+        if self._arena:
+            # It grows by twice what it last grew by, whatever is asked of it; where that is not there, by all
+            # that is, and leaves nothing for anybody.
+            growth = self._grown + FIRST_GROWTH if is_limited else 0
+            needed = max(2 * needed, growth)
         headroom.require(
             needed,
             f"a step of {rows} x {slots} slots",
             "run fewer rows at once, shorten the prompt, or give another prefill_tokens",
         )
-        return None if is_known else size
+        return size if self._arena else None
 
     def ran(self, size: Size) -> None:
         """A step of this size got what it needed, and its session keeps that."""
         self._grown += max(0, headroom.address_space() - self._before)
-        self._ran = (*[s for s in self._ran if not _holds(size, s)], size)[-MOST_SIZES:]
+        if not self._has_run(size):
+            self._ran = (*[s for s in self._ran if not _holds(size, s)], size)[-MOST_SIZES:]
 
     def num_bytes(self, size: Size) -> int:
         """What a step of a size takes, at most."""
