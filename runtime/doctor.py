@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from .bundle.manifest import Bundle, Variant, open_bundle
+from .bundle.manifest import Variant
+from .bundle.open import Bundle, open_bundle
 from .decode.config import GenerationConfig
 from .device.name import DeviceName
 from .device.ort import PROVIDERS, version_and_devices

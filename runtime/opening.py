@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from . import machine
-from .bundle.manifest import Bundle, Variant, open_bundle
+from .bundle.manifest import Variant
+from .bundle.open import Bundle, open_bundle
 from .bundle.safe import REMEDY
 from .decode.backend import Backend
 from .device.name import DeviceName

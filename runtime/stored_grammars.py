@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from .bundle.automaton import read_automaton
 from .bundle.grammars import find
-from .bundle.manifest import Bundle
+from .bundle.open import Bundle
 from .grammar import Alphabet, LlgMatcher
 from .regular.automaton import Automaton
 

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 from ..errors import BundleError
 from ..regular.automaton import MOST_EDGES, MOST_STATES, Automaton
-from .manifest import Bundle
+from .open import Bundle
 
 MAGIC = b"MARSDFA\x01"
 HEADER = struct.Struct("<8sII")  # the magic with its version, states, edges

@@ -4,6 +4,8 @@ it.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import headroom
 from ..bundle.held import Watched
-from ..bundle.manifest import Bundle, ModelInfo, Variant
+from ..bundle.manifest import ModelInfo, Variant
+from ..bundle.open import Bundle
 from ..decode.backend import StepOutput
 from ..errors import BundleError, DeviceLost, SessionError
 from .binding import Binding
@@ -23,6 +27,7 @@ from .memory import HostMemory, Memory
 from .name import DeviceName
 from .ort_memory import OrtMemory
 from .ort_options import parted
+from .scratch import Scratch, require_session
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -31,6 +36,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+# Read when the library is loaded. Since 1.31 it tells its makers what it runs, from threads of its own that
+# take memory when they like, and the process with them where they get none.
+NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
 # Memory of a GPU is asked for as it is needed, not in powers of two: what is left is for KV rows.
 SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
@@ -82,6 +90,7 @@ class OrtBackend:
         ort = _import(device)
         entries, provider_options = parted(settings or {}, name)
         self._watched = Watched(None, ())
+        self._scratch: Scratch | None = None
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
@@ -98,6 +107,8 @@ class OrtBackend:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", str(int(device != "cpu")))
         if threads is not None:
             options.intra_op_num_threads = threads
+        self._has_arena = device != "cpu" or not headroom.is_limited()
+        options.enable_cpu_mem_arena = self._has_arena
         try:
             for key, value in entries.items():
                 options.add_session_config_entry(key, value)
@@ -144,12 +155,18 @@ class OrtBackend:
                 f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}"
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
+        sizes = {entry.path: entry.size for entry in bundle.manifest.files}
+        weights = sizes.get(variant.weights or variant.file, 0)
+        if device == "cpu":
+            require_session(model, weights, variant.precision, threads, loaded="onnxruntime" in sys.modules)
         backend = cls(
             graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
             place=bundle.place(variant.file), settings=settings,
         )  # fmt: skip
         if device == "cpu" and variant.weights is not None:
             backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
+        if device == "cpu":
+            backend._scratch = Scratch.of(model, variant, weights, arena=backend._has_arena)
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
@@ -169,6 +186,8 @@ class OrtBackend:
         assert isinstance(cache, KvRows)
         rows, slots = input_ids.shape
         self._watched.check()
+        scratch, outputs = self._scratch, output_index.shape[1]
+        size = scratch.check(rows, slots, cache.capacity, outputs) if scratch is not None else None
         try:
             binding = self._binding(cache, first, rows, want_logits)
             binding.write("input_ids", input_ids)
@@ -190,6 +209,8 @@ class OrtBackend:
                 new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
                 binding.run()
                 cache.place(first, kv_length, new)
+            if scratch is not None and size is not None:
+                scratch.ran(size)
             if want_logits and "logits" in results:
                 results["logits"] = binding.take("logits")
             return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})
@@ -307,6 +328,7 @@ def _import(device: str) -> Any:
     if device not in PROVIDERS:
         raise SessionError(f"unknown device `{device}` (known: {', '.join(PROVIDERS)})")
     install = f"pip install 'mars-export[{EXTRAS[device]}]'"
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -324,6 +346,7 @@ def _import(device: str) -> Any:
 
 def version_and_devices() -> tuple[str, list[str]] | None:
     """The installed ONNX Runtime's version and the devices it can use, or None when it is absent."""
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError:

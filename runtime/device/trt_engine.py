@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from ..bundle.files import write_whole
-from ..bundle.manifest import Bundle, ModelInfo, Variant
+from ..bundle.manifest import ModelInfo, Variant
+from ..bundle.open import Bundle
 from ..errors import SessionError
 from .cuda import find_gpu
 from .trt_io import IDS

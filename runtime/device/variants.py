@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from shlex import quote
 
 from ..bundle.engine_info import this_platform
-from ..bundle.manifest import Bundle, Variant
+from ..bundle.manifest import Variant
+from ..bundle.open import Bundle
 from ..errors import SessionError
 from .name import DeviceName
 from .ort import KV_DTYPES, NO_KERNELS

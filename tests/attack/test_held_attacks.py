@@ -19,7 +19,7 @@ from support.confined import confined
 from mars_export.runtime import BundleError, GenerationConfig, Session
 from mars_export.runtime import opening as module
 from mars_export.runtime.bundle import files
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.device.ort import OrtBackend
 from mars_export.runtime.grammar_maker import make
 

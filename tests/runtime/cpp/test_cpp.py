@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from mars_export.cli import app
 from mars_export.runtime import BundleError, Commit, GenerationConfig
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles

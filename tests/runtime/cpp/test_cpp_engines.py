@@ -31,7 +31,7 @@ from mars_export.exporter.tensorrt.engines import add_engine, export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle.engine_info import this_platform
-from mars_export.runtime.bundle.manifest import changing, open_bundle, write_manifest
+from mars_export.runtime.bundle.open import changing, open_bundle, write_manifest
 
 ORIN = EngineOptions("jetson-orin", "6.2", batch=2, capacity=128, prefill=32)
 THOR = replace(ORIN, target="jetson-thor", jetpack="7.2")

@@ -23,7 +23,7 @@ from support.cabi import ROOT, build
 from support.fixtures import Named
 
 from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_new_tokens": 24, "window": "full"}
 LONG = {"prompt": "the onion " * 400, "tau": 1, "max_new_tokens": 1000}  # much work for a small model

@@ -19,7 +19,8 @@ from mars_export.exporter.output import _exchanged
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.held import State
-from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest, write_manifest
+from mars_export.runtime.bundle.manifest import parse_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 from mars_export.runtime.grammar_maker import make
 
 PROMPT, FEW = [5, 9, 200, 17], {"max_new_tokens": 6, "tau": 1.0, "eos_ids": ()}

@@ -18,7 +18,7 @@ from support.fixtures import Named
 
 from mars_export.runtime import BundleError
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 
 Change = Callable[[dict[str, Any]], Any]
 

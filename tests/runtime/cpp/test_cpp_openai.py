@@ -24,7 +24,8 @@ from support.missing import need
 
 from mars_export.runtime import GenerationConfig
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import Profile, open_bundle
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.profiles import store
 
 LACKS = {"structured"}  # docs/cpp.md

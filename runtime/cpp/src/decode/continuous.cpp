@@ -50,6 +50,7 @@ std::vector<Accepted> ContinuousSchedule::step() {
     drop_finished();
     read_prompts(events);
     drop_finished();
+    read_forced(events);
     decode(events);
     drop_finished();
     // Gives the KV memory of the longest row back, and memory on which nothing runs any more.
@@ -157,30 +158,37 @@ bool ContinuousSchedule::has_room(Row& row) {
 
 std::vector<Row*> ContinuousSchedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
 
+/// A piece of one row's forced text, of which nothing is asked; the others decode meanwhile.
+void ContinuousSchedule::read_forced(Events& events) {
+    for (Row* row : decoding()) {
+        if (!batch_->is_behind(*row, block_)) continue;
+        failing({row}, events, [&] { batch_->feed_forced(*row, block_); });
+        return drop_finished();
+    }
+}
+
 void ContinuousSchedule::decode(Events& events) {
     std::vector<Row*> rows = decoding();
     const std::size_t before = events.size();
     for (Row* row : rows) {
         if (!batch_->fits(*row))
             events.push_back(row->finish(FinishReason::capacity));
-        else
-            failing({row}, events, [&] {
-                if (row->guide) batch_->catch_up(*row, std::max(prefill_tokens_, 2 * block_));
-                row->look_around(batch_->room(*row));
-            });
+        else if (!batch_->is_behind(*row, block_))
+            failing({row}, events, [&] { row->look_around(batch_->room(*row)); });
     }
     if (events.size() > before) {
         drop_finished();
         rows = decoding();
     }
-    if (rows.empty()) return;
-    std::vector<Feed> feeds;
-    const bool good = failing(rows, events, [&] {
-        std::vector<std::int64_t> rooms;
-        for (const Row* row : rows) rooms.push_back(batch_->room(*row));
-        feeds = policy_ ? policy_->feeds(rows, rooms, block_) : widest_feeds(rows, rooms, block_);
-    });
-    if (good) run(rows, feeds, events);
+    for (const std::vector<Row*>& together : batch_->neighbours(rows, block_)) {
+        std::vector<Feed> feeds;
+        const bool good = failing(together, events, [&] {
+            std::vector<std::int64_t> rooms;
+            for (const Row* row : together) rooms.push_back(batch_->room(*row));
+            feeds = policy_ ? policy_->feeds(together, rooms, block_) : widest_feeds(together, rooms, block_);
+        });
+        if (good) run(together, feeds, events);
+    }
 }
 
 /// One forward over neighbouring rows; what fails ends the rows that it concerns, and no others.

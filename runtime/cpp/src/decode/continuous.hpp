@@ -50,6 +50,7 @@ class ContinuousSchedule {
     using Events = std::vector<Accepted>;
 
     void read_prompts(Events& events);
+    void read_forced(Events& events);
     void decode(Events& events);
     void run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, Events& events);
     Row* reading(Events& events);
