@@ -37,7 +37,12 @@ Safe = Annotated[
         " no more than a bundle needs.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, cuda, or cuda:1 for another GPU. A missing device is an error, never a silent CPU."
+    ),
+]
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]

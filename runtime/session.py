@@ -29,6 +29,7 @@ from .decode.proposals import Hopes
 from .decode.row import Row
 from .decode.schedule import Limits, Schedule, run
 from .decode.stats import Stats
+from .device.name import DeviceName
 from .errors import SessionError
 from .guides import Guides
 from .opening import load, using
@@ -105,8 +106,8 @@ class Session:
         safe: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> Session:
-        """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
-        backend's choice).
+        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another GPU of those that
+        CUDA_VISIBLE_DEVICES shows) with `threads` compute threads (None: the backend's choice).
 
         `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph.
         `accuracy_level`, for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations
@@ -117,9 +118,9 @@ class Session:
         bundle's prefixes alone. `safe`, for a bundle that may be anybody's (docs/security.md): all is hashed
         and nothing remembered, its chat template does not run (its table of turns is used), its engines and
         prefixes are left alone, and sizes are limited. `options` are ONNX Runtime's own: names with a dot are
-        a session's ("0" for "session.intra_op.allow_spinning"), the others the device's ("device_id"). Raises
-        BundleError for a bad bundle, SessionError when no variant runs here; never falls back to another
-        device.
+        a session's ("0" for "session.intra_op.allow_spinning"), the others the device's ("gpu_mem_limit").
+        Raises BundleError for a bad bundle, SessionError when no variant runs here; never falls back to
+        another device.
         """
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
@@ -130,11 +131,12 @@ class Session:
             running, backend = load(
                 bundle, device, threads, variant, accuracy_level, safe=safe, options=options
             )
-            cost_file = CostFile.of(bundle, running, device, threads, options)
-            budget = _share(device) if cache_bytes is None else cache_bytes
-            session = cls(bundle, running, backend, cost_file, budget, device, safe=safe)
+            name = DeviceName.of(device)
+            cost_file = CostFile.of(bundle, running, str(name), threads, options)
+            budget = _share(name) if cache_bytes is None else cache_bytes
+            session = cls(bundle, running, backend, cost_file, budget, str(name), safe=safe)
             if budget > 0 and not safe:
-                adopt(bundle, running, device, session._prefixes)
+                adopt(bundle, running, name.kind, session._prefixes)
             return session
 
         session = using(path, use, full=verify, safe=safe)
@@ -366,9 +368,9 @@ class Session:
             pass  # the last rows leave, and what they have read and said is saved
 
 
-def _share(device: str) -> int:
+def _share(device: DeviceName) -> int:
     """Bytes for saved prefixes where nobody says how many: a small part of what is free now."""
-    free = machine.available() if device == "cpu" else None
+    free = machine.available() if device.kind == "cpu" else None
     return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))
 
 

@@ -45,7 +45,7 @@ class StoredGrammars:
         file = find(self._bundle.manifest, name, self._bundle.path).file
         with self._lock:
             if file not in self._walks:
-                self._walks[file] = Walk(read_automaton(self._bundle.path / file), self._vocabulary)
+                self._walks[file] = Walk(read_automaton(self._bundle, file), self._vocabulary)
             self._walks.move_to_end(file)
             while len(self._walks) > OPEN:
                 self._walks.popitem(last=False)

@@ -20,6 +20,7 @@ from .row import Accepted, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
 
+_PLACES, MOST_PLACES = ("max_rows", "max_waiting"), 2**20
 _MAY_BE_NONE = ("max_prompt_tokens", "max_new_tokens", "max_stops", "kv_bytes", "max_rows_per_client")
 
 Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
@@ -31,8 +32,9 @@ class Limits:
     values that cannot be.
 
     max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
-    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between
-    two decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
+    max_waiting: requests that may wait, beside those that free rows are about to take. prefill_tokens: prompt
+    tokens that are prefilled between two decode steps, at most: more lets a new request answer sooner, less
+    disturbs the running ones less.
 
     max_prompt_tokens, max_new_tokens: longest prompt and answer. max_stops: stop strings, and eos_ids.
     kv_bytes: KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in.
@@ -63,6 +65,8 @@ class Limits:
                 what = "1 or more"
             if not good:
                 wrong.append(f"{name} must be {what}, not {value!r}")
+            elif name in _PLACES and value > MOST_PLACES:
+                wrong.append(f"{name} must be at most {MOST_PLACES}, not {value!r}")
         if wrong:
             raise SessionError("; ".join(wrong))
 
@@ -124,6 +128,11 @@ class Schedule:
     @property
     def num_running(self) -> int:
         return len(self._batch.active)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that those who come find: fewer than `max_rows` while long ones fill the KV memory."""
+        return self._batch.num_rows if self._batch.active else self.limits.max_rows
 
     @property
     def running(self) -> Sequence[Row]:

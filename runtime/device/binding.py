@@ -33,19 +33,20 @@ class Binding:
         self,
         names: Sequence[tuple[str, str | None]],
         buffers: Sequence[Any],
-        device: str,
+        memory: Memory,
         dtype: np.dtype[Any],
         rows: int,
         offset: int,
     ) -> None:
-        """Bind `rows` rows of KV tensors, `offset` bytes from their beginning, as inputs and, where named, as
-        outputs.
+        """Bind `rows` rows of KV tensors in `memory`, `offset` bytes from their beginning, as inputs and,
+        where named, as outputs.
         """
+        device, number = memory.device, memory.number
         shape = (rows, *buffers[0].shape[1:])
         for (past, present), buffer in zip(names, buffers, strict=True):
-            self._io.bind_input(past, device, 0, dtype, shape, buffer.address + offset)
+            self._io.bind_input(past, device, number, dtype, shape, buffer.address + offset)
             if present is not None:
-                self._io.bind_output(present, device, 0, dtype, shape, buffer.address + offset)
+                self._io.bind_output(present, device, number, dtype, shape, buffer.address + offset)
 
     def write(self, name: str, value: np.ndarray) -> None:
         """An input. Binding takes far longer than copying a few ids: memory is written again as long as the
@@ -56,7 +57,7 @@ class Binding:
             memory = self._places[name]
             tensor = self._memory(name, value.shape, value.dtype)
             tensor.write(value)
-            self._io.bind_input(name, memory.device, 0, value.dtype, value.shape, tensor.address)
+            self._io.bind_input(name, memory.device, memory.number, value.dtype, value.shape, tensor.address)
             self._tensors[name] = tensor
         else:
             tensor.write(value)
@@ -67,7 +68,7 @@ class Binding:
         if tensor is None or tensor.shape != shape:
             memory = self._places[name]
             tensor = self._memory(name, shape, dtype)
-            self._io.bind_output(name, memory.device, 0, dtype, shape, tensor.address)
+            self._io.bind_output(name, memory.device, memory.number, dtype, shape, tensor.address)
             self._tensors[name] = tensor
         return tensor
 

@@ -24,6 +24,7 @@ from .cuda_libraries import load_libraries
 from .kv import KvRows
 from .lost import ADVICE, is_lasting
 from .memory import HostMemory, Memory
+from .name import DeviceName
 from .ort_memory import OrtMemory
 from .ort_options import parted
 from .scratch import Scratch, require_session
@@ -84,8 +85,10 @@ class OrtBackend:
         place: Path | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
+        name = DeviceName.of(device)
+        device = name.kind
         ort = _import(device)
-        entries, provider_options = parted(settings or {}, device)
+        entries, provider_options = parted(settings or {}, name)
         self._watched = Watched(None, ())
         self._scratch: Scratch | None = None
         self.outputs = outputs
@@ -121,7 +124,8 @@ class OrtBackend:
                 f" {GPU_ADVICE}"
             )
         self._check_signature(graph, ORT_TYPES[kv_dtype])
-        own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device])
+        number = int(provider_options.get("device_id", 0))
+        own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device], number)
         self._find_places(memory or own)
         self.on_cpu = on_cpu(self._session, PROVIDERS[device]) if device != "cpu" else {}
         """Operator -> how many nodes of the graph a GPU session computes on the CPU."""
@@ -231,8 +235,8 @@ class OrtBackend:
             names = [
                 (f"past_key_values.{s}", f"present.{s}" if self._in_place else None) for s in self._suffixes
             ]
-            offset, device = first * cache.row_bytes, self._memory.device
-            binding.bind_rows(names, cache.buffers, device, self._dtype, rows, offset)
+            offset = first * cache.row_bytes
+            binding.bind_rows(names, cache.buffers, self._memory, self._dtype, rows, offset)
             cache.binding, cache.bound = binding, bound
         return cache.binding
 

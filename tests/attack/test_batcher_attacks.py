@@ -344,6 +344,8 @@ def test_a_request_that_never_fits_is_refused(session: Session) -> None:
         ({"prefill_tokens": None}, "prefill_tokens must be 1 or more, not None"),
         ({"kv_bytes": 0}, "kv_bytes must be 1 or more, not 0"),
         ({"max_stops": True}, "max_stops must be 1 or more, not True"),
+        ({"max_rows": 2**20 + 1}, "max_rows must be at most 1048576, not 1048577"),
+        ({"max_waiting": 2**63 - 1}, "max_waiting must be at most 1048576"),
         ({"client_share": 0}, "client_share must be a number above 0, at most 1, not 0"),
         ({"client_share": float("nan")}, "client_share must be a number above 0"),
     ],

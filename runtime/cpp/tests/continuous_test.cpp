@@ -31,7 +31,9 @@ std::shared_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
     if (wanted["window"] != "full") config.window = wanted["window"];
     config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
     const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
-    return row_of(index, wanted["prompt"].get<fake::Tokens>(), config, [stop](std::int64_t token) { return token == stop; });
+    auto row = row_of(index, wanted["prompt"].get<fake::Tokens>(), config, [stop](std::int64_t token) { return token == stop; });
+    row->client = optional_of<std::string>(wanted["client"]);
+    return row;
 }
 
 mars::ContinuousSchedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::int64_t prefill_tokens = 128) {
@@ -172,7 +174,8 @@ TEST_CASE("every case of batcher.json: who gets what in which step") {
     for (const auto& each : conformance("batcher.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend;
-        mars::ContinuousSchedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]});
+        mars::ContinuousSchedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]},
+                                          nullptr, optional_of<std::int64_t>(each["max_rows_per_client"]));
         std::vector<std::shared_ptr<mars::Row>> rows;
         std::vector<Json> commits;
         for (const Json& wanted : each["rows"]) {

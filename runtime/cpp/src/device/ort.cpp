@@ -14,6 +14,7 @@
 
 #include "bundle/held.hpp"
 #include "device/lost.hpp"
+#include "device/name.hpp"
 #include "device/ort.hpp"
 #include "log.hpp"
 
@@ -61,11 +62,11 @@ std::string lower(std::string text) {
     return text;
 }
 
-/// The provider that `device` names; throws SessionError that lists those there are.
+/// The provider of a kind of device; throws SessionError that lists those there are.
 std::string provider_of(const std::string& device) {
     std::string known;
     for (const std::string& provider : OrtBackend::devices()) {
-        if (lower(provider) == lower(device) || lower(provider) == lower(device) + "executionprovider") return provider;
+        if (lower(provider) == device + "executionprovider") return provider;
         known += (known.empty() ? "" : ", ") + provider;
     }
     throw SessionError("this ONNX Runtime " + OrtBackend::version() + " has no device `" + device.substr(0, 60) + "` (it has: " + known +
@@ -314,7 +315,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
                            " does not run on ONNX Runtime");
     if (threads && *threads < 1) throw SessionError("threads must be 1 or more, not " + std::to_string(*threads));
     init_api();
-    const std::string provider = provider_of(device);
+    const DeviceName named = DeviceName::of(device);
+    const std::string provider = provider_of(named.kind);
     const ModelInfo& model = bundle.manifest.model;
     Graph& graph = *graph_;
     graph.file = bundle.path / variant.file;
@@ -326,7 +328,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
     graph.on_cpu = provider == "CPUExecutionProvider";
     graph.on_log = std::move(on_log);
-    const OrtParts parts = parted(options, graph.on_cpu);
+    const OrtParts parts = parted(options, graph.on_cpu, named.number);
     // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
     graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
