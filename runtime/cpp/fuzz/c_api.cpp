@@ -101,7 +101,8 @@ class Calls : private Handles {
         options->verify = static_cast<std::int32_t>(given_.below(5)) - 1;
         options->cache_bytes = given_.integer();
         options->safe = given_.flag() ? 1 : 0;
-        options->device = string();
+        static constexpr const char* devices[] = {"cpu", "CPU", "cpu:1", "cuda:0", "cuda:99999999999999999999", "cuda:-1", ":", nullptr};
+        options->device = given_.flag() ? devices[given_.below(std::size(devices))] : string();
         options->variant = string();
         options->draft = string();
         options->num_options = given_.below(3);
@@ -257,6 +258,7 @@ class Calls : private Handles {
         if (given_.below(4) == 0) limits->max_stops = given_.integer();
         if (given_.below(4) == 0) limits->kv_bytes = given_.flag() ? given_.integer() : 100 * given_.byte();
         if (given_.below(4) == 0) limits->client_share = given_.real();
+        if (given_.below(4) == 0) limits->max_rows_per_client = given_.integer();
         mars_batcher* made = nullptr;
         const bool is_good = good(mars_batcher_open(session_, maybe(limits.get()), &made, error()));
         keep(place(batchers_), made, is_good, mars_batcher_free);
