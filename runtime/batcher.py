@@ -23,8 +23,9 @@ from .decode.row import FinishReason, Row
 from .decode.schedule import Limits, Schedule
 from .errors import DeviceLost, Overloaded, SessionError
 from .places import Places
+from .prompts import Prompt
 from .request import Request, Waiters, sooner
-from .session import Prompt, Session
+from .session import Session
 
 LOG = logging.getLogger(
     "mars_export"
