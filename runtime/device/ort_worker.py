@@ -48,7 +48,8 @@ class OnWorker:
     """A memory (memory.py) whose methods run in a worker's thread."""
 
     def __init__(self, memory: Any, worker: Worker) -> None:
-        self.memory, self._worker, self.device = memory, worker, memory.device
+        self.memory, self._worker = memory, worker
+        self.device, self.index = memory.device, memory.index
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.memory, name)

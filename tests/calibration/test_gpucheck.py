@@ -45,7 +45,7 @@ def test_every_check_runs_and_what_this_machine_cannot_show_says_why(ask: Ask) -
     found = {outcome.name: outcome for outcome in report.outcomes}
     absent = {name: o.detail for name, o in found.items() if o.state == "not run"}
     assert {n: o.detail for n, o in found.items() if o.state == "failed"} == {}
-    assert absent.keys() <= {"tokens", "prefix", "sampling", "growth"}
+    assert absent.keys() <= {"tokens", "prefix", "sampling", "growth", "grammar", "graphs"}
     assert "the CPU itself" in absent["tokens"]
     assert found["exact"].figures["equal"] == 4
     assert found["speed"].figures["modes"]["exact"]["tokens_per_second"] > 0

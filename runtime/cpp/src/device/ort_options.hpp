@@ -13,7 +13,8 @@ struct OrtParts {
     OrtOptions entries, of_provider;
 };
 
-/// Throws SessionError for provider options on the CPU, which has none, and for the accuracy level, which is the variant's own.
+/// Throws SessionError for provider options on the CPU, which has none, for the accuracy level, which is the variant's own, and for
+/// `enable_cuda_graph`, which needs steps that are all alike or are numbered.
 OrtParts parted(const OrtOptions& options, bool on_cpu);
 
 } // namespace mars
