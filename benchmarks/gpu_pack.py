@@ -6,8 +6,8 @@
 
 Packed are wheels (ONNX Runtime with CUDA, and what of ours is rarely there), the default checkpoint's base
 weights, libmars's programs for a GPU if they were built and, with --file, what you name. `unpack` installs
-the wheels that are whole into a folder of their own, which `gpu_prove.py` puts on the path; PyTorch and its CUDA
-libraries stay where they are.
+the wheels that are whole into a folder of their own, which `gpu_prove.py` puts on the path; PyTorch and its
+CUDA libraries stay where they are.
 """
 
 from __future__ import annotations
