@@ -122,10 +122,12 @@ def captured(subject: Subject) -> Found:
 
 
 def grammars(subject: Subject) -> Found:
-    """A choice among words is kept to, by the likeliest tokens that a step computes."""
+    """A choice among words is kept to, by the likeliest tokens that a step computes, or by its logits where
+    none of these is allowed.
+    """
     session = subject.session
-    if "topk_ids" not in session.backend.outputs or find_spec("llguidance") is None:
-        raise NotHere("it takes a bundle exported with --top-k and the `grammar` extra")
+    if "logits" not in session.backend.outputs or find_spec("llguidance") is None:
+        raise NotHere("it takes a bundle exported with --logits and the `grammar` extra")
     if session.bundle.manifest.text is None:
         raise NotHere("the bundle has no tokenizer")
     settings = subject.config.with_values(choice=WORDS)
