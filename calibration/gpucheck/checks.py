@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...runtime import Batcher, Commit, Completion, GenerationConfig, Limits, MarsError
+from ...runtime.device.name import DeviceName
 from .outcome import Found, NotHere
 from .subject import Subject, same
 
@@ -42,7 +43,8 @@ def stays(subject: Subject) -> Found:
         raise NotHere("this backend does not say where its KV rows are")
     device, binds_anew = memory.device, backend._binds_anew
     detail = f"KV rows in {device} memory" + ("; bound anew each step, with copies" if binds_anew else "")
-    return Found(device == subject.device and not binds_anew, detail, {"kv_device": device})
+    is_there = device == DeviceName.of(subject.device).kind
+    return Found(is_there and not binds_anew, detail, {"kv_device": device})
 
 
 def tokens(subject: Subject) -> Found:

@@ -14,6 +14,7 @@ from time import perf_counter
 
 from ...runtime import MarsError, machine
 from ...runtime.device.cuda import find_gpu
+from ...runtime.device.name import DeviceName
 from ...runtime.errors import CalibrationError
 from ..journal import Journal
 from ..rounds import Progress
@@ -137,7 +138,7 @@ def device_name(device: str) -> str:
     """What computes: the GPU with its capability and driver, or the processor."""
     if device == "cpu":
         return machine.processor() or "a CPU"
-    gpu = find_gpu()
+    gpu = find_gpu(DeviceName.of(device).ordinal)
     return gpu if isinstance(gpu, str) else f"{gpu.name} ({gpu.capability}, driver of CUDA {gpu.driver})"
 
 

@@ -43,7 +43,7 @@ class Binding:
         self,
         names: Sequence[tuple[str, str | None]],
         buffers: Sequence[Any],
-        place: Memory,
+        memory: Memory,
         dtype: np.dtype[Any],
         rows: int,
         offset: int,
@@ -53,10 +53,10 @@ class Binding:
         """
         shape = (rows, *buffers[0].shape[1:])
         for (past, present), buffer in zip(names, buffers, strict=True):
-            self._io.bind_input(past, place.device, place.index, dtype, shape, buffer.address + offset)
+            self._io.bind_input(past, memory.device, memory.number, dtype, shape, buffer.address + offset)
             if present is not None:
                 self._io.bind_output(
-                    present, place.device, place.index, dtype, shape, buffer.address + offset
+                    present, memory.device, memory.number, dtype, shape, buffer.address + offset
                 )
 
     def write(self, name: str, value: np.ndarray) -> None:
@@ -68,7 +68,7 @@ class Binding:
             memory = self._places[name]
             tensor = self._memory(name, value.shape, value.dtype)
             tensor.write(value)
-            self._io.bind_input(name, memory.device, memory.index, value.dtype, value.shape, tensor.address)
+            self._io.bind_input(name, memory.device, memory.number, value.dtype, value.shape, tensor.address)
             self._tensors[name] = tensor
         else:
             tensor.write(value)
@@ -79,7 +79,7 @@ class Binding:
         if tensor is None or tensor.shape != shape:
             memory = self._places[name]
             tensor = self._memory(name, shape, dtype)
-            self._io.bind_output(name, memory.device, memory.index, dtype, shape, tensor.address)
+            self._io.bind_output(name, memory.device, memory.number, dtype, shape, tensor.address)
             self._tensors[name] = tensor
         return tensor
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import headroom
 from ..decode.backend import bucket
 from ..errors import SessionError
 from .binding import Binding
@@ -22,6 +23,8 @@ KV_TYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
+
+ADVICE = "shorten the prompt or max_new_tokens, or run fewer rows at once"
 
 
 class KvRows:
@@ -64,16 +67,17 @@ class KvRows:
             return
         entries = self._grown(capacity, self.capacity)
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
+        taken = entries * self.num_rows * self.entry_bytes
+        if self.memory.device == "cpu":
+            what = f"KV memory of {self.num_rows} row(s) of {entries} entries"
+            headroom.require(taken, what, ADVICE)
         try:
             if self.capacity:
                 buffers = self.memory.widen(self.buffers, entries)
             else:
                 buffers = self.memory.zeros(self._count, shape, self._dtype)
         except Exception as error:  # MemoryError of the host, a class of its own of each device's library
-            num_bytes = (
-                self._count * self.num_rows * self.kv_heads * entries * self.head_dim * self._dtype.itemsize
-            )
-            raise shortage(self.num_rows, entries, num_bytes, error) from error
+            raise shortage(self.num_rows, entries, taken, error) from error
         # All or nothing: what is below cannot fail, and the old memory goes only with the binding that names
         # it.
         self.unbind()
@@ -110,5 +114,5 @@ def shortage(num_rows: int, entries: int, num_bytes: int, error: Exception) -> S
     return SessionError(
         f"not enough memory: the KV entries of {num_rows} row(s) of {entries} take {num_bytes / 1e6:.0f} MB"
         f" ({reason});"
-        " shorten the prompt or max_new_tokens, run fewer rows at once, or free memory"
+        f" {ADVICE}, or free memory"
     )

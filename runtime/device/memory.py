@@ -39,8 +39,8 @@ class Memory(Protocol):
         ...
 
     @property
-    def index(self) -> int:
-        """Which device of that kind."""
+    def number(self) -> int:
+        """Which of those devices it is, counted from 0."""
         ...
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -101,7 +101,7 @@ class HostTensor:
 class HostMemory:
     """Numpy arrays, in host memory."""
 
-    device, index = "cpu", 0
+    device, number = "cpu", 0
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostTensor:
         return HostTensor(np.empty(shape, dtype))

@@ -4,6 +4,8 @@ it.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import headroom
 from ..bundle.held import Watched
-from ..bundle.manifest import Bundle, ModelInfo, Variant
+from ..bundle.manifest import ModelInfo, Variant
+from ..bundle.open import Bundle
 from ..decode.backend import StepOutput, bucket
 from ..errors import DeviceLost, SessionError
 from .binding import Binding, StepInput
@@ -20,13 +24,15 @@ from .cuda_libraries import load_libraries
 from .kv import KvRows
 from .lost import ADVICE, is_lasting
 from .memory import HostMemory, Memory
-from .ort_graphs import Graphs
+from .name import DeviceName
+from .ort_graphs import Graphs, run_options
 from .ort_kept import KeptMemory, doubled
-from .ort_loading import first_line, load, on_cpu
+from .ort_loading import advice, first_line, load, on_cpu
 from .ort_memory import OrtMemory
 from .ort_options import parted
 from .ort_signature import KvLayout, check_signature
 from .ort_worker import THE_WORKER, OnWorker
+from .scratch import Scratch, require_session
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -35,6 +41,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+# Read when the library is loaded. Since 1.31 it tells its makers what it runs, from threads of its own that
+# take memory when they like, and the process with them where they get none.
+NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
 # Memory of a GPU is asked for as it is needed, not in powers of two: what is left is for KV rows.
 SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
@@ -80,8 +89,11 @@ class OrtBackend:
         settings: Mapping[str, str] | None = None,
         block: int = 1,
     ) -> None:
+        name = DeviceName.of(device)
+        device = name.kind
         ort = _import(device)
-        entries, own = parted(settings or {}, device)
+        entries, own = parted(settings or {}, name)
+        self._scratch: Scratch | None = None
         self._watched = Watched(None, ())
         self.outputs = outputs
         self.max_capacity = model.context_length
@@ -98,6 +110,8 @@ class OrtBackend:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", str(int(device != "cpu")))
         if threads is not None:
             options.intra_op_num_threads = threads
+        self._has_arena = device != "cpu" or not headroom.is_limited()
+        options.enable_cpu_mem_arena = self._has_arena
         try:
             for key, value in entries.items():
                 options.add_session_config_entry(key, value)
@@ -108,8 +122,8 @@ class OrtBackend:
             )
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
             why = first_line(error).replace(str((place or graph).parent), str(graph.parent))
-            advice = "" if device == "cpu" else f"; {GPU_ADVICE}"
-            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}{advice}") from error
+            then = "" if device == "cpu" else f"; {GPU_ADVICE}"
+            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}{then}") from error
         if PROVIDERS[device] not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
@@ -117,13 +131,13 @@ class OrtBackend:
             )
         layout = KvLayout(self._suffixes, self._cache_shape, ORT_TYPES[kv_dtype], self._in_place)
         self._widths = check_signature(self._session, graph, self.outputs, layout, model.vocab_size)
-        index = int(own["device_id"]) if own.get("device_id", "").isdecimal() else 0
+        number = int(own.get("device_id", 0))
         self._graphs: Graphs | None = None
         if captures:
-            self._graphs = Graphs(block, kv_dtype, partial(_run_options, ort))
-            memory = memory or OnWorker(KeptMemory(ort, device, PROVIDERS[device], index), THE_WORKER)
+            self._graphs = Graphs(block, kv_dtype, partial(run_options, ort))
+            memory = memory or OnWorker(KeptMemory(ort, device, PROVIDERS[device], number), THE_WORKER)
         elif memory is None:
-            memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device], index)
+            memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device], number)
         self._find_places(memory)
         if self._graphs and not self._graphs.reason:
             THE_WORKER.run(partial(self._try_graphs, self._graphs))
@@ -155,12 +169,18 @@ class OrtBackend:
                 f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}"
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
+        sizes = {entry.path: entry.size for entry in bundle.manifest.files}
+        weights = sizes.get(variant.weights or variant.file, 0)
+        if device == "cpu":
+            require_session(model, weights, variant.precision, threads, loaded="onnxruntime" in sys.modules)
         backend = cls(
             graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
             place=bundle.place(variant.file), settings=settings, block=bundle.manifest.block,
         )  # fmt: skip
         if device == "cpu" and variant.weights is not None:
             backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
+        if device == "cpu":
+            backend._scratch = Scratch.of(model, variant, weights, arena=backend._has_arena)
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
@@ -211,10 +231,12 @@ class OrtBackend:
             what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {first_line(error)}"
             if is_lasting(str(error)):
                 raise DeviceLost(what + ADVICE) from error
-            raise SessionError(what + _advice(error)) from error
+            raise SessionError(what + advice(error)) from error
 
     def _plainly(self, cache: KvRows, first: int, given: StepInput, want_logits: bool) -> StepOutput:
-        rows, slots = given.input_ids.shape
+        (rows, slots), outputs = given.input_ids.shape, given.output_index.shape[1]
+        scratch = self._scratch
+        size = scratch.check(rows, slots, cache.capacity, outputs) if scratch is not None else None
         binding = self._binding(cache, first, rows, want_logits)
         results = self._ready(binding, given, want_logits)
         plain = self._graphs.plain if self._graphs else None
@@ -225,6 +247,8 @@ class OrtBackend:
             new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
             binding.run(plain)
             cache.place(first, given.kv_length, new)
+        if scratch is not None and size is not None:
+            scratch.ran(size)
         if want_logits and "logits" in results:
             results["logits"] = binding.take("logits")
         return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})
@@ -314,25 +338,11 @@ class OrtBackend:
             self._graphs.reason = "a step's inputs or results are not all on the GPU"
 
 
-def _run_options(ort: Any, entries: Mapping[str, str]) -> Any:
-    options = ort.RunOptions()
-    for name, value in entries.items():
-        options.add_run_config_entry(name, value)
-    return options
-
-
-def _advice(error: Exception) -> str:
-    words = str(error).lower()
-    is_short = isinstance(error, MemoryError) or any(w in words for w in ("alloc", "out of memory"))
-    return (
-        "; not enough memory: run fewer rows at once, shorten the prompt, or free memory" if is_short else ""
-    )
-
-
 def _import(device: str) -> Any:
     if device not in PROVIDERS:
         raise SessionError(f"unknown device `{device}` (known: {', '.join(PROVIDERS)})")
     install = f"pip install 'mars-export[{EXTRAS[device]}]'"
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -350,6 +360,7 @@ def _import(device: str) -> Any:
 
 def version_and_devices() -> tuple[str, list[str]] | None:
     """The installed ONNX Runtime's version and the devices it can use, or None when it is absent."""
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError:

@@ -109,3 +109,11 @@ class Graphs:
         self.reason = reason.strip().splitlines()[0]
         self._steps.clear()
         self._seen.clear()
+
+
+def run_options(ort: Any, entries: Mapping[str, str]) -> Any:
+    """ONNX Runtime's options of a run."""
+    options = ort.RunOptions()
+    for name, value in entries.items():
+        options.add_run_config_entry(name, value)
+    return options

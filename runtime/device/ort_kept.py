@@ -27,8 +27,8 @@ def doubled(needed: int, present: int) -> int:
 class KeptMemory(OrtMemory):
     """What a cache gave up serves the next one of the same shape. For one thread, but for what gives up."""
 
-    def __init__(self, ort: Any, device: str, provider: str, index: int = 0) -> None:
-        super().__init__(ort, device, provider, index)
+    def __init__(self, ort: Any, device: str, provider: str, number: int = 0) -> None:
+        super().__init__(ort, device, provider, number)
         self._idle: dict[Shape, list[Any]] = {}
         # Caches end in any thread, in the middle of anything.
         self._given_up: deque[tuple[Shape, Any]] = deque()

@@ -66,3 +66,12 @@ def on_cpu(session: Any, provider: str) -> dict[str, int]:
 
 def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def advice(error: Exception) -> str:
+    """What to do about a step that failed for want of memory; nothing about others."""
+    words = str(error).lower()
+    is_short = isinstance(error, MemoryError) or any(w in words for w in ("alloc", "out of memory"))
+    return (
+        "; not enough memory: run fewer rows at once, shorten the prompt, or free memory" if is_short else ""
+    )

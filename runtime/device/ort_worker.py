@@ -49,7 +49,7 @@ class OnWorker:
 
     def __init__(self, memory: Any, worker: Worker) -> None:
         self.memory, self._worker = memory, worker
-        self.device, self.index = memory.device, memory.index
+        self.device, self.number = memory.device, memory.number
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.memory, name)

@@ -166,7 +166,7 @@ def test_a_store_that_keeps_nothing_fails(ask: Ask, monkeypatch: pytest.MonkeyPa
 
 def test_memory_that_grows_fails(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter((1 << 30, 3 << 30, 1 << 30, 1 << 30))
-    monkeypatch.setattr("mars_export.calibration.gpucheck.subject.memory_used", lambda: next(used))
+    monkeypatch.setattr("mars_export.calibration.gpucheck.subject.memory_used", lambda _: next(used))
     subject = ask().subject
     _ = subject.session  # on the CPU, said to be a GPU
     subject.device = "cuda"

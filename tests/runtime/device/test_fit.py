@@ -13,7 +13,8 @@ from support.fake_cuda import MODEL, engine_info, engine_variant
 from support.manifests import GOOD
 
 from mars_export.runtime import GenerationConfig, Session, SessionError
-from mars_export.runtime.bundle.manifest import Bundle, Variant
+from mars_export.runtime.bundle.manifest import Variant
+from mars_export.runtime.bundle.open import Bundle
 from mars_export.runtime.device import trt_engine
 from mars_export.runtime.device.trt_engine import LoadedEngine
 from mars_export.runtime.device.variants import Here, choose, renewal, why_not, why_not_exact

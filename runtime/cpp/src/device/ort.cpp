@@ -13,6 +13,7 @@
 
 #include "bundle/held.hpp"
 #include "device/lost.hpp"
+#include "device/name.hpp"
 #include "device/ort_api.hpp"
 #include "device/ort_memory.hpp"
 #include "device/ort_open.hpp"
@@ -244,7 +245,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
                            " does not run on ONNX Runtime");
     if (threads && *threads < 1) throw SessionError("threads must be 1 or more, not " + std::to_string(*threads));
     init_ort();
-    const std::string provider = provider_of(device);
+    const DeviceName named = DeviceName::of(device);
+    const std::string provider = provider_of(named.kind);
     const ModelInfo& model = bundle.manifest.model;
     Graph& graph = *graph_;
     graph.file = bundle.path / variant.file;
@@ -255,7 +257,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     graph.head_dim = model.head_dim;
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
     graph.on_cpu = provider == cpu_provider;
-    const OrtParts parts = parted(options, graph.on_cpu);
+    const OrtParts parts = parted(options, graph.on_cpu, named.number);
     // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
     graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)

@@ -21,7 +21,7 @@ namespace mars {
 class OrtBackend : public Backend {
   public:
     /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without "ExecutionProvider",
-    /// in any case ("cpu", "CUDA", "tensorrt"). `threads`: compute threads, nothing for ONNX Runtime's choice. `on_log` hears ONNX
+    /// in any case, and a number behind a colon ("cpu", "CUDA", "tensorrt", "cuda:1"). `threads`: compute threads, nothing for ONNX Runtime's choice. `on_log` hears ONNX
     /// Runtime's warnings and errors of this graph, from any thread.
     ///
     /// KV rows are in `place`, or where `place_of` says; where they cannot stay there (tried when the graph is opened), in host memory,

@@ -61,7 +61,7 @@ void init_ort() {
 std::string provider_of(const std::string& device) {
     std::string known;
     for (const std::string& provider : OrtBackend::devices()) {
-        if (lower(provider) == lower(device) || lower(provider) == lower(device) + "executionprovider") return provider;
+        if (lower(provider) == device + "executionprovider") return provider;
         known += (known.empty() ? "" : ", ") + provider;
     }
     throw SessionError("this ONNX Runtime " + OrtBackend::version() + " has no device `" + device.substr(0, 60) + "` (it has: " + known +

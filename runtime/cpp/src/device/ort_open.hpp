@@ -17,7 +17,7 @@ namespace mars {
 
 constexpr const char* cpu_provider = "CPUExecutionProvider";
 
-/// The provider that `device` names; throws SessionError that lists those there are.
+/// The provider of a kind of device, as DeviceName has it; throws SessionError that lists those there are.
 std::string provider_of(const std::string& device);
 
 /// Make sessions compute with `provider`, with options of its own. Throws Ort::Exception.

@@ -11,7 +11,7 @@ constexpr const char* level = "session.qdq_matmulnbits_accuracy_level"; // profi
 
 }
 
-OrtParts parted(const OrtOptions& options, bool on_cpu) {
+OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> number) {
     OrtParts parts;
     std::string odd;
     for (const auto& [name, value] : options) {
@@ -26,6 +26,11 @@ OrtParts parted(const OrtOptions& options, bool on_cpu) {
     if (on_cpu && !odd.empty())
         throw SessionError("the CPU has no option " + odd +
                            "; names of ONNX Runtime's own have a dot, such as session.intra_op.allow_spinning");
+    if (!number) return parts;
+    const std::string& said = parts.of_provider.emplace("device_id", std::to_string(*number)).first->second;
+    if (said != std::to_string(*number))
+        throw SessionError("the device has number " + std::to_string(*number) + " and device_id is " + said.substr(0, 60) +
+                           "; say it once, in the device");
     return parts;
 }
 
