@@ -45,6 +45,7 @@ class KeptMemory(OrtMemory):
             except Exception:  # onnxruntime's own: what is idle makes room
                 self._idle.clear()
                 tensors = super().new(count, shape, dtype)
+        tensors.sort(key=lambda tensor: tensor.address)  # they end in any order, and serve again in this one
         for tensor in tensors:
             weakref.finalize(tensor, self._given_up.append, ((shape, dtype), tensor.value)).atexit = False
         return tensors
