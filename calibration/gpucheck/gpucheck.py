@@ -32,6 +32,8 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "batcher": ("answers in a batch equal answers alone", checks.batches),
     "blocks": ("the paper's block commit", checks.block_commit),
     "prefix": ("what was read before is not read again", checks.prefixes),
+    "grammar": ("an answer keeps to a choice of words", checks.grammars),
+    "graphs": ("steps that ONNX Runtime captures say what plain ones say", checks.captured),
     "sampling": ("a seed gives one text", checks.sampling),
     "recovery": ("a bad request fails alone", checks.recovers),
     "steps": ("what a step costs", figures.steps),

@@ -46,9 +46,14 @@ class Subject:
         """The bundle's graph on the CPU: what the device's tokens are held against."""
         return Session.open(self.path, "cpu", variant="model", cache_bytes=0)
 
-    def open(self, cache_bytes: int = 0) -> Session:
+    def open(self, cache_bytes: int = 0, options: dict[str, str] | None = None) -> Session:
         return Session.open(
-            self.path, self.device, threads=self.threads, variant=self.variant, cache_bytes=cache_bytes
+            self.path,
+            self.device,
+            threads=self.threads,
+            variant=self.variant,
+            cache_bytes=cache_bytes,
+            options=options,
         )
 
     @cached_property

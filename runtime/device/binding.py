@@ -6,13 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .memory import Memory
 
 LARGEST_SPARE, MOST_SPARE = 256, 256  # numbers of a tensor that is kept for its shape's return, and tensors
+
+
+class StepInput(NamedTuple):
+    """The inputs of a step but its KV rows, by their names in the graph: int64 [rows, slots], [rows] and
+    [rows, predictions].
+    """
+
+    input_ids: np.ndarray
+    kv_length: np.ndarray
+    output_index: np.ndarray
 
 
 class Binding:
@@ -38,15 +48,16 @@ class Binding:
         rows: int,
         offset: int,
     ) -> None:
-        """Bind `rows` rows of KV tensors in `memory`, `offset` bytes from their beginning, as inputs and,
-        where named, as outputs.
+        """Bind `rows` rows of KV tensors, `offset` bytes from their beginning, as inputs and, where named, as
+        outputs.
         """
-        device, number = memory.device, memory.number
         shape = (rows, *buffers[0].shape[1:])
         for (past, present), buffer in zip(names, buffers, strict=True):
-            self._io.bind_input(past, device, number, dtype, shape, buffer.address + offset)
+            self._io.bind_input(past, memory.device, memory.number, dtype, shape, buffer.address + offset)
             if present is not None:
-                self._io.bind_output(present, device, number, dtype, shape, buffer.address + offset)
+                self._io.bind_output(
+                    present, memory.device, memory.number, dtype, shape, buffer.address + offset
+                )
 
     def write(self, name: str, value: np.ndarray) -> None:
         """An input. Binding takes far longer than copying a few ids: memory is written again as long as the
@@ -83,8 +94,9 @@ class Binding:
             self._spare[name, shape] = place.tensor(shape, dtype)
         return self._spare[name, shape]
 
-    def run(self) -> None:
-        self._session.run_with_iobinding(self._io)
+    def run(self, options: Any = None) -> None:
+        """`options`: ONNX Runtime's own, of a run."""
+        self._session.run_with_iobinding(self._io, options)
 
     def take(self, name: str) -> np.ndarray:
         """An output, without a copy where it is in host memory: the next step gets other memory."""

@@ -6,7 +6,7 @@ A `static` graph writes a step's entries itself, in place, into what is bound he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,16 @@ class KvRows:
     """KV memory of some rows, and what a session has bound of it: never an address that was given back."""
 
     def __init__(
-        self, memory: Memory, count: int, num_rows: int, kv_heads: int, head_dim: int, dtype: np.dtype[Any]
+        self,
+        memory: Memory,
+        count: int,
+        num_rows: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: np.dtype[Any],
+        grown: Callable[[int, int], int] = bucket,
     ) -> None:
+        self._grown = grown  # capacities that are needed and present -> the one to grow to
         self.memory, self._count, self._dtype = memory, count, dtype
         self.num_rows, self.kv_heads, self.head_dim = num_rows, kv_heads, head_dim
         self.capacity = 0
@@ -57,7 +65,7 @@ class KvRows:
         """
         if capacity <= self.capacity:
             return
-        entries = bucket(capacity, self.capacity)
+        entries = self._grown(capacity, self.capacity)
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
         taken = entries * self.num_rows * self.entry_bytes
         if self.memory.device == "cpu":

@@ -53,15 +53,19 @@ class OrtMemory:
 
     def zeros(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[OrtTensor]:
         rows, heads, entries, dim = shape
+        tensors = self.new(count, shape, dtype)
         one = OrtTensor(
             self._ort.OrtValue.ortvalue_from_numpy(
                 np.zeros((rows, heads, 1, dim), dtype), self.device, self.number
             )
         )
-        return self._padded([one] * count, entries, dtype)
+        addresses = [(one.address, tensor.address) for tensor in tensors]
+        self._pad(addresses, (rows * heads, dim), (rows * heads, entries * dim), dtype)
+        return tensors
 
-    def widen(self, buffers: Sequence[OrtTensor], capacity: int) -> list[OrtTensor]:
-        return self._padded(buffers, capacity, self._dtype(buffers))
+    def new(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[OrtTensor]:
+        """KV tensors; what they hold is not known."""
+        return [self.tensor(shape, dtype) for _ in range(count)]
 
     def move(self, buffers: Sequence[OrtTensor], source: int, target: int, length: int) -> None:  # noqa: ARG002
         # The whole row, which is one run of memory; behind `length` there is nothing that anyone reads.
@@ -116,9 +120,10 @@ class OrtMemory:
             binding.bind_output(f"out{i}", self.device, self.number, dtype, shape, address)
         run(binding)
 
-    def _padded(self, buffers: Sequence[OrtTensor], capacity: int, dtype: np.dtype[Any]) -> list[OrtTensor]:
+    def widen(self, buffers: Sequence[OrtTensor], capacity: int) -> list[OrtTensor]:
+        dtype = self._dtype(buffers)
         rows, heads, entries, dim = buffers[0].shape
-        wider = [self.tensor((rows, heads, capacity, dim), dtype) for _ in buffers]
+        wider = self.new(len(buffers), (rows, heads, capacity, dim), dtype)
         addresses = [(old.address, new.address) for old, new in zip(buffers, wider, strict=True)]
         self._pad(addresses, (rows * heads, entries * dim), (rows * heads, capacity * dim), dtype)
         return wider

@@ -16,6 +16,9 @@ OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> numbe
     std::string odd;
     for (const auto& [name, value] : options) {
         if (name == level) throw SessionError(name + " is no option: the variant has it");
+        if (name == "enable_cuda_graph" && value != "0" && value != "false" && value != "False")
+            throw SessionError(name + " is no option here: ONNX Runtime would replay the first step for all others; libmars runs its steps"
+                                      " plainly. Leave it out, or take an engine of TensorRT, whose steps are captured");
         const bool is_entry = name.find('.') != std::string::npos;
         (is_entry ? parts.entries : parts.of_provider)[name] = value;
         if (!is_entry) odd += (odd.empty() ? "" : ", ") + name;
