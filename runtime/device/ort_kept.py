@@ -56,6 +56,6 @@ class KeptMemory(OrtMemory):
             self._idle[shape] = [*self._idle.pop(shape, []), value]  # the latest shape last
         while sum(map(len, self._idle.values())) > most:
             oldest = next(iter(self._idle))
-            del self._idle[oldest][0]
+            del self._idle[oldest][:1]  # all of them may have been taken
             if not self._idle[oldest]:
                 del self._idle[oldest]
