@@ -18,6 +18,7 @@ from . import __version__
 from .calibration import commands as calibration
 from .calibration import plan_command as planning
 from .exporter import commands as exporter
+from .exporter import demo_command as showing
 from .runtime import bundle_commands as bundles
 from .runtime import chat_command as talking
 from .runtime import commands as runtime
@@ -100,7 +101,19 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for part in (exporter, runtime, talking, serving, calibration, planning, bundles, prefixes, grammars, hub):
+for part in (
+    exporter,
+    showing,
+    runtime,
+    talking,
+    serving,
+    calibration,
+    planning,
+    bundles,
+    prefixes,
+    grammars,
+    hub,
+):
     app.add_typer(part.app)
 
 

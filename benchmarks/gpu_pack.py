@@ -5,8 +5,9 @@
     python benchmarks/gpu_pack.py pack --python 3.12 --size 25 --platform x86_64
 
 Packed are wheels (ONNX Runtime with CUDA, and what of ours is rarely there), the default checkpoint's base
-weights and, with --file, what you name. `unpack` installs the wheels that are whole into a folder of their
-own, which `gpu_prove.py` puts on the path; PyTorch and its CUDA libraries stay where they are.
+weights, libmars's programs for a GPU if they were built and, with --file, what you name. `unpack` installs
+the wheels that are whole into a folder of their own, which `gpu_prove.py` puts on the path; PyTorch and its
+CUDA libraries stay where they are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpu.libmars import PROGRAMS
 from gpu.pieces import SIZE, PiecesError, cut, join
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,6 +69,7 @@ def pack(args: argparse.Namespace) -> int:
     base = fetch(BASE_NAME, args)
     sources = [*((f"wheels/{wheel.name}", wheel) for wheel in wheels), (f"{BASE}/{base.name}", base)]
     sources += [(f"files/{path.name}", path) for path in args.file]
+    sources += [(f"cpp/{path.name}", path) for path in programs()]
     contents = cut(sources, args.pieces, args.size << 20)
     print(
         f"{len(contents.hashes)} pieces of {args.size} MiB at {args.pieces}, {contents.total / 1e6:.0f} MB:"
@@ -78,6 +81,14 @@ def pack(args: argparse.Namespace) -> int:
         )
         print(f"  pieces {first:3} to {last:3}  {file.length / 1e6:7.1f} MB  {file.path}")
     return 0
+
+
+def programs() -> list[Path]:
+    """libmars's tests for a GPU, which have the library inside them, where they were built. They take ONNX
+    Runtime from the wheel there: its C interface is the same in both of its wheels.
+    """
+    folder = ROOT / "build" / "cpp" / "release" / "tests"
+    return [folder / name for name in PROGRAMS if (folder / name).exists()]
 
 
 def fetch(name: str, args: argparse.Namespace) -> Path:

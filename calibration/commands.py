@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,15 +14,24 @@ from ..runtime.console import (
     Level,
     Threads,
     VariantName,
-    advance,
-    err,
     listed,
     out,
     print_json,
     print_table,
-    progress_bars,
 )
-from ..runtime.errors import MarsError
+from .task_command import (
+    AllowExec,
+    DryRun,
+    Force,
+    Output,
+    Resume,
+    Schema,
+    Score,
+    TaskName,
+    numbers,
+    print_result,
+    progress_of,
+)
 
 if TYPE_CHECKING:
     from ..runtime.decode.config import Window
@@ -33,38 +40,6 @@ if TYPE_CHECKING:
     from .tau.run import Estimate
 
 app = typer.Typer()
-T = TypeVar("T")
-
-TaskName = Annotated[
-    str, typer.Option("--task", "-t", help="A JSONL file of rows, or a built-in task: assistant, arithmetic.")
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Folder of the report and the state; named after task and bundle."),
-]
-Score = Annotated[
-    str | None,
-    typer.Option(help="Score of rows that name none: a known one, or your own as module:function."),
-]
-Schema = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="A JSON schema that every answer follows, but those of rows that have a form"
-        " of their own; `assistant`: the built-in schema of its 25 tools.",
-    ),
-]
-AllowExec = Annotated[
-    bool,
-    typer.Option("--allow-exec", help="Allow scores that run what the model writes. There is no sandbox."),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with what an earlier run left in the output folder.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Throw away what an earlier run left there.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Decode a few rows and say what all of them would cost.")
-]
 
 
 @app.command()
@@ -110,16 +85,16 @@ def calibrate(
     from .tau.report import COLUMNS
     from .tau.run import PAGE_FILE, Request, estimate, run
 
-    candidates = _numbers("--taus", taus, float)
+    candidates = numbers("--taus", taus, float)
     options = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
     where = (bundle, task, output, score, allow_exec, device, threads, None, accuracy_level, resume, force)
     request = Request(
         *where, schema=schema, name=name, confirm=confirm, store=store, html=html, options=options
     )
     if dry_run:
-        _show(estimate(request), as_json, _show_estimate)
+        print_result(estimate(request), as_json, _show_estimate)
         return
-    with _progress(request.folder) as progress:
+    with progress_of(request.folder) as progress:
         report = run(request, progress)
     if as_json:
         print_json(report.to_dict())
@@ -189,8 +164,8 @@ def bench(
     from .bench.settings import BenchOptions
 
     options = BenchOptions(
-        taus=_numbers("--tau", tau, float),
-        batches=_numbers("--batch", batch, int),
+        taus=numbers("--tau", tau, float),
+        batches=numbers("--batch", batch, int),
         windows=_windows(window),
         commits=listed(commit),
         cache_block=cache_block,
@@ -202,11 +177,11 @@ def bench(
     where = (bundle, task, output, score, allow_exec, device, threads, variant, accuracy_level, resume, force)
     request = BenchRequest(*where, schema=schema, options=options)
     if dry_run:
-        _show(estimate(request), as_json, _show_bench_estimate)
+        print_result(estimate(request), as_json, _show_bench_estimate)
         return
-    with _progress(request.folder) as progress:
+    with progress_of(request.folder) as progress:
         report = measure(request, progress)
-    _show(report, as_json, _show_bench)
+    print_result(report, as_json, _show_bench)
     if not as_json:
         out.print(f"report    {request.folder}", markup=False)
 
@@ -238,7 +213,7 @@ def gpucheck(
 
     subject = Subject(bundle, device, threads, variant, rows, requests)
     names = tuple(listed(only)) if only else ()
-    with _progress(output) as progress:
+    with progress_of(output) as progress:
         report = make_checks(CheckRequest(subject, output, names, resume, force), progress)
     if as_json:
         print_json(report.to_dict())
@@ -248,25 +223,6 @@ def gpucheck(
         out.print(f"page      {output / PAGE_FILE}", markup=False)
     if not report.is_good:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress(folder: Path) -> Iterator[Any]:
-    """Bars while something runs; Ctrl-C ends it with a word on how to go on."""
-    try:
-        with progress_bars() as bars:
-            yield advance(bars)
-    except KeyboardInterrupt:
-        text = f"stopped; what was done is kept in {folder}: the same command with --resume goes on"
-        err.print(text, markup=False)
-        raise typer.Exit(130) from None
-
-
-def _show(value: Any, as_json: bool, show: Any) -> None:
-    if as_json:
-        print_json(value.to_dict())
-    else:
-        show(value)
 
 
 def _show_bench(report: BenchReport) -> None:
@@ -301,14 +257,6 @@ def _show_estimate(cost: Estimate) -> None:
     lines = [(metric, f"{tau:g}", f"{seconds / 60:.1f}") for metric, tau, seconds in cost.candidates]
     print_table(("metric", "tau", "minutes"), lines)
     print_table(("bound", "rows needed"), [(f"{drop:g}", str(rows)) for drop, rows in cost.needed])
-
-
-def _numbers(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
-    try:
-        return tuple(kind(word) for word in listed(text or ""))
-    except ValueError as error:
-        what = "whole numbers" if kind is int else "numbers"
-        raise MarsError(f"{option} must be {what} with commas between, not {text!r}") from error
 
 
 def _windows(text: str) -> tuple[Window, ...]:

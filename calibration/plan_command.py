@@ -14,16 +14,12 @@ from ..runtime.console import (
     Level,
     Threads,
     VariantName,
-    advance,
-    err,
     listed,
     out,
     print_json,
     print_table,
-    progress_bars,
 )
-from ..runtime.errors import MarsError
-from .commands import AllowExec, Force, Score, TaskName
+from .task_command import AllowExec, Force, Score, TaskName, numbers, progress_of
 
 if TYPE_CHECKING:
     from .plan.plan import PlanReport
@@ -83,10 +79,7 @@ def plan(
     from .plan.plan import PlanRequest
     from .plan.plan import plan as make_plan
 
-    try:
-        batches = tuple(int(word) for word in listed(batch))
-    except ValueError as error:
-        raise MarsError(f"--batch must be whole numbers with commas between, not {batch!r}") from error
+    batches = numbers("--batch", batch, int)
     if (rate is None) == (trace is None):
         raise typer.BadParameter("give one of them", param_hint="--rate, --trace")
     options = PlanOptions(
@@ -97,12 +90,8 @@ def plan(
         bundle, task, output, score, allow_exec, device, threads, variant, accuracy_level, force=force,
         options=options,
     )  # fmt: skip
-    try:
-        with progress_bars() as bars:
-            report = make_plan(request, advance(bars))
-    except KeyboardInterrupt:
-        err.print(f"stopped; what was recorded is kept in {request.folder}", markup=False)
-        raise typer.Exit(130) from None
+    with progress_of(request.folder, "recorded", resumes=False) as progress:
+        report = make_plan(request, progress)
     if as_json:
         print_json(report.to_dict())
     else:

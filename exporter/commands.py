@@ -1,4 +1,4 @@
-"""The commands that write bundles: onnx, trt, demo. Parse, one call, print."""
+"""The commands that write bundles: onnx and trt. Parse, one call, print."""
 
 from __future__ import annotations
 
@@ -8,76 +8,32 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runtime.console import Json, Threads, advance, err, out, print_json, progress_bars
+from ..runtime.console import Json, advance, err, out, print_json, progress_bars
 from ..runtime.errors import CheckpointError
+from .graph_options import (
+    AllowDrift,
+    Asymmetric,
+    Base,
+    CalibrationText,
+    Embedding,
+    Group,
+    Head,
+    Logits,
+    LongContext,
+    MaskToken,
+    Metrics,
+    NoOracle,
+    Quantizer,
+    Revision,
+    Search,
+    Tied,
+    TokenizerDirectory,
+    TopK,
+)
 
 app = typer.Typer()
 
 DEFAULT = "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
-
-# The words before 0.2 stay as second names: recipes of older bundles use them.
-Group = Annotated[
-    int, typer.Option("--group", "--quant-block", help="Inputs that share a scale, for int4 and int8.")
-]
-Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
-Search = Annotated[
-    bool, typer.Option("--search", help="Try narrower ranges for each group of int4 and int8; slower.")
-]
-Quantizer = Annotated[
-    str,
-    typer.Option(
-        help="What chooses the codes: gptq (with a calibration text), round, or auto: gptq for int4 where"
-        " there is text."
-    ),
-]
-CalibrationText = Annotated[
-    Path | None,
-    typer.Option(
-        "--calibration-text",
-        metavar="FILE",
-        help="Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has its own.",
-    ),
-]
-Head = Annotated[str, typer.Option(help="How a quantized bundle stores lm_head: float, int8 or int4.")]
-Embedding = Annotated[str, typer.Option(help="How a quantized bundle stores the embedding: float or int8.")]
-MaskToken = Annotated[
-    str | None,
-    typer.Option(help="The mask token (text or id); wins over the one that the tokenizer names, if any."),
-]
-Revision = Annotated[str | None, typer.Option(help="Hub revision to pin.")]
-Base = Annotated[str | None, typer.Option(help="Base model of an adapter, instead of the one it names.")]
-Tied = Annotated[
-    bool | None,
-    typer.Option(
-        "--tied/--untied", help="Whether lm_head is the embedding, where config.json and weights disagree."
-    ),
-]
-LongContext = Annotated[
-    bool,
-    typer.Option("--long-context", help="Longrope's frequencies for long texts, and the whole context."),
-]
-TokenizerDirectory = Annotated[
-    str | None,
-    typer.Option("--tokenizer", metavar="DIR", help="Tokenizer files to use instead of the checkpoint's."),
-]
-NoOracle = Annotated[
-    bool, typer.Option("--no-oracle", help="Do not compare the checkpoint with transformers and peft.")
-]
-AllowDrift = Annotated[bool, typer.Option("--allow-drift", help="Keep a bundle that fails the self-check.")]
-Metrics = Annotated[bool, typer.Option("--metrics", help="Also output margin and entropy.")]
-Logits = Annotated[
-    bool, typer.Option("--logits", help="Also output logits: needed for sampling and repetition penalty.")
-]
-TopK = Annotated[
-    int,
-    typer.Option(
-        "--top-k",
-        min=0,
-        metavar="K",
-        help="Also output the K likeliest tokens (16 is plenty): what structured answers choose from where"
-        " the likeliest is not allowed.",
-    ),
-]
 
 
 @app.command()
@@ -276,7 +232,7 @@ def trt(
     as_json: Json = False,
 ) -> None:
     """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own there."""
-    from ..runtime.bundle.manifest import open_bundle
+    from ..runtime.bundle.open import open_bundle
     from .checkpoint.open import open_checkpoint
     from .export import ExportOptions
     from .tensorrt.engines import add_engine, export_engine, is_bundle
@@ -329,46 +285,6 @@ def trt(
         print_json({"bundle": str(written)} | outcome.to_dict())
     else:
         _print_engine(written, outcome)
-
-
-@app.command()
-def demo(
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="BUNDLE", help="Where to keep the bundle; the user's cache by default."
-        ),
-    ] = None,
-    threads: Threads = None,
-    as_json: Json = False,
-) -> None:
-    """Export the default checkpoint and answer a few requests one token a step, exactly and at tau 0.95."""
-    from rich.table import Table
-
-    from .demo import answers, prepare, summarize
-
-    with progress_bars() as bars:
-        bundle = prepare(output, advance(bars))
-    err.print(f"bundle: {bundle}")
-    rows = []
-    for answer in answers(bundle, threads):
-        rows.append(answer)
-        if not as_json:
-            _print_answer(answer)
-    if as_json:
-        print_json({"bundle": str(bundle), "answers": [answer.to_dict() for answer in rows]})
-        return
-    table = Table(
-        "mode", "tokens", "forwards", "tokens/forward", "tokens/s", "speed-up", "same text", box=None
-    )
-    for line in summarize(rows):
-        speeds = (f"{line.tokens_per_forward:.2f}", f"{line.tokens_per_second:.1f}", f"{line.speed_up:.2f}x")
-        same = f"{line.same} of {line.answers}"
-        table.add_row(line.mode, str(line.tokens), str(line.forwards), *speeds, same)
-    out.print()
-    out.print(table)
-    out.print("exact mode gives the one-token text by construction; a tau may give another for more speed")
-    out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
 
 
 def _say_which_mask(vocabulary: Any, given: str | None) -> None:
@@ -428,20 +344,3 @@ def _drift_line(drift: Any) -> str:
     flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
     line += f", acceptance flips {flips}" if flips else ""
     return line + (f"; the checkpoint as {drift.yardstick} reads it" if drift.yardstick else "")
-
-
-def _print_answer(answer: Any) -> None:
-    stats = answer.stats
-    is_first = answer.mode == "one token"
-    if is_first:
-        out.print(f"\n> {answer.request}", style="bold", markup=False)
-    out.print(
-        f"  {answer.mode:<9} {stats.tokens_per_forward:4.2f} tokens/forward "
-        f" {answer.tokens_per_second:5.1f} tokens/s  ",
-        end="",
-        style="cyan",
-    )
-    if answer.same and not is_first:
-        out.print("the same text", style="dim")
-    else:
-        out.print(answer.text, markup=False)

@@ -23,9 +23,8 @@ from ..runtime.bundle.manifest import (
     TextInfo,
     TokenInfo,
     Variant,
-    open_bundle,
-    write_manifest,
 )
+from ..runtime.bundle.open import open_bundle, write_manifest
 from ..runtime.device.ort import FASTEST_LEVEL, LEVELED
 from ..runtime.errors import BundleError, ExportError
 from .checkpoint.compressed import require_same_form

@@ -23,8 +23,9 @@ from .decode.row import FinishReason, Row
 from .decode.schedule import Limits, Schedule
 from .errors import DeviceLost, Overloaded, SessionError
 from .places import Places
+from .prompts import Prompt
 from .request import Request, Waiters, sooner
-from .session import Prompt, Session
+from .session import Session
 
 LOG = logging.getLogger(
     "mars_export"
@@ -235,7 +236,12 @@ class Batcher:
             return SessionError(f"this batcher failed ({type(self._fault).__name__}); make a new one")
         if self._closed:
             return SessionError("this batcher is closed; make a new one")
-        return self._places.refusal(client, self.num_waiting)
+        return self._places.refusal(client, self._schedule.num_rows, self.num_waiting)
+
+    @property
+    def _room(self) -> int:
+        """What a step may make more of: rows that there are, less the requests that it holds without one."""
+        return self._schedule.num_rows - len(self._schedule.waiting)
 
     def _enter(self, client: Hashable) -> None:
         """Take a place, or raise why there is none. The lock is held."""
@@ -345,9 +351,13 @@ class Batcher:
             return not self._stopped
 
     def _step(self) -> None:
+        room = self._room
         self._step_began = perf_counter()
         events = self._schedule.step()
         self._step_began = None
+        if self._room > room:
+            with self._changed:
+                self._notify()  # whoever waits for it
         for event in events:
             entry, error = self._requests.get(event.row), event.error
             if entry is None:

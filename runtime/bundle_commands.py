@@ -10,7 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import BundleArgument, Device, Json, Safe, out, print_json, print_table, visible
+from .console import (
+    BundleArgument,
+    Device,
+    Json,
+    Name,
+    Safe,
+    out,
+    print_json,
+    print_list,
+    print_table,
+    say,
+    visible,
+)
 
 app = typer.Typer()
 profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
@@ -30,7 +42,7 @@ def inspect(
     from rich.markup import escape
     from rich.table import Table
 
-    from .bundle.manifest import open_bundle
+    from .bundle.open import open_bundle
 
     manifest = open_bundle(bundle, full=verify, safe=safe).manifest
     if as_json:
@@ -38,23 +50,21 @@ def inspect(
         return
     model, tokens = manifest.model, manifest.tokens
     out.print(visible(bundle), style="bold", markup=False, end="")
-    _say(f"  format {manifest.format_version}, written by {manifest.producer}")
-    _say(f"source    {manifest.source}" + (f" @ {manifest.revision}" if manifest.revision else ""))
-    _say(
+    say(f"  format {manifest.format_version}, written by {manifest.producer}")
+    say(f"source    {manifest.source}" + (f" @ {manifest.revision}" if manifest.revision else ""))
+    say(
         f"model     {model.type}, {model.num_layers} layers, hidden {model.hidden_size},"
         f" {model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}, vocabulary"
         f" {model.vocab_size}, context {model.context_length}"
     )
     if manifest.text is not None:
         chat = manifest.text.chat
-        _say(
+        say(
             "chat      needs jinja2"
             if chat is None
             else f"chat      roles {', '.join(chat.roles)}; in C++ too"
         )
-    _say(
-        f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}"
-    )
+    say(f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}")
     table = Table(
         "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
     )
@@ -73,7 +83,7 @@ def inspect(
         if v.quantization is not None and not v.is_fixed and not v.is_engine:
             q = v.quantization
             grain = f"groups of {q.group_size}" if q.group_size else "one scale a channel"
-            _say(
+            say(
                 f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'};"
                 f" lm_head {q.head}, embedding {q.embedding}{_codes_of(q.quantizer)}"
             )
@@ -84,10 +94,10 @@ def inspect(
         files.add_row(entry.path, f"{entry.size / 1e6:.1f}", escape(visible(entry.sha256[:16])))
     out.print(files)
     for profile in manifest.profiles:
-        _say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+        say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
     for prefix in manifest.prefixes:
         pieces = "" if prefix.piece is None else f", pieces of {prefix.piece}"
-        _say(f"prefix    {prefix.name}: {prefix.length} tokens on {prefix.variant} ({prefix.device}{pieces})")
+        say(f"prefix    {prefix.name}: {prefix.length} tokens on {prefix.variant} ({prefix.device}{pieces})")
 
 
 def _codes_of(quantizer: Any) -> str:
@@ -101,22 +111,17 @@ def _codes_of(quantizer: Any) -> str:
     return words
 
 
-def _say(line: str) -> None:
-    """A line with words of the bundle in it: no markup, nothing that a terminal obeys."""
-    out.print(visible(line), markup=False)
-
-
 def _print_engine_info(name: str, backend: str, info: Any) -> None:
-    _say(
+    say(
         f"engine    {name}: {backend} {info.version}, CUDA {info.cuda},"
         f" for {', '.join(info.compute_capabilities)} on {info.platform}"
     )
-    _say(
+    say(
         f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory,"
         f" from {info.graph} {info.graph_sha256[:16]}"
     )
     for r in info.ranges:
-        _say(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
+        say(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
 
 
 @app.command()
@@ -142,7 +147,7 @@ def doctor(
         for finding in report.findings:
             mark = {"good": "[green]ok[/]  ", "absent": "[dim]--[/]  ", "bad": "[red]no[/]  "}[finding.state]
             out.print(mark, end="")
-            _say(f"{finding.subject}: {finding.detail}")
+            say(f"{finding.subject}: {finding.detail}")
     if not report.is_good:
         raise typer.Exit(1)
 
@@ -169,8 +174,8 @@ def verify(
     if as_json:
         print_json({"bundle": str(bundle), "files": len(files), "size": size, "signer": signed.signer})
         return
-    _say(f"{bundle}  {len(files)} files, {size / 1e6:.0f} MB, all hashes match")
-    _say(signed.signer or "not asked who made it: give --signature and --key; hashes say that it is whole")
+    say(f"{bundle}  {len(files)} files, {size / 1e6:.0f} MB, all hashes match")
+    say(signed.signer or "not asked who made it: give --signature and --key; hashes say that it is whole")
 
 
 @profiles_app.command("list")
@@ -178,22 +183,13 @@ def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
     """List a bundle's profiles and say which are stale."""
     from .bundle.profiles import described
 
-    rows = described(bundle)
-    if as_json:
-        print_json([row.to_dict() for row in rows])
-    elif not rows:
-        out.print("no profiles; `mars-export calibrate` makes one", markup=False)
-    else:
-        print_table(
-            ("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state"),
-            [row.cells for row in rows],
-        )
+    columns = ("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state")
+    none = "no profiles; `mars-export calibrate` makes one"
+    print_list(described(bundle), columns, none, as_json=as_json)
 
 
 @profiles_app.command("show")
-def show_profile(
-    bundle: BundleArgument, name: Annotated[str, typer.Argument(metavar="NAME")], as_json: Json = False
-) -> None:
+def show_profile(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
     """Show a profile and what it rests on."""
     from .bundle.profiles import described
 
@@ -205,15 +201,15 @@ def show_profile(
         out.print()
         print_table(("rests on", ""), row.evidence)
         if row.stale:
-            _say(f"\nrenew it with: {row.renewal}")
+            say(f"\nrenew it with: {row.renewal}")
 
 
 @profiles_app.command("remove")
-def remove_profile(bundle: BundleArgument, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+def remove_profile(bundle: BundleArgument, name: Name) -> None:
     """Take a profile out of a bundle."""
     from .bundle.profiles import remove
 
-    _say(f"removed {remove(bundle, name)} profile(s) named {name}")
+    say(f"removed {remove(bundle, name)} profile(s) named {name}")
 
 
 @app.command()
@@ -234,7 +230,7 @@ def pack(
     if as_json:
         print_json({"file": str(target), "size": size})
     else:
-        _say(f"{target}  {size / 1e6:.0f} MB; there: mars-export unpack {target.name}")
+        say(f"{target}  {size / 1e6:.0f} MB; there: mars-export unpack {target.name}")
 
 
 @app.command()
@@ -258,4 +254,4 @@ def unpack(
     if as_json:
         print_json({"bundle": str(target), "files": len(manifest.files)})
     else:
-        _say(f"{target}  {len(manifest.files)} files, all hashes match")
+        say(f"{target}  {len(manifest.files)} files, all hashes match")

@@ -8,7 +8,8 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from .bundle.manifest import HUB_ID, Manifest, Profile, Variant
+from .bundle.manifest import Manifest, Profile, Variant
+from .bundle.open import HUB_ID
 
 MARK = "<!-- written by mars-export; a card without this line is left as it is -->"
 SPECIAL = re.compile(r"[\\`*_{}\[\]<>()#|~&$!@:^=]")

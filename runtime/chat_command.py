@@ -8,46 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .commands import (
-    CacheBytes,
-    Choice,
-    DraftBundle,
-    Exact,
-    Lookup,
-    MaxNewTokens,
-    MinP,
-    Penalty,
-    ProfileName,
-    Regex,
-    Runs,
-    Schema,
-    Seed,
-    System,
-    Tau,
-    Temperature,
-    Threads,
-    Tools,
-    TopK,
-    TopP,
-    WindowOption,
-    json_text,
-    knob,
-    profiled,
-    window_of,
-)  # fmt: skip
-from .console import (
-    BundleArgument,
-    Device,
-    Level,
-    Metric,
-    Safe,
-    VariantName,
-    err,
-    held,
-    print_error,
-    print_json,
-    visible,
-)
+from .answer_options import AnswerOptions, SessionOptions, takes_options
+from .commands import MaxNewTokens, Runs
+from .console import BundleArgument, err, held, print_error, print_json, visible
 from .display import calls_of, completion_json, show, summary
 from .errors import MarsError
 
@@ -59,33 +22,13 @@ app = typer.Typer()
 
 
 @app.command()
+@takes_options
 def chat(
     bundle: BundleArgument,
-    system: System = None,
-    exact: Exact = None,
-    tau: Tau = None,
-    metric: Metric = None,
-    profile: ProfileName = None,
+    *,
     max_new_tokens: MaxNewTokens = 512,
-    window: WindowOption = None,
-    lookup: Lookup = 0,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    repetition_penalty: Penalty = 1.0,
-    schema: Schema = None,
-    regex: Regex = None,
-    choice: Choice = None,
-    tools: Tools = None,
-    device: Device = "cpu",
-    variant: VariantName = None,
-    threads: Threads = None,
-    accuracy_level: Level = None,
-    draft: DraftBundle = None,
-    cache_bytes: CacheBytes = None,
-    safe: Safe = False,
+    asked: AnswerOptions,
+    where: SessionOptions,
     drop_oldest: Annotated[
         bool, typer.Option("--drop-oldest", help="Where the context ends, let the oldest turns go.")
     ] = False,
@@ -98,30 +41,23 @@ def chat(
     QUESTION asks another in its place, /result TEXT says what a call came to, /quit leaves. Ctrl-C ends an
     answer only.
     """
-    from . import GenerationConfig, Session
-    from .chat import Talk, questions, repeatable
+    from .chat import Talk, questions
 
-    config = GenerationConfig(
-        schema=json_text(schema), regex=regex, choice=tuple(choice) if choice else None,
-        tools=json_text(tools),
-        max_new_tokens=max_new_tokens, window=window_of(window), lookup=lookup, temperature=temperature,
-        top_k=top_k, top_p=top_p, min_p=min_p, seed=seed or 0,
-        repetition_penalty=repetition_penalty, **knob(profile, exact, tau, metric, window),
-    )  # fmt: skip
-    session = Session.open(
-        bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, draft=draft,
-        cache_bytes=cache_bytes, safe=safe,
-    )  # fmt: skip
-    has_window = window is not None or profile is not None
-    config = repeatable(profiled(session, profile, config), has_window=has_window, has_seed=seed is not None)
+    config = asked.config(max_new_tokens)
+    session = where.open(bundle)
+    config = asked.settled(session, config)
 
     def names(answer: str) -> list[str]:
         return [call["name"] for call in calls_of(session, answer)["tool_calls"]]
 
     talk = Talk(
-        system, config, runs=runs, has_window=has_window, names=names if config.tools is not None else None
+        asked.system,
+        config,
+        runs=runs,
+        has_window=asked.has_window,
+        names=names if config.tools is not None else None,
     )
-    said = session.conversation(system, drop_oldest=drop_oldest)
+    said = session.conversation(asked.system, drop_oldest=drop_oldest)
 
     def ask(goes_on: bool) -> str | None:
         return _ask(quiet=as_json, goes_on=goes_on)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, overload
 
 import typer
 from rich.console import Console
@@ -37,7 +37,15 @@ Safe = Annotated[
         " no more than a bundle needs.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda. A missing device is an error, never a silent CPU.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, cuda, or cuda:1 for another GPU. A missing device is an error, never a silent CPU."
+    ),
+]
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
 class StoreUnlessNamed(TyperGroup):
@@ -106,6 +114,42 @@ def visible(text: object) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text)
     )
+
+
+def say(line: str) -> None:
+    """A line with words of the bundle in it: no markup, nothing that a terminal obeys."""
+    out.print(visible(line), markup=False)
+
+
+@overload
+def text_of(file: Path) -> str: ...
+@overload
+def text_of(file: Path | None) -> str | None: ...
+def text_of(file: Path | None) -> str | None:
+    """A file that an option names, where it does. Raises MarsError for what is no text."""
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MarsError(f"{file}: not UTF-8 text ({error})") from error
+
+
+class Described(Protocol):
+    """What a bundle keeps, in words: a profile, a prefix, a grammar."""
+
+    @property
+    def cells(self) -> Sequence[str]: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def print_list(rows: Sequence[Described], columns: Sequence[str], otherwise: str, *, as_json: bool) -> None:
+    """What a bundle keeps, as a table; `otherwise` is said where that is nothing."""
+    if as_json:
+        print_json([row.to_dict() for row in rows])
+    elif not rows:
+        out.print(otherwise, markup=False)
+    else:
+        print_table(columns, [row.cells for row in rows])
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from . import machine
 from .bundle.files import read_small, write_whole
-from .bundle.manifest import Bundle, Variant
+from .bundle.manifest import Variant
+from .bundle.open import Bundle
 from .bundle.profiles import sha256_of
 from .decode.cost import Cost
 

@@ -100,5 +100,6 @@ def completion_json(done: Completion, config: GenerationConfig) -> dict[str, Any
         "finish_reason": done.finish_reason,
         "exact": config.exact,
         "tau": config.tau,
+        "window": config.window,
         "stats": done.stats.to_dict(),
     }

@@ -12,8 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from .bundle.manifest import Bundle, Variant, open_bundle
+from .bundle.manifest import Variant
+from .bundle.open import Bundle, open_bundle
 from .decode.config import GenerationConfig
+from .device.name import DeviceName
 from .device.ort import PROVIDERS, version_and_devices
 from .device.variants import Here, choose, look_around, why_not
 from .errors import MarsError
@@ -61,7 +63,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
     """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding
     step. `safe`: the bundle may be anybody's.
     """
-    here = look_around()
+    here = look_around(DeviceName.of(device).ordinal)
     findings = [
         Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
         _package("mars-export", None),
@@ -147,7 +149,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here, *, safe:
     reason = why_not(variant, "cuda" if variant.is_engine else device, here)
     if reason is not None:
         return Finding(subject, "absent", reason)
-    if variant.is_engine and device != "cuda":
+    if variant.is_engine and DeviceName.of(device).kind != "cuda":
         return Finding(subject, "absent", "fits this machine; it is tried with --device cuda")
     try:
         session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0, safe=safe)

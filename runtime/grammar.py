@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from . import toolcalls
+from . import headroom, toolcalls
 from .decode.config import GenerationConfig
 from .errors import SessionError
 
@@ -38,6 +38,10 @@ LIMITS = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
+# What the library takes, which ends a process that has less: of each byte of a tokenizer 21, and for a usual
+# grammar.
+TOKENIZER_COST, COMPILING = 32, 32 << 20
+WITHOUT = "ask for no form of the answer"
 MOST_CERTAIN = 4096  # tokens: a longer text that is forced from end to end counts as a choice
 SIMPLER = "make the schema, regex or tools simpler"
 
@@ -60,6 +64,7 @@ class Grammars:
         separators: tuple[str, str] = SEPARATORS,
     ) -> None:
         self._library = _import()
+        headroom.require(TOKENIZER_COST * len(tokenizer), "the grammars' view of the tokenizer", WITHOUT)
         self._dialect, self._separators = dialect, separators
         with _no_panic("the grammar library cannot use the bundle's tokenizer", "export the bundle again"):
             self._tokenizer = self._library.LLTokenizer(
@@ -92,6 +97,7 @@ class Grammars:
         return LlgMatcher(matcher, self._alphabet)
 
     def _compile(self, config: GenerationConfig) -> Any:
+        headroom.require(COMPILING, "compiling a grammar", WITHOUT)
         with _no_panic("the grammar cannot be compiled", SIMPLER):
             grammar = self._grammar(config)
             compiled = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)

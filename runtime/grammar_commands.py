@@ -5,12 +5,21 @@ print.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from .console import BundleArgument, Json, StoreUnlessNamed, out, print_json, print_table, visible
-from .errors import MarsError
+from .console import (
+    BundleArgument,
+    Json,
+    Name,
+    StoreUnlessNamed,
+    print_json,
+    print_list,
+    print_table,
+    say,
+    text_of,
+)
 
 grammar_app = typer.Typer(
     cls=StoreUnlessNamed,
@@ -20,8 +29,6 @@ grammar_app = typer.Typer(
 )
 app = typer.Typer()
 app.add_typer(grammar_app, name="grammar")
-
-Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
 @grammar_app.command("store")
@@ -66,8 +73,8 @@ def store_grammar(
     from .grammar_maker import make
 
     config = GenerationConfig(
-        schema=_text(schema),
-        tools=_text(tools),
+        schema=text_of(schema),
+        tools=text_of(tools),
         regex=regex,
         choice=tuple(choice) if choice else None,
         separators=separators,
@@ -79,7 +86,7 @@ def store_grammar(
 
         print_json(asdict(made))
         return
-    _say(f"{name}: {made.kind}, {made.states} states, {made.file}")
+    say(f"{name}: {made.kind}, {made.states} states, {made.file}")
 
 
 @grammar_app.command("list")
@@ -87,15 +94,8 @@ def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
     """List a bundle's grammars."""
     from .bundle.grammars import described
 
-    rows = described(bundle)
-    if as_json:
-        print_json([row.to_dict() for row in rows])
-    elif not rows:
-        out.print(
-            "no grammars; `mars-export grammar BUNDLE --tools FILE --name NAME` makes one", markup=False
-        )
-    else:
-        print_table(("grammar", "kind", "states", "size", "date"), [row.cells for row in rows])
+    none = "no grammars; `mars-export grammar BUNDLE --tools FILE --name NAME` makes one"
+    print_list(described(bundle), ("grammar", "kind", "states", "size", "date"), none, as_json=as_json)
 
 
 @grammar_app.command("show")
@@ -116,16 +116,4 @@ def remove_grammar(bundle: BundleArgument, name: Name) -> None:
     from .bundle.grammars import remove
 
     remove(bundle, name)
-    _say(f"removed the grammar {name}")
-
-
-def _text(file: Path | None) -> Any:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise MarsError(f"{file}: not UTF-8 text ({error})") from error
-
-
-def _say(line: str) -> None:
-    """A line with words of the bundle in it: no markup, nothing that a terminal obeys."""
-    out.print(visible(line), markup=False)
+    say(f"removed the grammar {name}")

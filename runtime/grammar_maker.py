@@ -13,7 +13,8 @@ from typing import Any
 from . import toolcalls
 from .bundle.automaton import file_name, written
 from .bundle.grammars import check_name, store
-from .bundle.manifest import Manifest, open_bundle
+from .bundle.manifest import Manifest
+from .bundle.open import open_bundle
 from .bundle.stored_grammar import StoredGrammar
 from .decode.config import GenerationConfig
 from .errors import SessionError

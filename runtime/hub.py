@@ -15,15 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .bundle.files import is_safe_name, read_small
-from .bundle.manifest import (
-    CHECKSUM_FILE,
-    CHECKSUM_LIMIT,
-    MANIFEST_FILE,
-    MANIFEST_LIMIT,
-    Manifest,
-    open_bundle,
-    parse_manifest,
-)
+from .bundle.manifest import MANIFEST_FILE, Manifest, parse_manifest
+from .bundle.open import CHECKSUM_FILE, CHECKSUM_LIMIT, MANIFEST_LIMIT, open_bundle
 from .bundle.scratch import ScratchDirectory
 from .card import MARK, card
 from .errors import BundleError, MarsError, SessionError

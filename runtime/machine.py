@@ -11,7 +11,12 @@ import re
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-GROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+GROUP, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of a control group, by the version of its files: the limit, what is used, and the limit of swap.
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "-")
+VERSION_2 = ("memory.max", "memory.current", "memory.swap.max")
+NO_LIMIT = 1 << 60  # version 1 says none by a number as large as it can
 CACHE_VARIABLE = "MARS_EXPORT_CACHE"
 
 
@@ -40,12 +45,33 @@ def available() -> int | None:
     """Bytes that this process may still take: free memory, or its control group's limit. None
     where unknown.
     """
-    limits = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
-    most, used = _number(GROUP / "memory.max"), _number(GROUP / "memory.current")
-    if most is not None and used is not None:
-        limits.append(most - used)
+    limits = (_kilobytes(MEMINFO, "MemAvailable"), group_left())
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
+
+
+def group_left() -> int | None:
+    """Bytes that the control groups of this process leave it, swap included, None without a limit.
+
+    What they hold of files counts as free: it goes when others need the room.
+    """
+    lefts = []
+    for line in _text(OWN_GROUPS).splitlines():
+        _, kinds, name = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root, files = (GROUP / "memory", VERSION_1) if kinds else (GROUP, VERSION_2)
+        own = root / name.lstrip("/")
+        # A limit of any group above holds, too. In a container the name may be one of the machine's.
+        for place in (own, *own.parents):
+            if place == root.parent:
+                break
+            most, used = _number(place / files[0]), _number(place / files[1])
+            if most is not None and used is not None and most < NO_LIMIT:
+                swap = _kilobytes(MEMINFO, "SwapFree") or 0
+                swap = min([swap, *([] if (more := _number(place / files[2])) is None else [more])])
+                lefts.append(most - used + _cached(place) + swap)
+    return min(lefts) if lefts else None
 
 
 def cores() -> int:
@@ -95,6 +121,12 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _cached(group: Path) -> int:
+    """Bytes of files that a control group has in memory."""
+    words = re.findall(r"^(?:total_)?(?:in)?active_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+    return sum(map(int, words[-2:]))  # version 1 has its own first, and then with all groups below
 
 
 def _kilobytes(path: Path, name: str) -> int | None:

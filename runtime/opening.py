@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from . import machine
-from .bundle.manifest import Bundle, Variant, open_bundle
+from .bundle.manifest import Variant
+from .bundle.open import Bundle, open_bundle
 from .bundle.safe import REMEDY
 from .decode.backend import Backend
+from .device.name import DeviceName
 from .errors import BundleError, MarsError, SessionError, listed
 
 MOST_ATTEMPTS = 5  # to read a bundle that others write to meanwhile
@@ -59,10 +61,13 @@ def load(
     """
     from .device.variants import choose, look_around, why_not
 
+    name = DeviceName.of(device)
     chosen = bundle.variant(variant) if variant is not None else choose(bundle, device)
     if safe:
         _check_safe(bundle, chosen)
-    reason = why_not(chosen, device, look_around() if chosen.is_engine and device == "cuda" else None)
+    reason = why_not(
+        chosen, device, look_around(name.ordinal) if chosen.is_engine and name.kind == "cuda" else None
+    )
     if reason is not None:
         raise SessionError(f"{bundle.path}: variant {chosen.name} does not run in this session: {reason}")
     backend = _backend(bundle, chosen, device, threads, accuracy_level, options)
@@ -99,7 +104,7 @@ def _backend(
             raise SessionError(f"variant {variant.name} is an engine: options are for ONNX Runtime")
         from .device.trt import TrtBackend
 
-        return TrtBackend.of(bundle, variant)
+        return TrtBackend.of(bundle, variant, DeviceName.of(device).ordinal)
     from .device.ort import OrtBackend
 
     return OrtBackend.of(bundle, variant, device, threads, accuracy_level, options)

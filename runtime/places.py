@@ -22,26 +22,39 @@ class Places:
     def __init__(self, limits: Limits) -> None:
         self.limits, self.counts = limits, Counts()
         self.num_entering = 0  # taken, while their prompts are tokenized
-        self._clients: Counter[Hashable] = Counter()
+        self._clients: Counter[Hashable] = Counter()  # requests that are here, nobody's too
         self._seconds = 0.0  # that a request takes from its first forward on, about
 
-    def refusal(self, client: Hashable, num_waiting: int) -> Overloaded | None:
-        """Why there is no place for `client` now, beside `num_waiting` that wait."""
-        if num_waiting >= self.limits.max_waiting:
-            words = f"{num_waiting} requests wait already (max_waiting)"
+    def refusal(self, client: Hashable, num_rows: int, num_held: int) -> Overloaded | None:
+        """Why there is no place for `client` now, in a batch of `num_rows` rows. `num_held` requests have
+        none yet, ended ones included: those are held until the step in hand is over.
+        """
+        # At most as many are held as there are places, whoever sends and cancels while a step runs.
+        waiting = max(self._num_waiting(client, num_rows), num_held + 1 - self.limits.max_rows)
+        if waiting > self.limits.max_waiting:
+            words = f"{waiting - 1} requests wait already (max_waiting)"
         elif client is not None and self._clients[client] >= self.limits.max_of_client:
             words = f"this client has {self._clients[client]} requests here already (client_share)"
         else:
             return None
-        guess = self._seconds * (num_waiting + 1) / self.limits.max_rows
-        retry = min(LONGEST_RETRY, max(1.0, guess))
+        retry = min(LONGEST_RETRY, max(1.0, self._seconds * waiting / self.limits.max_rows))
         return Overloaded(f"{words}; try again in {retry:.0f} s, or submit with wait=None", retry)
+
+    def _num_waiting(self, client: Hashable, num_rows: int) -> int:
+        """Requests that no row is free for, with one more of `client`. Rows are taken between two steps:
+        whoever has none yet does not wait for one where one is free.
+        """
+        here, most = self._clients.total() + 1, self.limits.max_rows_per_client
+        if most is None:
+            return here - min(num_rows, here)
+        mine = {**self._clients, client: self._clients[client] + 1}
+        served = sum(number if who is None else min(number, most) for who, number in mine.items())
+        return here - min(num_rows, served)
 
     def enter(self, client: Hashable) -> None:
         """Take a place."""
         self.num_entering += 1
-        if client is not None:
-            self._clients[client] += 1
+        self._clients[client] += 1
 
     def accept(self) -> None:
         """A place that was taken has its request."""
@@ -56,9 +69,9 @@ class Places:
 
     def forget(self, client: Hashable) -> None:
         """A request of `client` is over."""
-        if client is not None:
-            self._clients[client] -= 1
-            self._clients = +self._clients  # the positive ones
+        self._clients[client] -= 1
+        if not self._clients[client]:
+            del self._clients[client]
 
     def count(self, **more: int) -> None:
         """Add to the counts of these names."""

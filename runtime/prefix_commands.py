@@ -14,13 +14,16 @@ from .console import (
     Device,
     Json,
     Level,
+    Name,
     StoreUnlessNamed,
     Threads,
     VariantName,
     out,
     print_json,
+    print_list,
     print_table,
-    visible,
+    say,
+    text_of,
 )
 from .errors import MarsError
 
@@ -32,9 +35,6 @@ prefix_app = typer.Typer(
 )
 app = typer.Typer()
 app.add_typer(prefix_app, name="prefix")
-
-
-Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
 @prefix_app.command("store")
@@ -93,12 +93,12 @@ def store_prefix(
 
     if (system is None) == (messages is None):
         raise MarsError("give the beginning of the prompts: --system FILE or --messages FILE, one of them")
-    functions = _text(tools) if tools is not None else None
+    functions = text_of(tools)
     if system is not None:
-        begin = Beginning.of_system(_text(system).removesuffix("\n"), functions)
+        begin = Beginning.of_system(text_of(system).removesuffix("\n"), functions)
     else:
         assert messages is not None
-        begin = Beginning.of_json(_text(messages), str(messages), functions)
+        begin = Beginning.of_json(text_of(messages), str(messages), functions)
     session = Session.open(
         bundle, device, threads=threads, variant=variant, accuracy_level=accuracy_level, cache_bytes=0
     )
@@ -115,7 +115,7 @@ def store_prefix(
     sizes = {entry.path: entry.size for entry in _files(bundle)}
     for prefix in made:
         pieces = "" if prefix.piece is None else f", pieces of {prefix.piece}"
-        _say(
+        say(
             f"{name}: {prefix.length} tokens on {prefix.variant} ({prefix.device}{pieces}),"
             f" {sizes[prefix.file] / 1e6:.1f} MB"
         )
@@ -126,18 +126,9 @@ def list_prefixes(bundle: BundleArgument, as_json: Json = False) -> None:
     """List a bundle's prefixes and say which are stale."""
     from .bundle.prefixes import described
 
-    rows = described(bundle)
-    if as_json:
-        print_json([row.to_dict() for row in rows])
-    elif not rows:
-        out.print(
-            "no prefixes; `mars-export prefix BUNDLE --system FILE --name NAME` makes one", markup=False
-        )
-    else:
-        print_table(
-            ("prefix", "tokens", "size", "variant", "device", "pieces", "date", "state"),
-            [row.cells for row in rows],
-        )
+    columns = ("prefix", "tokens", "size", "variant", "device", "pieces", "date", "state")
+    none = "no prefixes; `mars-export prefix BUNDLE --system FILE --name NAME` makes one"
+    print_list(described(bundle), columns, none, as_json=as_json)
 
 
 @prefix_app.command("show")
@@ -153,7 +144,7 @@ def show_prefix(bundle: BundleArgument, name: Name, as_json: Json = False) -> No
         out.print()
         print_table(("made from", ""), row.evidence)
         if row.stale:
-            _say(f"\nmake it again with: {row.renewal}")
+            say(f"\nmake it again with: {row.renewal}")
 
 
 @prefix_app.command("remove")
@@ -161,22 +152,10 @@ def remove_prefix(bundle: BundleArgument, name: Name) -> None:
     """Take a prefix out of a bundle, and its file."""
     from .bundle.prefixes import remove
 
-    _say(f"removed {remove(bundle, name)} prefix(es) named {name}")
+    say(f"removed {remove(bundle, name)} prefix(es) named {name}")
 
 
 def _files(bundle: Path) -> Any:
-    from .bundle.manifest import open_bundle
+    from .bundle.open import open_bundle
 
     return open_bundle(bundle).manifest.files
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise MarsError(f"{file}: not UTF-8 text ({error})") from error
-
-
-def _say(line: str) -> None:
-    """A line with words of the bundle in it: no markup, nothing that a terminal obeys."""
-    out.print(visible(line), markup=False)

@@ -23,6 +23,7 @@ from .decode.config import GenerationConfig
 from .decode.prefix import Prefixes
 from .decode.row import Row
 from .decode.schedule import Limits, Schedule, run
+from .device.name import DeviceName
 from .errors import SessionError
 from .session import Session
 from .text import Message
@@ -132,7 +133,7 @@ def _made(session: Session, name: str, ids: Sequence[int], size: int, evidence: 
         precision=variant.precision,
         kv_dtype=variant.kv_dtype,
         kv_layout=variant.kv_layout,
-        device=session.device,
+        device=DeviceName.of(session.device).kind,
         accuracy_level=variant.accuracy_level,
         evidence={**evidence, **known},
     )

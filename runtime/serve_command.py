@@ -30,7 +30,12 @@ def serve(
             exists=True, dir_okay=False, help="File of API keys, one a line, of which each request needs one."
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Requests that run at once, of each bundle.")] = 8,
+    max_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Requests that run at once, of each bundle: 8, or an engine's rows if it has fewer."
+        ),
+    ] = None,
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; more get 429 and Retry-After.")
     ] = 64,
@@ -133,12 +138,13 @@ def serve(
     if draft is not None and len(bundles) > 1:
         raise MarsError("--draft is for one bundle; serve the others in processes of their own")
     limits = Limits(
-        max_rows=max_rows, max_waiting=max_waiting, max_prompt_tokens=max_prompt_tokens,
+        max_rows=max_rows or Limits().max_rows, max_waiting=max_waiting, max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens, kv_bytes=kv_bytes, max_rows_per_client=max_rows_per_client,
     )  # fmt: skip
     options = ServeOptions(
-        limits=limits, max_body=max_body, request_timeout=request_timeout, queue_timeout=queue_timeout,
-        drain=drain_timeout, keys=read_keys(api_key_file) if api_key_file is not None else (),
+        limits=limits, fits_rows=max_rows is None, max_body=max_body,
+        request_timeout=request_timeout, queue_timeout=queue_timeout, drain=drain_timeout,
+        keys=read_keys(api_key_file) if api_key_file is not None else (),
         cors_origins=tuple(cors_origin or ()), hosts=_hosts(host, allowed_host or []),
         adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip

@@ -4,21 +4,16 @@ why none does.
 
 from __future__ import annotations
 
-import operator
-import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
-from numbers import Integral
 from pathlib import Path
-from typing import Any
 
 from . import machine
 from .answer import Completion, Stream
 from .bundle import profiles
-from .bundle.manifest import Bundle, Variant
+from .bundle.manifest import Variant
+from .bundle.open import Bundle
 from .conversation import Conversation
 from .costs import CostFile
 from .decode.backend import Backend
@@ -34,11 +29,12 @@ from .decode.proposals import Hopes
 from .decode.row import Row
 from .decode.schedule import Limits, Schedule, run
 from .decode.stats import Stats
+from .device.name import DeviceName
 from .errors import SessionError
-from .grammar import SEPARATORS, Grammars, leaves_a_choice
+from .guides import Guides
 from .opening import load, using
-from .stored_grammars import StoredGrammars
-from .text import Message, Text, TextStream
+from .prompts import Prompt, Prompts, system_of
+from .text import Text, TextStream
 from .toolcalls import ToolStream, dialect_of
 from .warm import adopt
 
@@ -47,8 +43,6 @@ CACHE_SHARE, MOST_CACHE = (
     1 << 30,
 )  # of the free memory one part for saved prefixes, and at most so many bytes
 CACHE_UNKNOWN = 256 << 20  # where nobody says how much memory is free, as on a GPU
-MOST_OPENINGS = 16  # system messages whose tokens are remembered
-Prompt = str | Sequence[Message] | Sequence[int]
 COMMITS = ("cursor", "block")
 
 
@@ -89,16 +83,13 @@ class Session:
     ) -> None:
         self.bundle, self.variant, self.backend, self.device = bundle, variant, backend, device
         self._prefixes = Prefixes(cache_bytes, backend.firm_slots if cache_bytes else None)
-        self._openings: dict[str, list[int]] = {}  # by system message: what every prompt with it begins with
         self._cost: Cost | None = None
         self._hopes = Hopes()
         self._draft: Session | None = None
         self._cost_file, self._measuring = cost_file, threading.Lock()
-        self._grammars: Grammars | None = None
-        self._stored: StoredGrammars | None = None
-        self._reading = threading.Lock()
-        manifest = bundle.manifest
-        self.text = Text.of(bundle, safe=safe) if manifest.text is not None else None
+        self.text = Text.of(bundle, safe=safe) if bundle.manifest.text is not None else None
+        self._prompts = Prompts(bundle, self.text, backend.max_capacity)
+        self._guides = Guides(bundle, self.text, backend.outputs)
 
     @classmethod
     def open(
@@ -115,8 +106,8 @@ class Session:
         safe: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> Session:
-        """Open the bundle at `path` on `device` ("cpu" or "cuda") with `threads` compute threads (None: the
-        backend's choice).
+        """Open the bundle at `path` on `device` ("cpu", "cuda", or "cuda:1" for another GPU of those that
+        CUDA_VISIBLE_DEVICES shows) with `threads` compute threads (None: the backend's choice).
 
         `variant` None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph.
         `accuracy_level`, for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations
@@ -127,9 +118,9 @@ class Session:
         bundle's prefixes alone. `safe`, for a bundle that may be anybody's (docs/security.md): all is hashed
         and nothing remembered, its chat template does not run (its table of turns is used), its engines and
         prefixes are left alone, and sizes are limited. `options` are ONNX Runtime's own: names with a dot are
-        a session's ("0" for "session.intra_op.allow_spinning"), the others the device's ("device_id"). Raises
-        BundleError for a bad bundle, SessionError when no variant runs here; never falls back to another
-        device.
+        a session's ("0" for "session.intra_op.allow_spinning"), the others the device's ("gpu_mem_limit").
+        Raises BundleError for a bad bundle, SessionError when no variant runs here; never falls back to
+        another device.
         """
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise SessionError(f"threads must be None or an integer of 1 or more, not {threads!r}")
@@ -140,11 +131,12 @@ class Session:
             running, backend = load(
                 bundle, device, threads, variant, accuracy_level, safe=safe, options=options
             )
-            cost_file = CostFile.of(bundle, running, device, threads, options)
-            budget = _share(device) if cache_bytes is None else cache_bytes
-            session = cls(bundle, running, backend, cost_file, budget, device, safe=safe)
+            name = DeviceName.of(device)
+            cost_file = CostFile.of(bundle, running, str(name), threads, options)
+            budget = _share(name) if cache_bytes is None else cache_bytes
+            session = cls(bundle, running, backend, cost_file, budget, str(name), safe=safe)
             if budget > 0 and not safe:
-                adopt(bundle, running, device, session._prefixes)
+                adopt(bundle, running, name.kind, session._prefixes)
             return session
 
         session = using(path, use, full=verify, safe=safe)
@@ -200,32 +192,7 @@ class Session:
         Raises SessionError for an empty or too long one (the very long ones before any work), for ids outside
         the vocabulary, and for what is no prompt.
         """
-        context, vocabulary = self.backend.max_capacity, self.bundle.manifest.model.vocab_size
-        most = context if most is None else min(most, context)
-        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
-            prompt = _ids(prompt)
-        is_ids = not isinstance(prompt, str) and (len(prompt) == 0 or not isinstance(prompt[0], Mapping))
-        if not is_ids and self.text is None:
-            raise SessionError(
-                f"{self.bundle.path}: this bundle has no tokenizer; pass token ids instead of text"
-            )
-        if is_ids and len(prompt) <= most:
-            wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
-            if wrong:
-                raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
-        ids: Sequence[Any] = prompt if is_ids else self.text.encode(prompt, most, tools)  # type: ignore
-        if not ids:
-            raise SessionError("the prompt is empty; give at least one token")
-        if len(ids) > most:
-            raise SessionError(
-                f"the prompt has {len(ids)} tokens, "
-                + (f"this bundle's context holds {most}" if most == context else f"{most} are taken here")
-                + "; shorten the prompt"
-            )
-        outside = [i for i in ids if not 0 <= i < vocabulary]
-        if outside:
-            raise SessionError(f"token ids outside the vocabulary of {vocabulary}: {outside[:5]}")
-        return [int(i) for i in ids]
+        return self._prompts.encode(prompt, most, tools)
 
     def new_row(
         self,
@@ -247,7 +214,8 @@ class Session:
         proposer = self._draft.as_draft() if self._draft is not None and config.exact else None
         ids = self.encode(prompt, most, config.tools)  # type: ignore[arg-type]  # it is text by now
         guide = self.guide(config) if config.is_structured else None
-        stem = self._prefixes.stem(config.cache_salt, self._marks(ids, _system(prompt) or system))
+        marks = self._prompts.marks(ids, system_of(prompt) or system) if self._prefixes.budget else ()
+        stem = self._prefixes.stem(config.cache_salt, marks)
         return Row(index, ids, config, eos_ids, stop, stats, self._hopes, proposer, stem, guide), text
 
     @property
@@ -273,21 +241,6 @@ class Session:
 
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 
-    def _marks(self, ids: list[int], system: str | None) -> tuple[int, ...]:
-        """Where the system message of a prompt ends, if it has one."""
-        if system is None or self.text is None or not self._prefixes.budget:
-            return ()
-        if system not in self._openings:
-            try:
-                opening = self.text.encode(_opening(system))
-            except SessionError:  # a template may refuse what no prompt holds
-                opening = []
-            if len(self._openings) >= MOST_OPENINGS:
-                self._openings.clear()
-            self._openings[system] = opening
-        pairs = zip(ids, self._openings.get(system, ()), strict=False)
-        return (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),)
-
     def tool_stream(self) -> ToolStream:
         """A reader of the calls in a growing answer, in the way that this checkpoint writes them."""
         text = self.bundle.manifest.text
@@ -298,34 +251,7 @@ class Session:
 
         Raises SessionError where this bundle cannot give it.
         """
-        manifest, info = self.bundle.manifest, self.bundle.manifest.text
-        assert self.text is not None and info is not None, "checked before"
-        own = info.separators
-        with self._reading:
-            if config.grammar is not None:
-                self._stored = self._stored or StoredGrammars(self.bundle, self.text.tokenizer)
-            elif self._grammars is None:
-                self._grammars = Grammars(
-                    self.text.tokenizer.to_str(),
-                    manifest.model.vocab_size,
-                    manifest.tokens.eos,
-                    dialect_of(info.chat_template),
-                    SEPARATORS if own is None else (own.item, own.key),
-                )
-        if config.grammar is not None:
-            assert self._stored is not None
-            matcher = self._stored.matcher(config.grammar)
-        else:
-            assert self._grammars is not None
-            matcher = self._grammars.matcher(config)
-        outputs = self.backend.outputs
-        if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
-            raise SessionError(
-                "schema, regex, choice, tools and grammar need a bundle exported with --top-k 16 or --logits:"
-                " where the likeliest token is not allowed, another must be chosen"
-            )
-        eos_ids = manifest.tokens.eos if config.eos_ids is None else config.eos_ids
-        return Guide(matcher, eos_ids, "logits" in outputs, manifest.block - 1)
+        return self._guides.of(config)
 
     def as_draft(self) -> Draft:
         """This model as the draft of one row of a larger one."""
@@ -442,32 +368,10 @@ class Session:
             pass  # the last rows leave, and what they have read and said is saved
 
 
-def _ids(prompt: object) -> list[int]:
-    """A prompt that is no list and no text: an array of token ids, or nothing that can be read."""
-    with suppress(TypeError):
-        if not isinstance(prompt, Mapping | bytes | bytearray | memoryview):
-            return [operator.index(i) for i in prompt]  # type: ignore[attr-defined]
-    raise SessionError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")
-
-
-def _share(device: str) -> int:
+def _share(device: DeviceName) -> int:
     """Bytes for saved prefixes where nobody says how many: a small part of what is free now."""
-    free = machine.available() if device == "cpu" else None
+    free = machine.available() if device.kind == "cpu" else None
     return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))
-
-
-def _system(prompt: Prompt) -> str | None:
-    """The system message of a prompt, if it begins with one."""
-    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
-    first: object = prompt[0] if is_list and len(prompt) else None
-    if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
-        return str(first["content"])
-    return None
-
-
-def _opening(system: str) -> list[Message]:
-    """A prompt that has only its system message in common with others."""
-    return [{"role": "system", "content": system}, {"role": "user", "content": ""}]
 
 
 def _check_draft(bundle: Bundle, draft: Bundle) -> None:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from .bundle.automaton import read_automaton
 from .bundle.grammars import find
-from .bundle.manifest import Bundle
+from .bundle.open import Bundle
 from .grammar import Alphabet, LlgMatcher
 from .regular.automaton import Automaton
 
@@ -45,7 +45,7 @@ class StoredGrammars:
         file = find(self._bundle.manifest, name, self._bundle.path).file
         with self._lock:
             if file not in self._walks:
-                self._walks[file] = Walk(read_automaton(self._bundle.path / file), self._vocabulary)
+                self._walks[file] = Walk(read_automaton(self._bundle, file), self._vocabulary)
             self._walks.move_to_end(file)
             while len(self._walks) > OPEN:
                 self._walks.popitem(last=False)

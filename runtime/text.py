@@ -18,10 +18,11 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from .bundle.manifest import Bundle
+from . import headroom
+from .bundle.open import Bundle
 from .bundle.turns import ChatTurns
 from .errors import BundleError, MarsError, SessionError
-from .template import Template
+from .template.template import Template
 from .toolcalls import system_text
 
 Message = Mapping[str, Any]
@@ -30,6 +31,9 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
+# Memory of the tokenizer's library for each byte, which ends a process that has less: of its file 12, of a
+# text 300.
+FILE_COST, TEXT_COST = 16, 400
 SAFE_ADVICE = ", or open it without safe mode if you trust whoever made it"
 # A prompt is refused before it is tokenized when it has more characters than a full context of very long
 # tokens.
@@ -78,6 +82,8 @@ class Text:
         if info is None:
             raise BundleError(f"{bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
         file = bundle.path / info.tokenizer
+        size = next((entry.size for entry in bundle.manifest.files if entry.path == info.tokenizer), 0)
+        headroom.require(FILE_COST * size, f"{file}: the tokenizer", "open the bundle where there is more")
         with _no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
             tokenizer = Tokenizer.from_buffer(bundle.read(info.tokenizer, TOKENIZER_LIMIT))
         most = most_characters(bundle.manifest.model.context_length)
@@ -110,12 +116,13 @@ class Text:
     def _ids(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
         self._check(len(text), most)
         try:
-            text.encode("utf-8")
+            num_bytes = len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise SessionError(
                 f"the prompt holds half a character (a lone surrogate, U+{ord(text[error.start]):04X}) at"
                 f" {error.start}; give whole Unicode text"
             ) from error
+        headroom.require(TEXT_COST * num_bytes, f"a prompt of {len(text)} characters", "shorten it")
         with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -162,6 +169,7 @@ class Text:
             raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        headroom.require(TEXT_COST * len(token_ids), f"the text of {len(token_ids)} tokens", "ask for fewer")
         with _no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 

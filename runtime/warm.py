@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .bundle.held import Watched
-from .bundle.manifest import Bundle, ModelInfo, Variant
+from .bundle.manifest import ModelInfo, Variant
+from .bundle.open import Bundle
 from .bundle.prefixes import is_for, renewal, staleness
 from .bundle.stored import ID_SIZE, StoredPrefix, file_size, ids_size
 from .decode.prefix import Prefixes, Stored

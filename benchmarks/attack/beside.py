@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.manifest import Manifest, Profile, open_bundle
+from mars_export.runtime.bundle.manifest import Manifest, Profile
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.profiles import sha256_of
 
 PAUSE = 0.02  # seconds between two changes

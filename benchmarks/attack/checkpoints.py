@@ -20,7 +20,7 @@ from attack import goods
 from attack.mutators import NASTY, PIECES, change, damaged, misplaced
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 
 Mutator = Callable[[Path, random.Random], None]
 NUMBERS = (

@@ -28,7 +28,7 @@ from attack.load import Tally, exact_session, play
 from attack.schemas import small_bundle
 from mars_export.runtime import MarsError, Session
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.machine import resident
 
 SUMS = ("whole", "ties", "begun", "refused", "overloaded", "tokens", "seconds", "changes")

@@ -30,7 +30,8 @@ from mars_export.exporter.tensorrt.build import Built
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import Session
 from mars_export.runtime.bundle import pack, prefixes, profiles
-from mars_export.runtime.bundle.manifest import CHECKSUM_FILE, MANIFEST_FILE, open_bundle
+from mars_export.runtime.bundle.manifest import MANIFEST_FILE
+from mars_export.runtime.bundle.open import CHECKSUM_FILE, open_bundle
 from mars_export.runtime.bundle.prefixes import Made
 from mars_export.runtime.bundle.profiles import sha256_of
 from mars_export.runtime.bundle.stored import StoredPrefix

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 from ...runtime import Batcher, Commit, Completion, GenerationConfig, Limits, MarsError
+from ...runtime.device.name import DeviceName
 from .outcome import Found, NotHere
 from .subject import Subject, same
 
@@ -17,6 +19,7 @@ HEAVY = {
 MOST_DIFFERENT = 0.1  # of answers in half precision or integer codes: ties are broken the other way
 TAU, LOW_TAU = 0.95, 0.5
 CLIENTS = 8
+WORDS = ("yes", "no", "perhaps")
 PIECE, LONG = 256, 600  # tokens of a piece that a prefix store keeps on any device, and of a prompt with two
 
 
@@ -40,7 +43,8 @@ def stays(subject: Subject) -> Found:
         raise NotHere("this backend does not say where its KV rows are")
     device, binds_anew = memory.device, backend._binds_anew
     detail = f"KV rows in {device} memory" + ("; bound anew each step, with copies" if binds_anew else "")
-    return Found(device == subject.device and not binds_anew, detail, {"kv_device": device})
+    is_there = device == DeviceName.of(subject.device).kind
+    return Found(is_there and not binds_anew, detail, {"kv_device": device})
 
 
 def tokens(subject: Subject) -> Found:
@@ -100,6 +104,38 @@ def prefixes(subject: Subject) -> Found:
     found = _agreement(subject, [again], [first], "as without the store")
     figures = {**found.figures, "cached_tokens": cached, "prompt_tokens": len(prompt)}
     return Found(found.good and cached > 0, f"{cached} of {len(prompt)} prompt tokens were there", figures)
+
+
+def captured(subject: Subject) -> Found:
+    """Steps that the provider captures are replayed, and the answers are those of plain steps."""
+    if subject.device == "cpu":
+        raise NotHere("a CPU captures nothing")
+    if subject.session.variant.is_engine:
+        raise NotHere("an engine's steps are captured anyway")
+    session, settings = subject.open(options={"enable_cuda_graph": "1"}), subject.config
+    plain = subject.answers(subject.session, settings)
+    found = _agreement(subject, subject.answers(session, settings), plain, "as from plain steps")
+    backend: Any = session.backend
+    figures = {**found.figures, "graphs": backend.num_graphs}
+    if backend.why_no_graphs is not None:
+        return Found(False, f"steps are not captured: {backend.why_no_graphs}; {found.detail}", figures)
+    good = found.good and backend.num_graphs > 0
+    return Found(good, f"{backend.num_graphs} steps captured; {found.detail}", figures)
+
+
+def grammars(subject: Subject) -> Found:
+    """A choice among words is kept to, by the likeliest tokens that a step computes, or by its logits where
+    none of these is allowed.
+    """
+    session = subject.session
+    if "logits" not in session.backend.outputs or find_spec("llguidance") is None:
+        raise NotHere("it takes a bundle exported with --logits and the `grammar` extra")
+    if session.bundle.manifest.text is None:
+        raise NotHere("the bundle has no tokenizer")
+    settings = subject.config.with_values(choice=WORDS)
+    said = [session.generate(prompt, settings).text for prompt in subject.prompts[:4]]
+    kept = sum(text in WORDS for text in said)
+    return Found(kept == len(said), f"{kept} of {len(said)} answers are one of the words", {"said": said})
 
 
 def sampling(subject: Subject) -> Found:

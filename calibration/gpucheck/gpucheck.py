@@ -14,6 +14,7 @@ from time import perf_counter
 
 from ...runtime import MarsError, machine
 from ...runtime.device.cuda import find_gpu
+from ...runtime.device.name import DeviceName
 from ...runtime.errors import CalibrationError
 from ..journal import Journal
 from ..rounds import Progress
@@ -31,6 +32,8 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "batcher": ("answers in a batch equal answers alone", checks.batches),
     "blocks": ("the paper's block commit", checks.block_commit),
     "prefix": ("what was read before is not read again", checks.prefixes),
+    "grammar": ("an answer keeps to a choice of words", checks.grammars),
+    "graphs": ("steps that ONNX Runtime captures say what plain ones say", checks.captured),
     "sampling": ("a seed gives one text", checks.sampling),
     "recovery": ("a bad request fails alone", checks.recovers),
     "steps": ("what a step costs", figures.steps),
@@ -135,7 +138,7 @@ def device_name(device: str) -> str:
     """What computes: the GPU with its capability and driver, or the processor."""
     if device == "cpu":
         return machine.processor() or "a CPU"
-    gpu = find_gpu()
+    gpu = find_gpu(DeviceName.of(device).ordinal)
     return gpu if isinstance(gpu, str) else f"{gpu.name} ({gpu.capability}, driver of CUDA {gpu.driver})"
 
 

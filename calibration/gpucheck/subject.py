@@ -15,6 +15,7 @@ import numpy as np
 from ...runtime import Completion, GenerationConfig, Session
 from ...runtime.decode.backend import Backend, Cache, StepOutput
 from ...runtime.device.cuda import memory_used
+from ...runtime.device.name import DeviceName
 from ...runtime.errors import CalibrationError
 from ..rows import make_plan
 from ..tasks.tasks import builtin_names, find, load
@@ -45,9 +46,14 @@ class Subject:
         """The bundle's graph on the CPU: what the device's tokens are held against."""
         return Session.open(self.path, "cpu", variant="model", cache_bytes=0)
 
-    def open(self, cache_bytes: int = 0) -> Session:
+    def open(self, cache_bytes: int = 0, options: dict[str, str] | None = None) -> Session:
         return Session.open(
-            self.path, self.device, threads=self.threads, variant=self.variant, cache_bytes=cache_bytes
+            self.path,
+            self.device,
+            threads=self.threads,
+            variant=self.variant,
+            cache_bytes=cache_bytes,
+            options=options,
         )
 
     @cached_property
@@ -101,10 +107,11 @@ class Subject:
     def memory(self) -> Iterator[dict[str, int]]:
         """Bytes of the device in use before and after what is done inside; empty where nobody says."""
         seen: dict[str, int] = {}
-        if self.device == "cuda" and (used := memory_used()) is not None:
+        name = DeviceName.of(self.device)
+        if name.kind == "cuda" and (used := memory_used(name.ordinal)) is not None:
             seen["before"] = used
         yield seen
-        if "before" in seen and (used := memory_used()) is not None:
+        if "before" in seen and (used := memory_used(name.ordinal)) is not None:
             seen["after"] = used
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...runtime import Completion, GenerationConfig, Session
-from ...runtime.session import Prompt
+from ...runtime.prompts import Prompt
 from ..tasks.scores import Output
 from ..tasks.tasks import Task
 

@@ -11,7 +11,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from mars_export.runtime.bundle.manifest import Bundle, Variant, kv_names, open_bundle
+from mars_export.runtime.bundle.manifest import Variant, kv_names
+from mars_export.runtime.bundle.open import Bundle, open_bundle
 from mars_export.runtime.errors import BundleError
 
 NAME = "mars_step"

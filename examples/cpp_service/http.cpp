@@ -22,6 +22,15 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds hurried{1};       // for each part of an answer once the server has no more time
 constexpr std::size_t drained_bytes = 8U << 20U; // of a refused request, read so that the client sees the answer
 
+/// A client's, empty for one that has gone already.
+std::string address_of(int socket) {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    char text[INET_ADDRSTRLEN] = "";
+    if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0) inet_ntop(AF_INET, &address.sin_addr, text, sizeof text);
+    return text;
+}
+
 const char* reason(int status) {
     switch (status) {
     case 200:
@@ -277,6 +286,7 @@ bool Server::accept_one() {
 
 void Server::serve(std::list<Open>::iterator open) {
     Exchange exchange(open->socket, limits_, hurrying_);
+    exchange.address = address_of(open->socket);
     const auto refuse = [&](int status, const std::string& message) {
         exchange.respond(status, error_body(status, message), status == 503 ? "Retry-After: 1\r\n" : "");
         exchange.drain(std::chrono::milliseconds(stopping_ ? 100 : 1000));

@@ -42,7 +42,10 @@ class Exchange {
     Exchange(int socket, const Limits& limits, const std::atomic<bool>& stopping) : limits_(limits), stopping_(stopping), socket_(socket) {}
 
     Head head;
-    std::string body;
+    std::string body, address; ///< `address`: the client's, without its port
+
+    /// Take the request in, unless `wake` (-1 for none) becomes readable before. Throws Refusal.
+    void read(int wake);
 
     void respond(int status, const std::string& text, const std::string& headers = "");
     void begin(const std::string& type);
@@ -54,7 +57,6 @@ class Exchange {
 
   private:
     friend class Server;
-    void read(int wake);
     bool receive(std::string& data, std::size_t most, std::chrono::steady_clock::time_point deadline, int wake) const;
     void write(std::string_view data);
     void drain(std::chrono::milliseconds patience) const;

@@ -271,6 +271,7 @@ Ask read_ask(Kind kind, const std::string& body, const Limits& limits) {
     config.exact = fields.flag("exact");
     config.tau = fields.number("tau");
     if (const auto metric = fields.text("metric")) config.metric = metric_of(*metric);
+    ask.has_window = names("window");
     if (const auto window = fields.any("window")) config.window = window_of(*window);
     config.cache_salt = fields.text("cache_salt").value_or("");
     config.grammar = fields.text("grammar").value_or("");

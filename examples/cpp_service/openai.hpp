@@ -44,7 +44,8 @@ struct Ask {
     mars::GenerationConfig config;
     std::optional<std::int64_t> max_tokens;
     std::int64_t n = 1;
-    bool stream = false, include_usage = false, return_steps = false, logprobs = false, names_knob = false, has_seed = false;
+    bool stream = false, include_usage = false, return_steps = false, logprobs = false, names_knob = false, has_seed = false,
+         has_window = false;
 };
 
 /// Throws Refused for the first thing that is wrong, and for fields that would change the answer and are not supported.

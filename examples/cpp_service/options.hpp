@@ -22,8 +22,9 @@ constexpr const char* usage = R"(usage: service BUNDLE [PORT [THREADS]] [OPTION 
   --rows N            answers that are computed at once, as rows of one batch (8)
   --waiting N         requests that wait for a row; further ones get 429 (16)
   --kv-mb N           memory for KV entries of running answers; no limit
-  --client-share X    of all places what one API key may have, above 0, at most 1 (1)
-  --device NAME       cpu, or cuda for a GPU (cpu)
+  --client-share X    of all places what one client may have, above 0, at most 1 (1); an API key is one, without keys an address
+  --rows-per-client N of the rows, what one client may have at once; no limit
+  --device NAME       cpu, or cuda for a GPU, cuda:1 for the second (cpu)
   --grace SECONDS     for running answers, after SIGTERM (5)
   --api-key-file FILE keys, one a line, of which each request but /health needs one
 )";
@@ -65,6 +66,8 @@ inline Options options_of(const std::vector<std::string>& words) {
             options.limits.kv_bytes = whole(words[i]) * 1000000;
         else if (word == "--client-share")
             options.limits.client_share = number(words[i]);
+        else if (word == "--rows-per-client")
+            options.limits.max_rows_per_client = whole(words[i]);
         else if (word == "--grace")
             options.grace = number(words[i]);
         else if (word == "--api-key-file")

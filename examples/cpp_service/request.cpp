@@ -85,6 +85,7 @@ Request parse_request(const std::string& body, const Limits& limits) {
             throw BadRequest("unknown field " + name.substr(0, 60) +
                              " (known: prompt, messages, stream, exact, tau, window, max_new_tokens, temperature, seed, stop)");
     }
+    config = config.repeatable(given.contains("window"), given.contains("seed"));
     if (config.max_new_tokens > limits.new_tokens)
         throw BadRequest("max_new_tokens is at most " + std::to_string(limits.new_tokens) + " here");
     return request;

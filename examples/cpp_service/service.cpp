@@ -27,6 +27,7 @@
 namespace {
 
 using openai::Json;
+using Key = std::optional<std::string>; // the number of a client's key, none where there are no keys
 
 constexpr std::chrono::seconds request_timeout{600}; // an answer ends with what it has then
 constexpr std::chrono::milliseconds glance{50};      // how often one looks after a client that waits
@@ -50,9 +51,9 @@ class Running {
   public:
     class Entry {
       public:
-        Entry(Running& of, openai::Reply& reply) : of_(of), id_(reply.id) {
+        Entry(Running& of, openai::Reply& reply, const Key& owner) : of_(of), id_(reply.id) {
             const std::lock_guard<std::mutex> lock(of_.mutex_);
-            of_.replies_[id_] = &reply;
+            of_.replies_[id_] = {&reply, owner};
         }
         Entry(const Entry&) = delete;
         Entry& operator=(const Entry&) = delete;
@@ -66,13 +67,14 @@ class Running {
         std::string id_;
     };
 
-    /// Another tau, or exact mode for none, from the next step on; what holds then. Throws Refused.
-    Json steer(const std::string& id, std::optional<double> tau) {
+    /// Another tau, or exact mode for none, from the next step on; what holds then. A key steers its own. Throws Refused.
+    Json steer(const std::string& id, const Key& key, std::optional<double> tau) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto at = replies_.find(id);
-        if (at == replies_.end()) throw openai::Refused(404, "no such stream is running", "id", "stream_not_found");
+        if (at == replies_.end() || at->second.second != key)
+            throw openai::Refused(404, "no such stream is running", "id", "stream_not_found");
         try {
-            for (openai::Choice& choice : at->second->choices) {
+            for (openai::Choice& choice : at->second.first->choices) {
                 if (tau)
                     choice.request.set_tau(*tau);
                 else
@@ -81,12 +83,12 @@ class Running {
         } catch (const mars::SessionError& problem) {
             throw openai::Refused(400, problem.what(), "tau");
         }
-        return {{"id", id}, {"mars", at->second->settings()}};
+        return {{"id", id}, {"mars", at->second.first->settings()}};
     }
 
   private:
     std::mutex mutex_;
-    std::map<std::string, openai::Reply*> replies_;
+    std::map<std::string, std::pair<openai::Reply*, Key>> replies_;
 };
 
 class Service {
@@ -121,22 +123,22 @@ class Service {
         };
         try {
             if (path == "/health") return answer("GET", [&] { exchange.respond(is_lost_ ? 503 : 200, line(health())); });
-            const std::optional<std::string> client = keys_.find(exchange.head.authorization);
-            if (!keys_.is_open() && !client)
+            const Key key = keys_.find(exchange.head.authorization);
+            if (!keys_.is_open() && !key)
                 return refuse(exchange, 401, "an API key is needed: send Authorization: Bearer KEY", "", "invalid_api_key",
                               "WWW-Authenticate: Bearer\r\n");
             if (path == "/v1/models")
                 answer("GET", [&] { exchange.respond(200, line(openai::models(session_, name_, began_))); });
             else if (path == "/v1/chat/completions")
-                answer("POST", [&] { complete(exchange, openai::Kind::chat, client); });
+                answer("POST", [&] { complete(exchange, openai::Kind::chat, key); });
             else if (path == "/v1/completions")
-                answer("POST", [&] { complete(exchange, openai::Kind::text, client); });
+                answer("POST", [&] { complete(exchange, openai::Kind::text, key); });
             else if (path.rfind(steered, 0) == 0)
                 answer("POST", [&] {
-                    exchange.respond(200, line(running_.steer(path.substr(steered.size()), openai::read_steer(exchange.body))));
+                    exchange.respond(200, line(running_.steer(path.substr(steered.size()), key, openai::read_steer(exchange.body))));
                 });
             else if (path == "/generate")
-                answer("POST", [&] { generate(exchange, client); });
+                answer("POST", [&] { generate(exchange, key); });
             else
                 throw http::Refusal(404, "there are /v1/chat/completions, /v1/completions, /v1/models, /generate and /health");
         } catch (const openai::Refused& refused) {
@@ -179,17 +181,18 @@ class Service {
 
     // --- OpenAI's paths ---
 
-    void complete(http::Exchange& exchange, openai::Kind kind, const std::optional<std::string>& client) {
+    void complete(http::Exchange& exchange, openai::Kind kind, const Key& key) {
         openai::Ask ask = openai::read_ask(kind, exchange.body, ask_limits_);
         choose(ask);
         ask.config.max_new_tokens = ask.max_tokens.value_or(std::min(session_.max_capacity(), ask_limits_.new_tokens));
         ask.config.deadline = static_cast<double>(request_timeout.count());
         if (ask.config.temperature > 0 && !ask.has_seed) ask.config.seed = fresh() >> 1U;
+        ask.config = ask.config.repeatable(ask.has_window, ask.has_seed);
         openai::check(session_, ask);
         const auto box = std::make_shared<Mailbox>();
         openai::Reply reply(fresh_id(), ask.model.value_or(name_), ask);
-        enter(reply, ask, box, client);
-        const Running::Entry entry(running_, reply);
+        enter(reply, ask, box, key.value_or(exchange.address));
+        const Running::Entry entry(running_, reply, key);
         if (ask.stream)
             streamed(exchange, reply, *box);
         else
@@ -219,9 +222,8 @@ class Service {
         }
     }
 
-    /// Queue all answers of an ask; what is there already ends where one finds no room.
-    void enter(openai::Reply& reply, const openai::Ask& ask, const std::shared_ptr<Mailbox>& box,
-               const std::optional<std::string>& client) {
+    /// Queue all answers of an ask in the turns of `client`; what is there already ends where one finds no room.
+    void enter(openai::Reply& reply, const openai::Ask& ask, const std::shared_ptr<Mailbox>& box, const std::string& client) {
         const bool counts_steps = ask.return_steps || ask.logprobs;
         for (const mars::Prompt& prompt : ask.prompts)
             for (std::int64_t i = 0; i < ask.n; ++i) {
@@ -297,11 +299,11 @@ class Service {
 
     // --- /generate ---
 
-    void generate(http::Exchange& exchange, const std::optional<std::string>& client) {
+    void generate(http::Exchange& exchange, const Key& key) {
         Request asked = parse_request(exchange.body, limits_);
         asked.config.deadline = static_cast<double>(request_timeout.count());
         const auto box = std::make_shared<Mailbox>();
-        mars::Request request = batcher_.submit(asked.prompt, asked.config, {0.0, client, Mailbox::slot(box, 0)});
+        mars::Request request = batcher_.submit(asked.prompt, asked.config, {0.0, key.value_or(exchange.address), Mailbox::slot(box, 0)});
         if (asked.stream) exchange.begin("application/x-ndjson");
         std::string last;
         try {

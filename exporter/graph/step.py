@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from ...runtime.bundle.manifest import FORMAT_VERSION
 from ..checkpoint.family import Dims
 from ..codes import Codec, Quantization
-from . import delta, heads, knobs, quantized, rotary, steady
+from . import delta, heads, knobs, predictions, quantized, rotary, steady
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
@@ -332,91 +332,8 @@ class _Writer:
         # whole table in every step.
         bias = nodes.constant("mask_token_bias", never, np.float32)
         logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
-        last = nodes.constant("last_axis", [-1])
-        top = self.best(logits)
-        shifted = nodes.add("Sub", logits, top, name="shifted")
-        weights = nodes.add("Exp", shifted, name="weights")
-        total = nodes.add("ReduceSum", weights, last, name="partition", keepdims=0)
-        nodes.add("Reciprocal", total, name="confidence_node", output="confidence")
-        if spec.metrics:
-            self.write_metrics(logits, shifted, weights, total)
-        if spec.top_k:
-            self.write_top_k(shifted, total)
-
-    @property
-    def is_for_cpus(self) -> bool:
-        """Whether nobody but ONNX Runtime on a CPU will run this graph, as is so with 8-bit activations."""
-        return self.is_steady
-
-    def best(self, logits: str) -> str:
-        """`token_ids`, the first of the largest logits; returns that logit [b, o, 1].
-
-        On a CPU TopK is one pass for both; of equal logits it takes the first, too.
-        """
-        nodes, last = self.nodes, "last_axis"
-        if self.is_for_cpus:
-            one = nodes.constant("one_best", [1])
-            top, place = nodes.add_many(
-                "TopK", logits, one, name="best", outputs=["top_logit", "top_id"], axis=-1
-            )
-            nodes.add("Squeeze", place, last, name="argmax", output="token_ids")
-            return top
-        nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
-        return nodes.add("ReduceMax", logits, last, name="top_logit", keepdims=1)
-
-    def write_metrics(self, logits: str, shifted: str, weights: str, total: str) -> None:
-        nodes, last = self.nodes, "last_axis"
-        best, _ = nodes.add_many(
-            "TopK",
-            logits,
-            nodes.constant("two", [2]),
-            name="top2",
-            outputs=["top2_logits", "top2_ids"],
-            axis=-1,
-        )
-        first, second = nodes.add_many(
-            "Split",
-            best,
-            nodes.constant("ones", [1, 1]),
-            name="top2_split",
-            outputs=["top1", "top2"],
-            axis=-1,
-        )
-        ratio = nodes.add("Exp", nodes.add("Sub", second, first, name="top_gap"), name="top_ratio_1")
-        ratio = nodes.add("Squeeze", ratio, last, name="top_ratio")
-        share = nodes.add("Sub", nodes.constant("one_f32", 1.0, np.float32), ratio, name="top_share")
-        nodes.add("Mul", "confidence", share, name="margin_node", output="margin")
-        expected = nodes.add(
-            "ReduceSum",
-            nodes.add("Mul", weights, shifted, name="weighted"),
-            last,
-            name="weighted_sum",
-            keepdims=0,
-        )
-        mean = nodes.add("Div", expected, total, name="mean_shifted")
-        nodes.add(
-            "Sub", nodes.add("Log", total, name="log_partition"), mean, name="entropy_node", output="entropy"
-        )
-
-    def write_top_k(self, shifted: str, total: str) -> None:
-        """The likeliest tokens of each output, best first, and their natural log-probabilities."""
-        nodes = self.nodes
-        best, _ = nodes.add_many(
-            "TopK",
-            shifted,
-            nodes.constant("num_topk", [self.spec.top_k]),
-            name="topk",
-            outputs=["topk_shifted", "topk_ids"],
-            axis=-1,
-        )
-        wide = nodes.add("Unsqueeze", total, "last_axis", name="partition_column")
-        nodes.add(
-            "Sub",
-            best,
-            nodes.add("Log", wide, name="log_partition_column"),
-            name="topk_logprobs_node",
-            output="topk_logprobs",
-        )
+        # 8-bit activations are for ONNX Runtime on a CPU: nobody else will run such a graph.
+        predictions.write(nodes, logits, spec.metrics, spec.top_k, in_one_pass=self.is_steady)
 
     # --- the contract ---
 

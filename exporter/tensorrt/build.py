@@ -95,7 +95,8 @@ def build(
 
 def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
     """The network of an ONNX file, strongly typed: precision is what the graph says."""
-    flags = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    # TensorRT 11 has no other kind of network, and may have no flag for it.
+    flags = getattr(getattr(trt, "NetworkDefinitionCreationFlag", None), "STRONGLY_TYPED", None)
     network = builder.create_network(0 if flags is None else 1 << int(flags))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(graph)):

@@ -16,7 +16,8 @@ import onnx
 
 from ...runtime.bundle.engine_info import EngineInfo, this_platform
 from ...runtime.bundle.files import FileEntry, describe
-from ...runtime.bundle.manifest import MANIFEST_FILE, Bundle, Manifest, Variant, changing, write_manifest
+from ...runtime.bundle.manifest import MANIFEST_FILE, Manifest, Variant
+from ...runtime.bundle.open import Bundle, changing, write_manifest
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..export import FLOATS, PRECISIONS, ExportOptions, Progress, reopen, weight_bytes, write_bundle

@@ -1,15 +1,16 @@
-"""The file of a stored grammar: an automaton over bytes, as docs/format.md says. Knows no bundle."""
+"""The file of a stored grammar: an automaton over bytes, as docs/format.md says. Knows its place in
+a bundle.
+"""
 
 from __future__ import annotations
 
 import struct
 from hashlib import sha256
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 from ..errors import BundleError
 from ..regular.automaton import MOST_EDGES, MOST_STATES, Automaton
-from .files import read_small
+from .open import Bundle
 
 MAGIC = b"MARSDFA\x01"
 HEADER = struct.Struct("<8sII")  # the magic with its version, states, edges
@@ -39,12 +40,17 @@ def file_name(content: bytes) -> str:
     return f"grammar-{sha256(content).hexdigest()[:16]}.dfa"
 
 
-def read_automaton(path: Path) -> Automaton:
-    """Raises BundleError for a file that cannot be read, or is no automaton."""
+def read_automaton(bundle: Bundle, file: str) -> Automaton:
+    """Of a bundle's file, as it was when the bundle was opened. Raises BundleError for one that cannot be
+    read, or is no automaton.
+    """
+    path = bundle.path / file
     try:
-        content = read_small(path, MOST_BYTES)
+        content = bundle.read(file, MOST_BYTES)
     except OSError as error:
-        raise BundleError(f"{path}: cannot be read ({error.strerror}); compile the grammar again") from error
+        raise BundleError(f"{path}: cannot be read ({error.strerror}); open the bundle again") from error
+    except ValueError as error:
+        raise BundleError(f"{path}: was written to since the bundle was opened; open it again") from error
     return parsed(content, str(path))
 
 

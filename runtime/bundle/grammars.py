@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import BundleError, SessionError
 from .files import describe, write_whole
 from .kept import delete, exchange
-from .manifest import Manifest, changing, open_bundle
+from .manifest import Manifest
+from .open import changing, open_bundle
 from .profiles import shown
 from .stored import NAME
 from .stored_grammar import FILE, StoredGrammar

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from .files import FileEntry
-from .manifest import Manifest, at_least, write_manifest
+from .manifest import Manifest, at_least
+from .open import write_manifest
 
 
 def exchange(

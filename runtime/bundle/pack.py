@@ -16,7 +16,8 @@ from typing import BinaryIO
 
 from ..errors import BundleError
 from .files import FileEntry, is_safe_name, read_small
-from .manifest import CHECKSUM_FILE, MANIFEST_FILE, MANIFEST_LIMIT, Manifest, open_bundle, parse_manifest
+from .manifest import MANIFEST_FILE, Manifest, parse_manifest
+from .open import CHECKSUM_FILE, MANIFEST_LIMIT, open_bundle
 from .scratch import ScratchDirectory, scratch_file
 
 PIECE = 1 << 20

@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import BundleError, SessionError
 from .files import describe, write_whole
 from .kept import delete, exchange
-from .manifest import Manifest, Variant, changing, open_bundle
+from .manifest import Manifest, Variant
+from .open import changing, open_bundle
 from .profiles import sha256_of, shown
 from .stored import FILE, NAME, StoredPrefix
 

@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SessionError
-from .manifest import (
-    Bundle,
-    Manifest,
-    Profile,
-    Variant,
-    at_least,
-    changing,
-    open_bundle,
-    write_manifest,
-)
+from .manifest import Manifest, Profile, Variant, at_least
+from .open import Bundle, changing, open_bundle, write_manifest
 
 
 def sha256_of(manifest: Manifest, file: str | None) -> str | None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..errors import BundleError
 from .files import read_small
-from .manifest import MANIFEST_FILE, MANIFEST_LIMIT, Bundle, open_bundle, parse_manifest
+from .manifest import MANIFEST_FILE, parse_manifest
+from .open import MANIFEST_LIMIT, Bundle, open_bundle
 
 NAMESPACE = "mars-bundle"  # of OpenSSH: what a key signs here counts for nothing else
 LIMIT = 100_000  # bytes of a signature, or of a file of keys

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import SessionError
 from .backend import Backend, StepOutput
+from .failing import Failing
 from .feed import Feed
 from .row import Accepted, Predictions, Row
-from .schedule import Failing, Limits, Schedule, run
+from .schedule import Limits, Schedule, run
 
 SCRATCH = Feed(0, 0, 1)  # of a row that waits between two working ones: told from theirs by identity
 

@@ -11,6 +11,7 @@ import numpy as np
 from .config import GenerationConfig
 
 MASK64 = 2**64 - 1
+FLOAT = np.finfo(np.float32)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -65,7 +66,11 @@ def _penalized(logits: np.ndarray, penalty: float, seen: Iterable[int]) -> np.nd
         return logits
     changed = logits.copy()
     ids = np.fromiter(set(seen), np.int64)
-    changed[ids] = np.where(changed[ids] > 0, changed[ids] / penalty, changed[ids] * penalty)
+    least, most = float(FLOAT.tiny), float(FLOAT.max)  # any penalty leaves numbers
+    factor = np.float32(min(max(penalty, least), most))
+    with np.errstate(over="ignore"):
+        moved = np.where(changed[ids] > 0, changed[ids] / factor, changed[ids] * factor)
+    changed[ids] = moved.clip(-most, most)
     return changed
 
 
@@ -73,8 +78,11 @@ def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
     order = np.argsort(-logits, kind="stable")
     if config.top_k:
         order = order[: config.top_k]
-    scaled = logits[order].astype(np.float64) / config.temperature
-    weights = np.exp(scaled - scaled[0])
+    kept_logits = logits[order].astype(np.float64)
+    with np.errstate(
+        over="ignore"
+    ):  # the largest is subtracted first: no temperature is too small for what is left
+        weights = np.exp((kept_logits - kept_logits[0]) / config.temperature)
     cumulative = np.cumsum(weights / weights.sum())
     # Nucleus: the smallest set whose probability reaches top_p; always at least one token.
     kept = min(int(np.searchsorted(cumulative, config.top_p)) + 1, len(order))

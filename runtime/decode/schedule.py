@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from ..errors import SessionError
 from .backend import Backend, StepOutput
 from .batch import Batch
 from .budget import KvBudget
 from .config import GenerationConfig
+from .failing import Failing
 from .feed import Feed
 from .policy import Policy, widest_feeds
 from .queue import Queue
@@ -18,6 +20,7 @@ from .row import Accepted, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
 
+_PLACES, MOST_PLACES = ("max_rows", "max_waiting"), 2**20
 _MAY_BE_NONE = ("max_prompt_tokens", "max_new_tokens", "max_stops", "kv_bytes", "max_rows_per_client")
 
 Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
@@ -29,8 +32,9 @@ class Limits:
     values that cannot be.
 
     max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
-    max_waiting: requests that may wait for a row. prefill_tokens: prompt tokens that are prefilled between
-    two decode steps, at most: more lets a new request answer sooner, less disturbs the running ones less.
+    max_waiting: requests that may wait, beside those that free rows are about to take. prefill_tokens: prompt
+    tokens that are prefilled between two decode steps, at most: more lets a new request answer sooner, less
+    disturbs the running ones less.
 
     max_prompt_tokens, max_new_tokens: longest prompt and answer. max_stops: stop strings, and eos_ids.
     kv_bytes: KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in.
@@ -61,6 +65,8 @@ class Limits:
                 what = "1 or more"
             if not good:
                 wrong.append(f"{name} must be {what}, not {value!r}")
+            elif name in _PLACES and value > MOST_PLACES:
+                wrong.append(f"{name} must be at most {MOST_PLACES}, not {value!r}")
         if wrong:
             raise SessionError("; ".join(wrong))
 
@@ -124,6 +130,11 @@ class Schedule:
         return len(self._batch.active)
 
     @property
+    def num_rows(self) -> int:
+        """Rows that those who come find: fewer than `max_rows` while long ones fill the KV memory."""
+        return self._batch.num_rows if self._batch.active else self.limits.max_rows
+
+    @property
     def running(self) -> Sequence[Row]:
         """The rows that have a place, as another thread may see them: a moment old."""
         return tuple(self._batch.active)
@@ -150,6 +161,7 @@ class Schedule:
         self._drop_finished()
         yield from self._prompt_pieces()
         self._drop_finished()
+        yield from self._forced_piece()
         if (rows := self._decoding()) and (events := self._decode(rows)):
             yield events
         self._drop_finished()
@@ -247,19 +259,21 @@ class Schedule:
     def _decode(self, rows: list[Row]) -> list[Accepted]:
         events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
         for row in rows:
-            if row.guide is not None and row.finish_reason is None:
-                events += self._catch_up(row)
-            if row.proposer is not None:
+            if row.proposer is not None and not self._is_behind(row):
                 with Failing([row], events):
                     row.look_around(self._batch.room(row))
         if events:
             self._drop_finished()
             rows = self._decoding()
-        feeds: list[Feed] = []
-        if rows:
-            with Failing(rows, events):
-                feeds = self._feeds(rows)
-        return events + (self._run(rows, feeds, _take) if feeds else [])
+        for is_behind, neighbours in groupby(rows, self._is_behind):
+            if is_behind:
+                continue
+            together, feeds = list(neighbours), list[Feed]()
+            with Failing(together, events):
+                feeds = self._feeds(together)
+            if feeds:
+                events += self._run(together, feeds, _take)
+        return events
 
     def _begin(self, row: Row) -> list[Accepted]:
         """What a grammar forces before any prediction."""
@@ -269,14 +283,22 @@ class Schedule:
                 events.append(event)
         return events
 
-    def _catch_up(self, row: Row) -> list[Accepted]:
-        """More forced tokens than a step holds are fed first, in pieces of which nothing is asked."""
+    @property
+    def _most_known(self) -> int:
+        """Tokens of an answer that a step feeds at once."""
         most = max(self.limits.prefill_tokens, 2 * self.block)
-        most = min(most, self.backend.max_slots or most)
-        failed: list[Accepted] = []
-        while row.num_pending > most and row.finish_reason is None:
-            failed += self._run([row], [Feed(most)], _fed)
-        return failed
+        return min(most, self.backend.max_slots or most)
+
+    def _is_behind(self, row: Row) -> bool:
+        """Whether a grammar forced more than a step holds: the row decodes again when that is fed."""
+        return row.guide is not None and row.num_pending > self._most_known and self._batch.fits(row)
+
+    def _forced_piece(self) -> Iterator[list[Accepted]]:
+        """A piece of one row's forced text, of which nothing is asked; the others decode meanwhile."""
+        row = next(filter(self._is_behind, self._decoding()), None)
+        if row is not None:
+            yield self._run([row], [Feed(self._most_known)], _fed)
+            self._drop_finished()
 
     def _first_feed(self, row: Row) -> Feed:
         """The last piece of a prompt: a full window, since all the prompt is fed with it."""
@@ -332,24 +354,6 @@ class Schedule:
             for behind in range(i + 1, len(batch.active)):
                 batch.move(behind, behind - 1)
             batch.active.pop()
-
-
-class Failing:
-    """What goes wrong inside ends `rows`, and no others: `events` tell. A library's panic is no Exception."""
-
-    __slots__ = ("events", "rows")
-
-    def __init__(self, rows: Sequence[Row], events: list[Accepted]) -> None:
-        self.rows, self.events = rows, events
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
-            return False
-        self.events += [row.fail(error) for row in self.rows]
-        return True
 
 
 def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:

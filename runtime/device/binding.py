@@ -6,13 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .memory import Memory
 
 LARGEST_SPARE, MOST_SPARE = 256, 256  # numbers of a tensor that is kept for its shape's return, and tensors
+
+
+class StepInput(NamedTuple):
+    """The inputs of a step but its KV rows, by their names in the graph: int64 [rows, slots], [rows] and
+    [rows, predictions].
+    """
+
+    input_ids: np.ndarray
+    kv_length: np.ndarray
+    output_index: np.ndarray
 
 
 class Binding:
@@ -33,7 +43,7 @@ class Binding:
         self,
         names: Sequence[tuple[str, str | None]],
         buffers: Sequence[Any],
-        device: str,
+        memory: Memory,
         dtype: np.dtype[Any],
         rows: int,
         offset: int,
@@ -43,9 +53,11 @@ class Binding:
         """
         shape = (rows, *buffers[0].shape[1:])
         for (past, present), buffer in zip(names, buffers, strict=True):
-            self._io.bind_input(past, device, 0, dtype, shape, buffer.address + offset)
+            self._io.bind_input(past, memory.device, memory.number, dtype, shape, buffer.address + offset)
             if present is not None:
-                self._io.bind_output(present, device, 0, dtype, shape, buffer.address + offset)
+                self._io.bind_output(
+                    present, memory.device, memory.number, dtype, shape, buffer.address + offset
+                )
 
     def write(self, name: str, value: np.ndarray) -> None:
         """An input. Binding takes far longer than copying a few ids: memory is written again as long as the
@@ -56,7 +68,7 @@ class Binding:
             memory = self._places[name]
             tensor = self._memory(name, value.shape, value.dtype)
             tensor.write(value)
-            self._io.bind_input(name, memory.device, 0, value.dtype, value.shape, tensor.address)
+            self._io.bind_input(name, memory.device, memory.number, value.dtype, value.shape, tensor.address)
             self._tensors[name] = tensor
         else:
             tensor.write(value)
@@ -67,7 +79,7 @@ class Binding:
         if tensor is None or tensor.shape != shape:
             memory = self._places[name]
             tensor = self._memory(name, shape, dtype)
-            self._io.bind_output(name, memory.device, 0, dtype, shape, tensor.address)
+            self._io.bind_output(name, memory.device, memory.number, dtype, shape, tensor.address)
             self._tensors[name] = tensor
         return tensor
 
@@ -82,8 +94,9 @@ class Binding:
             self._spare[name, shape] = place.tensor(shape, dtype)
         return self._spare[name, shape]
 
-    def run(self) -> None:
-        self._session.run_with_iobinding(self._io)
+    def run(self, options: Any = None) -> None:
+        """`options`: ONNX Runtime's own, of a run."""
+        self._session.run_with_iobinding(self._io, options)
 
     def take(self, name: str) -> np.ndarray:
         """An output, without a copy where it is in host memory: the next step gets other memory."""

@@ -15,7 +15,6 @@ import numpy as np
 from ..errors import DeviceLost, SessionError
 from .lost import ADVICE, LASTING
 
-ORDINAL = 0  # of those that CUDA_VISIBLE_DEVICES shows
 INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
 
 
@@ -30,14 +29,21 @@ class Gpu:
     driver: str
 
 
-def find_gpu() -> Gpu | str:
-    """The first GPU, or one sentence that says why there is none."""
+def find_gpu(number: int = 0) -> Gpu | str:
+    """The GPU of that number, of those that CUDA_VISIBLE_DEVICES shows, or one sentence that says why there
+    is none.
+    """
     try:
         runtime = _runtime()
         (count,) = _checked(runtime, "cudaGetDeviceCount")
         if count == 0:
             return "no NVIDIA GPU is visible"
-        (properties,) = _checked(runtime, "cudaGetDeviceProperties", ORDINAL)
+        if number >= count:
+            return (
+                f"no GPU {number} is visible: the last of {count} is {count - 1} (CUDA_VISIBLE_DEVICES,"
+                " nvidia-smi)"
+            )
+        (properties,) = _checked(runtime, "cudaGetDeviceProperties", number)
         (driver,) = _checked(runtime, "cudaDriverGetVersion")
     except SessionError as error:
         return str(error)
@@ -49,10 +55,12 @@ def find_gpu() -> Gpu | str:
     return Gpu(name, f"sm{properties.major}{properties.minor}", f"{driver // 1000}.{driver % 1000 // 10}")
 
 
-def memory_used() -> int | None:
-    """Bytes in use on the GPU, by all processes; None where it cannot be asked."""
+def memory_used(number: int = 0) -> int | None:
+    """Bytes in use on a GPU, by all processes; None where it cannot be asked."""
     try:
-        free, total = _checked(_runtime(), "cudaMemGetInfo")
+        runtime = _runtime()
+        with Turn(runtime, number):
+            free, total = _checked(runtime, "cudaMemGetInfo")
     except SessionError:
         return None
     return int(total) - int(free)
@@ -74,16 +82,16 @@ class Turn:
     that one, and a stream refuses work from there.
     """
 
-    def __init__(self, runtime: Any) -> None:
-        self._cuda, self._lock = runtime, threading.RLock()
+    def __init__(self, runtime: Any, number: int = 0) -> None:
+        self._cuda, self._number, self._lock = runtime, number, threading.RLock()
         self._found: list[int] = []
 
     def __enter__(self) -> None:
         self._lock.acquire()
         try:
             (found,) = _checked(self._cuda, "cudaGetDevice")
-            if found != ORDINAL:
-                _checked(self._cuda, "cudaSetDevice", ORDINAL)
+            if found != self._number:
+                _checked(self._cuda, "cudaSetDevice", self._number)
             self._found.append(found)
         except BaseException:
             self._lock.release()
@@ -91,20 +99,21 @@ class Turn:
 
     def __exit__(self, *_: object) -> None:
         found = self._found.pop()
-        if found != ORDINAL:
+        if found != self._number:
             self._cuda.cudaSetDevice(found)
         self._lock.release()
 
 
 class Device:
-    """A GPU, one stream on it, and everything that is ordered on that stream. Addresses are plain integers.
+    """The GPU of that number, one stream on it, and everything that is ordered on that stream. Addresses are
+    plain integers.
 
     Whoever calls has its `turn`. Raises SessionError that names the failing call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
         self._cuda = _runtime()
-        self.turn = Turn(self._cuda)
+        self.turn = Turn(self._cuda, number)
         self._allocations: set[int] = set()
         self._pinned: list[int] = []
         with self.turn:

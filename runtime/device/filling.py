@@ -47,12 +47,12 @@ class Filling:
         if self._is_fixed:
             return self._fixed(input_ids, kv_length, output_index)
         room = self._capacity - int(kv_length.max())
-        wide = _least(self._slots, slots, room)
+        wide = least(self._slots, slots, room)
         ids, index = input_ids, output_index
         if wide > slots:
             ids = np.zeros((rows, wide), np.int64)
             ids[:, :slots] = input_ids
-        if (count := _least(self._outputs, output_index.shape[1])) > output_index.shape[1]:
+        if (count := least(self._outputs, output_index.shape[1])) > output_index.shape[1]:
             index = np.zeros((rows, count), np.int64)
             index[:, : output_index.shape[1]] = output_index
         return ids, kv_length, index
@@ -74,7 +74,7 @@ class Filling:
         return ids, lengths, index
 
 
-def _least(sizes: Iterable[int], wanted: int, most: int | None = None) -> int:
+def least(sizes: Iterable[int], wanted: int, most: int | None = None) -> int:
     """The smallest size that holds `wanted` and is no larger than `most`; `wanted` itself where there is
     none.
     """

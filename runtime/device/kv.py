@@ -6,11 +6,12 @@ A `static` graph writes a step's entries itself, in place, into what is bound he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from .. import headroom
 from ..decode.backend import bucket
 from ..errors import SessionError
 from .binding import Binding
@@ -23,13 +24,23 @@ KV_TYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
 }
 
+ADVICE = "shorten the prompt or max_new_tokens, or run fewer rows at once"
+
 
 class KvRows:
     """KV memory of some rows, and what a session has bound of it: never an address that was given back."""
 
     def __init__(
-        self, memory: Memory, count: int, num_rows: int, kv_heads: int, head_dim: int, dtype: np.dtype[Any]
+        self,
+        memory: Memory,
+        count: int,
+        num_rows: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: np.dtype[Any],
+        grown: Callable[[int, int], int] = bucket,
     ) -> None:
+        self._grown = grown  # capacities that are needed and present -> the one to grow to
         self.memory, self._count, self._dtype = memory, count, dtype
         self.num_rows, self.kv_heads, self.head_dim = num_rows, kv_heads, head_dim
         self.capacity = 0
@@ -54,18 +65,19 @@ class KvRows:
         """
         if capacity <= self.capacity:
             return
-        entries = bucket(capacity, self.capacity)
+        entries = self._grown(capacity, self.capacity)
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
+        taken = entries * self.num_rows * self.entry_bytes
+        if self.memory.device == "cpu":
+            what = f"KV memory of {self.num_rows} row(s) of {entries} entries"
+            headroom.require(taken, what, ADVICE)
         try:
             if self.capacity:
                 buffers = self.memory.widen(self.buffers, entries)
             else:
                 buffers = self.memory.zeros(self._count, shape, self._dtype)
         except Exception as error:  # MemoryError of the host, a class of its own of each device's library
-            num_bytes = (
-                self._count * self.num_rows * self.kv_heads * entries * self.head_dim * self._dtype.itemsize
-            )
-            raise shortage(self.num_rows, entries, num_bytes, error) from error
+            raise shortage(self.num_rows, entries, taken, error) from error
         # All or nothing: what is below cannot fail, and the old memory goes only with the binding that names
         # it.
         self.unbind()
@@ -102,5 +114,5 @@ def shortage(num_rows: int, entries: int, num_bytes: int, error: Exception) -> S
     return SessionError(
         f"not enough memory: the KV entries of {num_rows} row(s) of {entries} take {num_bytes / 1e6:.0f} MB"
         f" ({reason});"
-        " shorten the prompt or max_new_tokens, run fewer rows at once, or free memory"
+        f" {ADVICE}, or free memory"
     )

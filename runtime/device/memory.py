@@ -38,6 +38,11 @@ class Memory(Protocol):
         """ONNX Runtime's word for it, such as `cpu` or `cuda`."""
         ...
 
+    @property
+    def number(self) -> int:
+        """Which of those devices it is, counted from 0."""
+        ...
+
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Memory for a step's input or output; what it holds is not known."""
         ...
@@ -96,7 +101,7 @@ class HostTensor:
 class HostMemory:
     """Numpy arrays, in host memory."""
 
-    device = "cpu"
+    device, number = "cpu", 0
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostTensor:
         return HostTensor(np.empty(shape, dtype))

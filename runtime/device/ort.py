@@ -4,24 +4,35 @@ it.
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import headroom
 from ..bundle.held import Watched
-from ..bundle.manifest import Bundle, ModelInfo, Variant
-from ..decode.backend import StepOutput
-from ..errors import BundleError, DeviceLost, SessionError
-from .binding import Binding
+from ..bundle.manifest import ModelInfo, Variant
+from ..bundle.open import Bundle
+from ..decode.backend import StepOutput, bucket
+from ..errors import DeviceLost, SessionError
+from .binding import Binding, StepInput
 from .cuda_libraries import load_libraries
 from .kv import KvRows
 from .lost import ADVICE, is_lasting
 from .memory import HostMemory, Memory
+from .name import DeviceName
+from .ort_graphs import Graphs, run_options
+from .ort_kept import KeptMemory, doubled
+from .ort_loading import advice, first_line, load, on_cpu
 from .ort_memory import OrtMemory
 from .ort_options import parted
+from .ort_signature import KvLayout, check_signature
+from .ort_worker import THE_WORKER, OnWorker
+from .scratch import Scratch, require_session
 
 if TYPE_CHECKING:
     from ..decode.backend import Cache
@@ -30,6 +41,9 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 KV_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+# Read when the library is loaded. Since 1.31 it tells its makers what it runs, from threads of its own that
+# take memory when they like, and the process with them where they get none.
+NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
 # Memory of a GPU is asked for as it is needed, not in powers of two: what is left is for KV rows.
 SETTINGS = {"cpu": {}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}}
@@ -43,9 +57,6 @@ LEVELED = ("int4", "int8")
 FIRM = ("float32", "w8a8")
 # Angles are computed many at a time, and what is left over in another way: nothing may be left over.
 FIRM_ANGLES = 16
-# What ONNX Runtime says where the directory of a graph was renamed while it was loaded, and how often it is
-# believed.
-MOVED, MOST_MOVES = "escapes model directory", 5
 GPU_ADVICE = (
     "check the GPU with nvidia-smi and the CUDA libraries with `mars-export doctor`, or give --device cpu"
 )
@@ -59,7 +70,8 @@ class OrtBackend:
     """A step graph in an ONNX Runtime session.
 
     `outputs` are the prediction outputs it must have; KV tensors follow `model`. `memory` None: that of
-    `device`. `place` is where `graph` is opened, by its own name if None.
+    `device`. `place` is where `graph` is opened, by its own name if None. `block` is the bundle's: steps of
+    few sizes are captured where the provider's option `enable_cuda_graph` asks for it.
     """
 
     def __init__(
@@ -75,16 +87,19 @@ class OrtBackend:
         memory: Memory | None = None,
         place: Path | None = None,
         settings: Mapping[str, str] | None = None,
+        block: int = 1,
     ) -> None:
+        name = DeviceName.of(device)
+        device = name.kind
         ort = _import(device)
-        entries, provider_options = parted(settings or {}, device)
+        entries, own = parted(settings or {}, name)
+        self._scratch: Scratch | None = None
         self._watched = Watched(None, ())
         self.outputs = outputs
         self.max_capacity = model.context_length
         self.max_slots: int | None = None
         self.max_outputs: int | None = None
         self.firm_slots: int | None = None
-        self._vocab = model.vocab_size
         self._cache_shape = (model.num_kv_heads, model.head_dim)
         self._dtype = KV_DTYPES[kv_dtype]
         self._in_place = kv_layout == "static"
@@ -95,23 +110,37 @@ class OrtBackend:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", str(int(device != "cpu")))
         if threads is not None:
             options.intra_op_num_threads = threads
+        self._has_arena = device != "cpu" or not headroom.is_limited()
+        options.enable_cpu_mem_arena = self._has_arena
         try:
             for key, value in entries.items():
                 options.add_session_config_entry(key, value)
-            providers = [(PROVIDERS[device], SETTINGS[device] | provider_options)]
-            self._session = _loaded(ort, place or graph, options, providers)
+            own = SETTINGS[device] | own
+            obstacle = None if self._in_place else f"a step of the {kv_layout} layout is more than one run"
+            self._session, captures, self._refusal = load(
+                ort, place or graph, options, PROVIDERS[device], own, THE_WORKER, obstacle
+            )
         except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
-            why = _first_line(error).replace(str((place or graph).parent), str(graph.parent))
-            advice = "" if device == "cpu" else f"; {GPU_ADVICE}"
-            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}{advice}") from error
+            why = first_line(error).replace(str((place or graph).parent), str(graph.parent))
+            then = "" if device == "cpu" else f"; {GPU_ADVICE}"
+            raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {why}{then}") from error
         if PROVIDERS[device] not in self._session.get_providers():
             raise SessionError(
                 f"{graph}: ONNX Runtime could not start {PROVIDERS[device]} and would compute on the CPU;"
                 f" {GPU_ADVICE}"
             )
-        self._check_signature(graph, ORT_TYPES[kv_dtype])
-        own: Memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device])
-        self._find_places(memory or own)
+        layout = KvLayout(self._suffixes, self._cache_shape, ORT_TYPES[kv_dtype], self._in_place)
+        self._widths = check_signature(self._session, graph, self.outputs, layout, model.vocab_size)
+        number = int(own.get("device_id", 0))
+        self._graphs: Graphs | None = None
+        if captures:
+            self._graphs = Graphs(block, kv_dtype, partial(run_options, ort))
+            memory = memory or OnWorker(KeptMemory(ort, device, PROVIDERS[device], number), THE_WORKER)
+        elif memory is None:
+            memory = HostMemory() if device == "cpu" else OrtMemory(ort, device, PROVIDERS[device], number)
+        self._find_places(memory)
+        if self._graphs and not self._graphs.reason:
+            THE_WORKER.run(partial(self._try_graphs, self._graphs))
         self.on_cpu = on_cpu(self._session, PROVIDERS[device]) if device != "cpu" else {}
         """Operator -> how many nodes of the graph a GPU session computes on the CPU."""
 
@@ -140,18 +169,35 @@ class OrtBackend:
                 f"accuracy level must be one of {', '.join(map(str, ACCURACY_LEVELS))}, not {level}"
             )
         graph, model = bundle.path / variant.file, bundle.manifest.model
+        sizes = {entry.path: entry.size for entry in bundle.manifest.files}
+        weights = sizes.get(variant.weights or variant.file, 0)
+        if device == "cpu":
+            require_session(model, weights, variant.precision, threads, loaded="onnxruntime" in sys.modules)
         backend = cls(
             graph, variant.outputs, model, variant.kv_dtype, device, threads, level, variant.kv_layout,
-            place=bundle.place(variant.file), settings=settings,
+            place=bundle.place(variant.file), settings=settings, block=bundle.manifest.block,
         )  # fmt: skip
         if device == "cpu" and variant.weights is not None:
             backend._watched = Watched(bundle.held, [variant.weights])  # ONNX Runtime has it mapped
+        if device == "cpu":
+            backend._scratch = Scratch.of(model, variant, weights, arena=backend._has_arena)
         if device == "cpu" and variant.precision in FIRM and model.head_dim % (2 * FIRM_ANGLES) == 0:
             backend.firm_slots = 2
         return backend
 
+    @property
+    def num_graphs(self) -> int:
+        """Steps that are replayed as CUDA graphs."""
+        return self._graphs.count if self._graphs else 0
+
+    @property
+    def why_no_graphs(self) -> str | None:
+        """Why steps are not captured, or no longer, although that was asked for."""
+        return self._graphs.reason if self._graphs else self._refusal
+
     def new_cache(self, num_rows: int) -> KvRows:
-        return KvRows(self._memory, len(self._suffixes), num_rows, *self._cache_shape, self._dtype)
+        grown = doubled if self._graphs else bucket
+        return KvRows(self._memory, len(self._suffixes), num_rows, *self._cache_shape, self._dtype, grown)
 
     def step(
         self,
@@ -163,41 +209,100 @@ class OrtBackend:
         want_logits: bool,
     ) -> StepOutput:
         assert isinstance(cache, KvRows)
-        rows, slots = input_ids.shape
+        given = StepInput(input_ids, kv_length, output_index)
+        if self._graphs is None:
+            return self._step(cache, first, given, want_logits)
+        return THE_WORKER.run(partial(self._step, cache, first, given, want_logits))
+
+    def _step(self, cache: KvRows, first: int, given: StepInput, want_logits: bool) -> StepOutput:
         self._watched.check()
         try:
-            binding = self._binding(cache, first, rows, want_logits)
-            binding.write("input_ids", input_ids)
-            binding.write("kv_length", kv_length)
-            binding.write("output_index", output_index)
-            results: dict[str, Any] = {}
-            for name in self.outputs:
-                if name == "token_ids":
-                    results[name] = binding.expect(name, output_index.shape, INT64)
-                elif name not in self._widths:
-                    results[name] = binding.expect(name, output_index.shape, FLOAT32)
-                elif name != "logits" or want_logits:
-                    shape = (*output_index.shape, *self._widths[name])
-                    results[name] = binding.expect(name, shape, INT64 if name == "topk_ids" else FLOAT32)
-            if self._in_place:
-                binding.run()
-            else:
-                shape = (rows, self._cache_shape[0], slots, self._cache_shape[1])
-                new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
-                binding.run()
-                cache.place(first, kv_length, new)
-            if want_logits and "logits" in results:
-                results["logits"] = binding.take("logits")
-            return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})
+            if self._graphs and not (want_logits or self._graphs.reason):
+                captured = self._captured(self._graphs, cache, first, given)
+                if captured is not None:
+                    return captured
+            return self._plainly(cache, first, given, want_logits)
         except BaseException as error:
             cache.unbind()  # it may be half made, or name memory that goes with this frame
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, SessionError):
                 raise
             # onnxruntime raises its own classes, and plain RuntimeError
-            what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {_first_line(error)}"
+            rows, slots = given.input_ids.shape
+            what = f"ONNX Runtime failed in a step of {rows} x {slots} slots: {first_line(error)}"
             if is_lasting(str(error)):
                 raise DeviceLost(what + ADVICE) from error
-            raise SessionError(what + _advice(error)) from error
+            raise SessionError(what + advice(error)) from error
+
+    def _plainly(self, cache: KvRows, first: int, given: StepInput, want_logits: bool) -> StepOutput:
+        (rows, slots), outputs = given.input_ids.shape, given.output_index.shape[1]
+        scratch = self._scratch
+        size = scratch.check(rows, slots, cache.capacity, outputs) if scratch is not None else None
+        binding = self._binding(cache, first, rows, want_logits)
+        results = self._ready(binding, given, want_logits)
+        plain = self._graphs.plain if self._graphs else None
+        if self._in_place:
+            binding.run(plain)
+        else:
+            shape = (rows, self._cache_shape[0], slots, self._cache_shape[1])
+            new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
+            binding.run(plain)
+            cache.place(first, given.kv_length, new)
+        if scratch is not None and size is not None:
+            scratch.ran(size)
+        if want_logits and "logits" in results:
+            results["logits"] = binding.take("logits")
+        return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})
+
+    def _ready(self, binding: Binding, given: StepInput, want_logits: bool) -> dict[str, Any]:
+        """A step's inputs written, and memory for its results, by name."""
+        for name, value in given._asdict().items():
+            binding.write(name, value)
+        predictions = given.output_index.shape
+        results: dict[str, Any] = {}
+        for name in self.outputs:
+            if name == "token_ids":
+                results[name] = binding.expect(name, predictions, INT64)
+            elif name not in self._widths:
+                results[name] = binding.expect(name, predictions, FLOAT32)
+            elif name != "logits" or want_logits:
+                shape = (*predictions, *self._widths[name])
+                results[name] = binding.expect(name, shape, INT64 if name == "topk_ids" else FLOAT32)
+        return results
+
+    def _captured(self, graphs: Graphs, cache: KvRows, first: int, given: StepInput) -> StepOutput | None:
+        """The step, filled up, as one launch; None where it is to run as it is."""
+        filled = graphs.fill(given)
+        if filled is None:
+            return None
+        slots, count = filled.input_ids.shape[1], filled.output_index.shape[1]
+        cache.reserve(int(filled.kv_length.max()) + slots)
+        rows = len(filled.kv_length)
+        key = (cache.capacity, first, rows, slots, count, *(buffer.address for buffer in cache.buffers))
+        step = graphs.find(key, lambda: self._bound(cache, first, rows))
+        if step is None:
+            return None
+        results = self._ready(step.binding, filled, want_logits=False)
+        graphs.run(step)
+        asked = given.output_index.shape[1]
+        return StepOutput(**{name: value.read()[:, :asked] for name, value in results.items()})
+
+    def _try_graphs(self, graphs: Graphs) -> None:
+        """Replay steps on rows of nobody, and capture no more where they do not say what plain steps say."""
+        replayed, plain = self.new_cache(1), self.new_cache(1)
+        cursor, vocab = 0, 64
+        for slots in graphs.sizes:
+            index = np.arange(slots)[None]
+            for _ in range(4):  # seen, captured, and replayed with other inputs
+                ids = (np.arange(cursor, cursor + slots)[None] * 7) % vocab
+                given = StepInput(ids, np.array([cursor]), index)
+                plain.reserve(cursor + slots)
+                found = self._step(replayed, 0, given, want_logits=False)
+                right = self._plainly(plain, 0, given, want_logits=False)
+                if not graphs.agree(found, right):
+                    graphs.give_up("a replayed step does not say what the same step says plainly")
+                if graphs.reason:
+                    return
+                cursor += slots
 
     def _binding(self, cache: KvRows, first: int, rows: int, want_logits: bool) -> Binding:
         """KV memory of some rows bound as past and present: the cache's last binding while it stands for the
@@ -206,14 +311,14 @@ class OrtBackend:
         bound = (first, rows, want_logits)
         if cache.binding is None or cache.bound != bound or self._binds_anew:
             cache.unbind()
-            binding = Binding(self._session, self._places)
-            names = [
-                (f"past_key_values.{s}", f"present.{s}" if self._in_place else None) for s in self._suffixes
-            ]
-            offset, device = first * cache.row_bytes, self._memory.device
-            binding.bind_rows(names, cache.buffers, device, self._dtype, rows, offset)
-            cache.binding, cache.bound = binding, bound
+            cache.binding, cache.bound = self._bound(cache, first, rows), bound
         return cache.binding
+
+    def _bound(self, cache: KvRows, first: int, rows: int) -> Binding:
+        binding = Binding(self._session, self._places)
+        names = [(f"past_key_values.{s}", f"present.{s}" if self._in_place else None) for s in self._suffixes]
+        binding.bind_rows(names, cache.buffers, self._memory, self._dtype, rows, first * cache.row_bytes)
+        return binding
 
     def _find_places(self, memory: Memory) -> None:
         """`memory` for what the graph reads or writes there, host memory for the rest."""
@@ -229,80 +334,15 @@ class OrtBackend:
         # so each step binds again.
         self._binds_anew = kv not in ({memory.device}, {"cpu"})
         self._places |= {f"present.{suffix}": self._memory for suffix in self._suffixes}
-
-    def _check_signature(self, graph: Path, cache_type: str) -> None:
-        inputs_due = {
-            "input_ids",
-            "kv_length",
-            "output_index",
-            *(f"past_key_values.{s}" for s in self._suffixes),
-        }
-        outputs_due = {*self.outputs, *(f"present.{s}" for s in self._suffixes)}
-        inputs = {i.name: i for i in self._session.get_inputs()}
-        outputs = {o.name: o for o in self._session.get_outputs()}
-        odd = (inputs.keys() ^ inputs_due) | (outputs.keys() ^ outputs_due)
-        for name, info in [*inputs.items(), *outputs.items()]:
-            is_cache = name.startswith(("past_key_values.", "present."))
-            if is_cache and ((info.shape[1], info.shape[3]) != self._cache_shape or info.type != cache_type):
-                odd.add(name)
-        for suffix in self._suffixes:
-            past, present = inputs.get(f"past_key_values.{suffix}"), outputs.get(f"present.{suffix}")
-            # In place the two are one buffer; a `delta` graph's output has the slots' entries only.
-            if past and present and (past.shape[2] == present.shape[2]) != self._in_place:
-                odd.add(f"present.{suffix} (KV layout)")
-        # Of the outputs that are wider than a number for each position.
-        wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in outputs]
-        self._widths = {name: tuple(outputs[name].shape[2:]) for name in wide}
-        right = {"logits": (self._vocab,), "topk_logprobs": self._widths.get("topk_ids")}
-        odd |= {name for name in wide if name in right and self._widths[name] != right[name]}
-        odd |= {
-            name
-            for name in wide
-            if not all(isinstance(n, int) and 0 < n <= self._vocab for n in self._widths[name])
-        }
-        if odd:
-            raise BundleError(
-                f"{graph}: the graph and the manifest disagree about {', '.join(sorted(odd)[:6])}; export"
-                f" again"
-            )
-
-
-def _loaded(ort: Any, graph: Path, options: Any, providers: list[Any]) -> Any:
-    """A session. One that failed because the graph's directory got another name meanwhile is tried again: it
-    is the same directory, and ONNX Runtime compares names. Its fallback to the CPU is off: it prints to the
-    standard output, and tries the same again.
-    """
-    for _ in range(MOST_MOVES):
-        try:
-            return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
-        except Exception as error:
-            if MOVED not in str(error):
-                raise
-    return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _advice(error: Exception) -> str:
-    words = str(error).lower()
-    is_short = isinstance(error, MemoryError) or any(w in words for w in ("alloc", "out of memory"))
-    return (
-        "; not enough memory: run fewer rows at once, shorten the prompt, or free memory" if is_short else ""
-    )
-
-
-def on_cpu(session: Any, provider: str) -> dict[str, int]:
-    """Operator -> how many nodes of a session's graph run elsewhere than on `provider`."""
-    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name != provider]
-    return dict(Counter(node.op_type for part in parts for node in part.get_nodes()).most_common())
+        if self._graphs and any(place is host for place in self._places.values()):
+            self._graphs.reason = "a step's inputs or results are not all on the GPU"
 
 
 def _import(device: str) -> Any:
     if device not in PROVIDERS:
         raise SessionError(f"unknown device `{device}` (known: {', '.join(PROVIDERS)})")
     install = f"pip install 'mars-export[{EXTRAS[device]}]'"
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -320,6 +360,7 @@ def _import(device: str) -> Any:
 
 def version_and_devices() -> tuple[str, list[str]] | None:
     """The installed ONNX Runtime's version and the devices it can use, or None when it is absent."""
+    os.environ.setdefault(*NO_TELEMETRY)
     try:
         import onnxruntime as ort
     except ImportError:
@@ -351,6 +392,6 @@ def open_graph(
     try:
         session = ort.InferenceSession(graph, options, providers=[PROVIDERS["cpu"]], enable_fallback=0)
     except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
-        raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {_first_line(error)}") from error
+        raise SessionError(f"{graph}: ONNX Runtime cannot load the graph: {first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))

@@ -38,25 +38,34 @@ class OrtTensor:
 
 
 class OrtMemory:
-    """Memory on `device`. `ort` is the onnxruntime module, `provider` its name for what computes there."""
+    """Memory on the `device` of that `number`. `ort` is the onnxruntime module, `provider` its name for what
+    computes there.
+    """
 
-    def __init__(self, ort: Any, device: str, provider: str) -> None:
-        self._ort, self.device, self._provider = ort, device, provider
+    def __init__(self, ort: Any, device: str, provider: str, number: int = 0) -> None:
+        self._ort, self.device, self.number = ort, device, number
+        self._provider = provider if device == "cpu" else (provider, {"device_id": str(number)})
         self._copies: dict[tuple[str, int, np.dtype[Any]], Any] = {}
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> OrtTensor:
         values = self._ort.OrtValue
-        return OrtTensor(values.ortvalue_from_shape_and_type(list(shape), dtype, self.device, 0))
+        return OrtTensor(values.ortvalue_from_shape_and_type(list(shape), dtype, self.device, self.number))
 
     def zeros(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[OrtTensor]:
         rows, heads, entries, dim = shape
+        tensors = self.new(count, shape, dtype)
         one = OrtTensor(
-            self._ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, heads, 1, dim), dtype), self.device, 0)
+            self._ort.OrtValue.ortvalue_from_numpy(
+                np.zeros((rows, heads, 1, dim), dtype), self.device, self.number
+            )
         )
-        return self._padded([one] * count, entries, dtype)
+        addresses = [(one.address, tensor.address) for tensor in tensors]
+        self._pad(addresses, (rows * heads, dim), (rows * heads, entries * dim), dtype)
+        return tensors
 
-    def widen(self, buffers: Sequence[OrtTensor], capacity: int) -> list[OrtTensor]:
-        return self._padded(buffers, capacity, self._dtype(buffers))
+    def new(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[OrtTensor]:
+        """KV tensors; what they hold is not known."""
+        return [self.tensor(shape, dtype) for _ in range(count)]
 
     def move(self, buffers: Sequence[OrtTensor], source: int, target: int, length: int) -> None:  # noqa: ARG002
         # The whole row, which is one run of memory; behind `length` there is nothing that anyone reads.
@@ -91,7 +100,7 @@ class OrtMemory:
 
     def bring(self, arrays: Sequence[np.ndarray]) -> list[OrtTensor]:
         make = self._ort.OrtValue.ortvalue_from_numpy
-        return [OrtTensor(make(np.ascontiguousarray(array), self.device, 0)) for array in arrays]
+        return [OrtTensor(make(np.ascontiguousarray(array), self.device, self.number)) for array in arrays]
 
     def fetch(self, saved: Sequence[OrtTensor]) -> list[np.ndarray]:
         return [tensor.read() for tensor in saved]
@@ -106,14 +115,15 @@ class OrtMemory:
         binding.bind_cpu_input("shared", np.ascontiguousarray(kv_length, np.int64))
         for i, (buffer, entries) in enumerate(zip(buffers, new, strict=True)):
             address = buffer.address + first * step
-            binding.bind_input(f"in{i}", self.device, 0, dtype, shape, address)
-            binding.bind_input(f"new{i}", self.device, 0, dtype, entries.shape, entries.address)
-            binding.bind_output(f"out{i}", self.device, 0, dtype, shape, address)
+            binding.bind_input(f"in{i}", self.device, self.number, dtype, shape, address)
+            binding.bind_input(f"new{i}", self.device, self.number, dtype, entries.shape, entries.address)
+            binding.bind_output(f"out{i}", self.device, self.number, dtype, shape, address)
         run(binding)
 
-    def _padded(self, buffers: Sequence[OrtTensor], capacity: int, dtype: np.dtype[Any]) -> list[OrtTensor]:
+    def widen(self, buffers: Sequence[OrtTensor], capacity: int) -> list[OrtTensor]:
+        dtype = self._dtype(buffers)
         rows, heads, entries, dim = buffers[0].shape
-        wider = [self.tensor((rows, heads, capacity, dim), dtype) for _ in buffers]
+        wider = self.new(len(buffers), (rows, heads, capacity, dim), dtype)
         addresses = [(old.address, new.address) for old, new in zip(buffers, wider, strict=True)]
         self._pad(addresses, (rows * heads, entries * dim), (rows * heads, capacity * dim), dtype)
         return wider
@@ -131,8 +141,8 @@ class OrtMemory:
         run, binding = self._graph("Pad", len(addresses), dtype)
         binding.bind_cpu_input("shared", np.array([0, 0, 0, new[1] - old[1]]))
         for i, (source, target) in enumerate(addresses):
-            binding.bind_input(f"in{i}", self.device, 0, dtype, old, source)
-            binding.bind_output(f"out{i}", self.device, 0, dtype, new, target)
+            binding.bind_input(f"in{i}", self.device, self.number, dtype, old, source)
+            binding.bind_output(f"out{i}", self.device, self.number, dtype, new, target)
         run(binding)
 
     def _graph(self, operator: str, count: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..bundle.manifest import Bundle, ModelInfo, Variant
+from ..bundle.manifest import ModelInfo, Variant
+from ..bundle.open import Bundle
 from ..decode.backend import StepOutput
 from ..errors import SessionError
 from .cuda import Runs
@@ -99,13 +100,15 @@ class TrtBackend:
         self._pool = Pool(device, empty, most, self._forget, KV_TYPES[variant.kv_dtype])
 
     @classmethod
-    def of(cls, bundle: Bundle, variant: Variant) -> TrtBackend:
-        """Load an engine of a bundle. Raises SessionError that names what it is for and what is here."""
+    def of(cls, bundle: Bundle, variant: Variant, gpu: int = 0) -> TrtBackend:
+        """Load an engine of a bundle on the GPU of that number. Raises SessionError that names what it is for
+        and what is here.
+        """
         from .cuda import Device
 
-        device = Device()
+        device = Device(gpu)
         with device.turn:
-            return cls(LoadedEngine.of(bundle, variant), variant, bundle.manifest.model, device)
+            return cls(LoadedEngine.of(bundle, variant, gpu), variant, bundle.manifest.model, device)
 
     @property
     def num_graphs(self) -> int:

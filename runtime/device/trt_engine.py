@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from ..bundle.files import write_whole
-from ..bundle.manifest import Bundle, ModelInfo, Variant
+from ..bundle.manifest import ModelInfo, Variant
+from ..bundle.open import Bundle
 from ..errors import SessionError
 from .cuda import find_gpu
 from .trt_io import IDS
@@ -66,8 +67,10 @@ class LoadedEngine:
             self._prepare_kernels()
 
     @classmethod
-    def of(cls, bundle: Bundle, variant: Variant) -> LoadedEngine:
-        """Load a variant's engine; a CUDA context exists already. Raises SessionError."""
+    def of(cls, bundle: Bundle, variant: Variant, gpu: int = 0) -> LoadedEngine:
+        """Load a variant's engine on `gpu`, which has a CUDA context and is the current one. Raises
+        SessionError.
+        """
         assert variant.engine is not None
         trt = find(variant.backend)
         if trt is None:
@@ -80,7 +83,8 @@ class LoadedEngine:
         if engine is None:
             reasons = "; ".join([*_diagnostics(trt, runtime, data), logger.last(3)])
             raise SessionError(
-                f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend)}): {reasons}"
+                f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend, gpu)}):"
+                f" {reasons}"
             )
         odd = oddities(engine, variant, bundle.manifest.model)
         if odd:
@@ -155,9 +159,9 @@ def built_for(variant: Variant) -> str:
     return f"built with {variant.backend} {info.version} (CUDA {info.cuda}) for {gpus} on {info.platform}"
 
 
-def here(backend: str) -> str:
-    """This machine's side of the same."""
-    gpu = find_gpu()
+def here(backend: str, number: int) -> str:
+    """This machine's side of the same, with the GPU of that number."""
+    gpu = find_gpu(number)
     device = gpu if isinstance(gpu, str) else f"{gpu.name}, {gpu.capability}, driver for CUDA {gpu.driver}"
     return f"{backend} {installed_version(backend) or 'not installed'}; {device}"
 

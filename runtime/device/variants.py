@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from shlex import quote
 
 from ..bundle.engine_info import this_platform
-from ..bundle.manifest import Bundle, Variant
+from ..bundle.manifest import Variant
+from ..bundle.open import Bundle
 from ..errors import SessionError
+from .name import DeviceName
 from .ort import KV_DTYPES, NO_KERNELS
-
-DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu`
-    says why there is none.
+    """This machine, with one GPU of it. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its
+    `driver`; or `no_gpu` says why there is none.
 
     `tensorrt`: backend -> version of what is installed. `platform` such as `linux-x86_64`.
     """
@@ -31,17 +31,17 @@ class Here:
     no_gpu: str = ""
 
 
-def look_around() -> Here:
-    """Ask the machine. Loads TensorRT and CUDA libraries where they are installed."""
+def look_around(gpu: int = 0) -> Here:
+    """Ask the machine about the GPU of that number. Loads TensorRT and CUDA libraries where they are."""
     from .cuda import find_gpu
     from .trt_engine import EXTRAS, installed_version
 
     versions = {backend: v for backend in EXTRAS if (v := installed_version(backend)) is not None}
     system = this_platform()
-    gpu = find_gpu()
-    if isinstance(gpu, str):
-        return Here(system, versions, no_gpu=gpu)
-    return Here(system, versions, gpu.capability, gpu.name, gpu.driver)
+    found = find_gpu(gpu)
+    if isinstance(found, str):
+        return Here(system, versions, no_gpu=found)
+    return Here(system, versions, found.capability, found.name, found.driver)
 
 
 def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
@@ -50,7 +50,7 @@ def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
         if variant.is_fixed:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
         return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
-    if device != "cuda":
+    if DeviceName.of(device).kind != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"
     assert here is not None
     return "; ".join(_engine_obstacles(variant, here)) or None
@@ -137,19 +137,17 @@ def choose(bundle: Bundle, device: str, here: Here | None = None) -> Variant:
     Raises SessionError with the reason for each. A bundle with engines of which none fits is an error, not a
     slower graph.
     """
-    if device not in DEVICES:
-        raise SessionError(f"unknown device `{device}` (known: {', '.join(DEVICES)})")
-    variants = bundle.manifest.variants
-    candidates = [v for v in variants if v.is_engine] if device == "cuda" else []
+    name, variants = DeviceName.of(device), bundle.manifest.variants
+    candidates = [v for v in variants if v.is_engine] if name.kind == "cuda" else []
     candidates = candidates or [v for v in variants if not v.is_engine]
     if here is None and any(v.is_engine for v in candidates):
-        here = look_around()
+        here = look_around(name.ordinal)
     reasons = {v.name: why_not(v, device, here) for v in candidates}
     for variant in candidates:
         if reasons[variant.name] is None:
             return variant
     reasons |= {v.name: _other(v, device) for v in variants if v not in candidates}
-    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    lines = [f"{variant}: {reason}" for variant, reason in reasons.items()]
     raise SessionError(f"{bundle.path}: no variant runs here on {device}:\n  " + "\n  ".join(lines))
 
 

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter, time
 from typing import Any
 
 from ..batcher import Batcher
 from ..bundle.profiles import staleness
 from ..decode.config import GenerationConfig
+from ..decode.schedule import Limits
 from ..errors import SessionError
 from ..request import Request
 from ..session import Session
@@ -48,13 +50,24 @@ class Served:
     def warm(self) -> None:
         """Measure what steps cost and answer once, so that no client waits for it. In a thread of its own."""
         try:
-            batcher = Batcher(self.session, self._options.limits)
+            batcher = Batcher(self.session, self._limits())
             self._step(batcher)
             self.batcher = batcher
             LOG.info("%s is warm", self.name)
         except BaseException as error:
             self.fault = error
             LOG.critical("%s cannot be served: %s", self.name, type(error).__name__)
+
+    def _limits(self) -> Limits:
+        limits, engine = self._options.limits, self.session.variant.engine
+        if not self._options.fits_rows or engine is None or engine.max_rows >= limits.max_rows:
+            return limits
+        LOG.info(
+            "%s: at most %d requests run at once, the rows of its engine (--max-rows says another number;"
+            " `mars-export trt --batch` builds for more)",
+            *(self.name, engine.max_rows),
+        )
+        return replace(limits, max_rows=engine.max_rows)
 
     def check(self) -> None:
         """Have a step done, unless requests run: theirs are steps, too. Raises SessionError."""

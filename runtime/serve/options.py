@@ -20,11 +20,11 @@ SECONDS = (
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """limits: of each bundle's batcher. max_body: bytes of a request. request_timeout: seconds for a whole
-    answer, queue_timeout: for its wait for a row, body_timeout and header_timeout: for a request to come,
-    write_timeout: for a client to take what is sent, idle_timeout: for a connection without a request. drain:
-    seconds that running answers get at the end. ping: seconds of silence after which a stream says that it
-    lives.
+    """limits: of each bundle's batcher; with fits_rows an engine of fewer rows takes as many as it has.
+    max_body: bytes of a request. request_timeout: seconds for a whole answer, queue_timeout: for its wait for
+    a row, body_timeout and header_timeout: for a request to come, write_timeout: for a client to take what is
+    sent, idle_timeout: for a connection without a request. drain: seconds that running answers get at the
+    end. ping: seconds of silence after which a stream says that it lives.
 
     keys: API keys, none for a server that anybody may use. cors_origins: pages of others that may call.
     hosts: names that a Host header may have, None for any. adaptive: profiles of each bundle, or "exact", the
@@ -35,6 +35,7 @@ class ServeOptions:
     """
 
     limits: Limits = field(default_factory=Limits)
+    fits_rows: bool = False
     max_body: int = 4 << 20
     request_timeout: float = 600.0
     queue_timeout: float = 60.0

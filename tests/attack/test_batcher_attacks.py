@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 from attack import load
+from support.automata import Automaton
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
 from support.paths import ROOT
-from support.stalling import Stalling, behind_a_gate
+from support.stalling import Stalling, behind_a_gate, paced
 from support.unsure import predict
 
 from mars_export.runtime import (
@@ -36,6 +37,7 @@ from mars_export.runtime import (
     SessionError,
 )
 from mars_export.runtime.decode.backend import StepOutput
+from mars_export.runtime.decode.guide import Guide
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule, decode
@@ -342,6 +344,8 @@ def test_a_request_that_never_fits_is_refused(session: Session) -> None:
         ({"prefill_tokens": None}, "prefill_tokens must be 1 or more, not None"),
         ({"kv_bytes": 0}, "kv_bytes must be 1 or more, not 0"),
         ({"max_stops": True}, "max_stops must be 1 or more, not True"),
+        ({"max_rows": 2**20 + 1}, "max_rows must be at most 1048576, not 1048577"),
+        ({"max_waiting": 2**63 - 1}, "max_waiting must be at most 1048576"),
         ({"client_share": 0}, "client_share must be a number above 0, at most 1, not 0"),
         ({"client_share": float("nan")}, "client_share must be a number above 0"),
     ],
@@ -442,6 +446,35 @@ def test_deadlines_in_the_queue_and_while_running(session: Session) -> None:
         assert done.finish_reason == "deadline"
         assert session.generate([1, 2], LONG).token_ids[: len(done.token_ids)] == done.token_ids
         assert batcher.submit([1], SHORT, deadline=60).result(SOON).finish_reason == "length"
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancelled"])
+def test_a_long_forced_text_hears_that_it_is_over(
+    how: str, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, backend = paced(session)
+    size = session.bundle.manifest.model.vocab_size
+    edges = [dict.fromkeys(range(size), 1), *({3: i + 2} for i in range(390)), dict.fromkeys(range(size), 0)]
+    guide = Guide(Automaton(edges, frozenset(), size), (), False)
+    monkeypatch.setattr(Session, "guide", lambda *_: guide)
+    config = GenerationConfig(max_new_tokens=395, choice=("any",))
+    with Batcher(session, Limits(prefill_tokens=16)) as batcher:
+        backend.hold()
+        request = batcher.submit([7, 8], config, deadline=60)
+        until = time.monotonic() + SOON
+        while not (backend.is_waiting and request._row.cursor > 32):
+            backend.let(int(backend.is_waiting))
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        if how == "deadline":
+            request._deadline = 0.0  # it has come
+        else:
+            request.cancel()
+        backend.let()  # the piece in hand, and no other
+        done = request.result(SOON)
+        backend.open()
+        assert done.finish_reason == how and len(done.token_ids) == 391
+        assert request._row.cursor < 80 < request._row.num_pending
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf"), "1", True])

@@ -27,7 +27,8 @@ from mars_export.runtime import BundleError, Session
 from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.external import contents
 from mars_export.runtime.bundle.files import describe, locked, write_whole
-from mars_export.runtime.bundle.manifest import Profile, changing, open_bundle, parse_manifest, write_manifest
+from mars_export.runtime.bundle.manifest import Profile, parse_manifest
+from mars_export.runtime.bundle.open import changing, open_bundle, write_manifest
 from mars_export.runtime.console import print_json
 
 Named = Callable[[str], Path]
@@ -94,7 +95,7 @@ def test_a_bundle_s_word_on_itself_is_not_believed(path: Path) -> None:
 
 OPEN = """
 from mars_export.runtime.errors import BundleError
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 try:
     open_bundle(sys.argv[1])
     print("opened")
@@ -273,7 +274,8 @@ STORE = """
 import sys
 from dataclasses import replace
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.manifest import Profile, open_bundle
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import open_bundle
 path, name, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 digest = next(e.sha256 for e in open_bundle(path).manifest.files if e.path == "model.onnx")
 for i in range(number):
@@ -295,7 +297,7 @@ def test_two_writers_lose_nothing_and_no_reader_fails_beside_them(path: Path) ->
 
 
 def test_a_writer_that_never_ends_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_export.runtime.bundle.manifest.WRITERS_WAIT", 0.1)
+    monkeypatch.setattr("mars_export.runtime.bundle.open.WRITERS_WAIT", 0.1)
     before = (path / "manifest.json").read_bytes()
     with locked(path, 1.0):
         open_bundle(path)
@@ -306,7 +308,7 @@ def test_a_writer_that_never_ends_is_said(path: Path, monkeypatch: pytest.Monkey
 
 def test_a_reader_between_two_writes_reads_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest was read, then a writer replaced it and its checksum: nothing is damaged."""
-    from mars_export.runtime.bundle import manifest as module
+    from mars_export.runtime.bundle import open as module
 
     stored, real, reads = profile(path), module.read_small, []
 

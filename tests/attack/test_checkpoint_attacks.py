@@ -30,7 +30,7 @@ from mars_export.exporter.checkpoint.names import EMBEDDING
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.patterns import Patterns
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError, ExportError
 
 ATTACKS = int(os.environ.get("MARS_ATTACKS", "150"))

@@ -19,7 +19,7 @@ from support.paths import ROOT
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime import Batcher, BundleError, CheckpointError, Session, SessionError
 from mars_export.runtime.bundle.external import contents
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.scratch import lock
 from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
 

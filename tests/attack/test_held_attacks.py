@@ -19,8 +19,9 @@ from support.confined import confined
 from mars_export.runtime import BundleError, GenerationConfig, Session
 from mars_export.runtime import opening as module
 from mars_export.runtime.bundle import files
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.device.ort import OrtBackend
+from mars_export.runtime.grammar_maker import make
 
 Named = Callable[[str], Path]
 IDS, FEW = [5, 6, 7], GenerationConfig(max_new_tokens=6, tau=1.0)
@@ -240,3 +241,38 @@ def test_a_program_started_by_a_session_does_not_inherit_its_bundle(path: Path) 
         capture_output=True, text=True, check=True, close_fds=False,
     ).stdout  # fmt: skip
     assert path.name not in listing
+
+
+@pytest.fixture
+def grammar(path: Path) -> Path:
+    """The file of a grammar `g` in the bundle."""
+    return path / make(path, "g", GenerationConfig(choice=("yes",))).file
+
+
+def follow(session: Session) -> str:
+    return session.generate(IDS, GenerationConfig(max_new_tokens=9, grammar="g")).text
+
+
+@linux
+def test_a_grammar_is_read_from_the_bundle_that_was_opened(path: Path, grammar: Path, other: Path) -> None:
+    """It was opened by the name that the bundle had: by the first request another one may lie there."""
+    session = Session.open(path, threads=1, cache_bytes=0)
+    theirs = make(other, "g", GenerationConfig(choice=("no",))).file
+    (other / theirs).rename(other / grammar.name)
+    path.rename(path.with_name("before.bundle"))
+    other.rename(path)
+    assert follow(session) == "yes"
+
+
+def test_a_grammar_that_is_written_over_is_not_followed(path: Path, grammar: Path, other: Path) -> None:
+    session = Session.open(path, threads=1, cache_bytes=0)
+    theirs = other / make(other, "g", GenerationConfig(choice=("no",))).file
+    grammar.write_bytes(theirs.read_bytes())
+    with pytest.raises(
+        BundleError, match=r"\.dfa: was written to since the bundle was opened; open it again"
+    ):
+        follow(session)
+    grammar.unlink()
+    with pytest.raises(BundleError, match=r"\.dfa: cannot be read .*; open the bundle again"):
+        follow(session)
+    assert session.generate(IDS, FEW).token_ids

@@ -21,21 +21,17 @@ def attack(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_answers_under_a_limit_are_right_or_errors(tmp_path: Path) -> None:
-    """ONNX Runtime and the C library end a process now and then that gets no memory (docs/log.md); what a
-    process says before it ends is right.
-    """
+    """22 and 64 ended in ONNX Runtime, by SIGABRT: in a step's arena, and while the library was loaded."""
     state = tmp_path / "state"
-    for first in ("0", "96"):
-        done = attack("--first", first, "--runs", "4", "--state", str(state))
-        assert done.stdout.strip(), done.stderr
+    for first, runs in (("0", "4"), ("22", "1"), ("64", "1"), ("96", "4")):
+        done = attack("--first", first, "--runs", runs, "--state", str(state))
+        assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in state.read_text().splitlines()]
-    assert [line["seed"] for line in lines] == [0, 1, 2, 3, 96, 97, 98, 99]
-    assert all(word.startswith("ended with") for line in lines for word in line["wrong"]), lines
-    whole = [line for line in lines if not line["wrong"]]
-    assert len(whole) >= 4, lines
-    assert all(sum(line["counts"].values()) >= 1 for line in whole)
+    assert [line["seed"] for line in lines] == [0, 1, 2, 3, 22, 64, 96, 97, 98, 99]
+    assert not any(line["wrong"] for line in lines), lines
+    assert all(sum(line["counts"].values()) >= 1 for line in lines)
     assert "right" not in lines[0]["counts"], "there is no memory at all"
-    assert {"right": 32} in [line["counts"] for line in whole]
+    assert {"right": 32} in [line["counts"] for line in lines]
 
 
 def test_every_limit_is_met_early_and_late() -> None:

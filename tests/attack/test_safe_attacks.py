@@ -22,7 +22,8 @@ from mars_export.cli import app
 from mars_export.runtime import BundleError, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle import files, safe
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import Manifest, open_bundle, write_manifest
+from mars_export.runtime.bundle.manifest import Manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 Named = Callable[[str], Path]
 TALK = [{"role": "user", "content": "the inner"}]
@@ -201,7 +202,7 @@ def test_the_commands_that_look_are_safe_and_the_others_on_demand(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[bool] = []
-    from mars_export.runtime.bundle import manifest as module
+    from mars_export.runtime.bundle import open as module
 
     real = module.verify
 

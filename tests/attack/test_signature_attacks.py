@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from mars_export.cli import app
 from mars_export.runtime import BundleError
 from mars_export.runtime.bundle import signature as module
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 from mars_export.runtime.bundle.signature import verified
 
 Named = Callable[[str], Path]

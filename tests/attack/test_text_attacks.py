@@ -19,7 +19,7 @@ from support.confined import confined
 from tokenizers import Tokenizer
 
 from mars_export.runtime import BundleError, SessionError
-from mars_export.runtime.bundle.manifest import Bundle, open_bundle
+from mars_export.runtime.bundle.open import Bundle, open_bundle
 from mars_export.runtime.bundle.turns import START, ChatTurns
 from mars_export.runtime.text import LONGEST_STOP, MOST_STOPS, Text, TextStream, stop_matcher
 

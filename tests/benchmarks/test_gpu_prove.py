@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_pack
 import gpu_prove
 import pytest
 from gpu_prove import Result, Step, page, steps, take
+
+from gpu import libmars
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,44 @@ def test_a_step_passes_fails_or_is_not_run(build: Path) -> None:
 def test_skipped_tests_are_no_proof() -> None:
     assert ran("tests", "print('26 skipped, 134 deselected in 3.28s')").state == "not run"
     assert ran("tests", "print('26 passed, 1 skipped in 3.28s')").state == "passed"
+
+
+def test_libmars_that_was_not_brought_is_no_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran("cpp", "print('skipped: no GPU'); raise SystemExit(77)").detail == "skipped: no GPU"
+    assert ran("cpp", "raise SystemExit(77)").state == "not run"
+    assert ran("speed", "raise SystemExit(77)").state == "failed"
+    command = [libmars.__file__, str(tmp_path), "--joined", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert libmars.main() == libmars.SKIPPED
+    assert "gpu_pack.py brings them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("codes", "whole"), [((0, 77), 0), ((77, 77), 77), ((0, 1), 1), ((77, 2), 2)])
+def test_libmars_that_was_brought_is_run_with_the_wheels_library(
+    codes: tuple[int, int], whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cpp"
+    folder.mkdir()
+    for name, code in zip(libmars.PROGRAMS, codes, strict=True):
+        words = f'#!/bin/sh\necho "$MARS_GPU_BUNDLE:$LD_LIBRARY_PATH" > $0.said\nexit {code}\n'
+        (folder / name).write_text(words)  # brought without its mode
+    monkeypatch.setattr(sys, "argv", ["libmars.py", "a.bundle", "--joined", str(tmp_path)])
+    assert libmars.main() == whole
+    said = (folder / f"{libmars.PROGRAMS[0]}.said").read_text()
+    assert said.startswith(f"a.bundle:{folder / 'lib'}:")
+    assert (folder / "lib" / "libonnxruntime.so.1").resolve().name.startswith("libonnxruntime.so.1.")
+
+
+def test_a_pack_has_the_programs_that_were_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_pack, "ROOT", tmp_path)
+    assert gpu_pack.programs() == []
+    folder = tmp_path / "build" / "cpp" / "release" / "tests"
+    folder.mkdir(parents=True)
+    (folder / "mars-gpu-ort").touch()
+    (folder / "mars-tests").touch()
+    assert [path.name for path in gpu_pack.programs()] == ["mars-gpu-ort"]
 
 
 def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

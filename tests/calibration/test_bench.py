@@ -23,7 +23,7 @@ from mars_export.calibration.bench.report import SCHEMA
 from mars_export.calibration.bench.settings import BenchOptions
 from mars_export.cli import app
 from mars_export.runtime import BundleError, CalibrationError, MarsError
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 WORDS = ("hello", "the cat", "one", "in the end", "an apple", "er")
 OPTIONS = BenchOptions(taus=(0.5,), batches=(1, 2), commits=("cursor", "block"), rounds=2, cursor=32)

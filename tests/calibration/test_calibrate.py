@@ -30,7 +30,7 @@ from mars_export.calibration.tau.report import Report, markdown
 from mars_export.calibration.tau.run import Request, estimate, run
 from mars_export.cli import app
 from mars_export.runtime import CalibrationError, MarsError, Session
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 need("matplotlib", "calibrate")
 REPORTS = ROOT / "docs" / "calibration"

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+from support.fake_ort_cuda import FakeOrt
+from support.missing import need
 from support.tiny import Named
 from typer.testing import CliRunner
 
@@ -20,7 +23,10 @@ from mars_export.calibration.gpucheck.outcome import CheckReport, Outcome
 from mars_export.calibration.gpucheck.page import markdown
 from mars_export.calibration.gpucheck.subject import Clocked, Subject
 from mars_export.cli import app
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import CalibrationError, SessionError
+from mars_export.runtime.device import ort
 
 Ask = Callable[..., CheckRequest]
 
@@ -45,7 +51,7 @@ def test_every_check_runs_and_what_this_machine_cannot_show_says_why(ask: Ask) -
     found = {outcome.name: outcome for outcome in report.outcomes}
     absent = {name: o.detail for name, o in found.items() if o.state == "not run"}
     assert {n: o.detail for n, o in found.items() if o.state == "failed"} == {}
-    assert absent.keys() <= {"tokens", "prefix", "sampling", "growth"}
+    assert absent.keys() <= {"tokens", "prefix", "sampling", "growth", "grammar", "graphs"}
     assert "the CPU itself" in absent["tokens"]
     assert found["exact"].figures["equal"] == 4
     assert found["speed"].figures["modes"]["exact"]["tokens_per_second"] > 0
@@ -64,6 +70,37 @@ def test_a_run_in_parts_is_one_report_and_what_passed_is_not_made_again(
     monkeypatch.setattr(checks, "opens", None)  # would fail if it were called
     second = gpucheck(ask(only=("opens", "kv")))
     assert states(second) | {"opens": "passed", "kv": "passed"} == states(second)
+
+
+@pytest.mark.parametrize(
+    ("fake", "state", "words"),
+    [
+        (FakeOrt(), "passed", "steps captured; 2 of 2 answers as from plain steps"),
+        (FakeOrt(refusal="not all on the GPU"), "failed", "steps are not captured: not all on the GPU"),
+        (FakeOrt(stale=True), "failed", "does not say what the same step says plainly; 2 of 2 answers"),
+    ],
+)
+def test_captured_steps_are_proven_or_said_not_to_be(
+    fake: FakeOrt, state: str, words: str, bundles: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundles("qwen2")
+    monkeypatch.setattr(ort, "_import", lambda device: fake if device == "cuda" else onnxruntime)
+    outcome = make("graphs", Subject(path, "cuda", rows=2))
+    assert (outcome.state, words in outcome.detail) == (state, True), outcome.detail
+    assert make("graphs", Subject(path, "cpu")).state == "not run"
+
+
+def test_an_answer_keeps_to_the_words_it_may_choose_from(
+    checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("llguidance", "grammar")
+    options = ExportOptions(block=4, top_k=16, logits=True)
+    export_onnx(open_checkpoint(str(checkpoints("qwen2"))), tmp_path / "b", options)
+    subject = Subject(tmp_path / "b", "cpu", threads=1, rows=2)
+    found = make("grammar", subject)
+    assert found.state == "passed", found.detail
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    assert make("grammar", subject).state == "not run"
 
 
 def test_a_backend_that_answers_wrong_in_wide_steps_is_found_out(ask: Ask) -> None:
@@ -129,7 +166,7 @@ def test_a_store_that_keeps_nothing_fails(ask: Ask, monkeypatch: pytest.MonkeyPa
 
 def test_memory_that_grows_fails(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter((1 << 30, 3 << 30, 1 << 30, 1 << 30))
-    monkeypatch.setattr("mars_export.calibration.gpucheck.subject.memory_used", lambda: next(used))
+    monkeypatch.setattr("mars_export.calibration.gpucheck.subject.memory_used", lambda _: next(used))
     subject = ask().subject
     _ = subject.session  # on the CPU, said to be a GPU
     subject.device = "cuda"

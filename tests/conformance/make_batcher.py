@@ -4,7 +4,8 @@
 simulations of make_loops.py (at a tau) and make_exact.py (null). When it gets it comes from the slow
 simulation here. In step `arrives` a row is added before the step runs; in step `cancelled`, if that is not
 null, it is told to end before it runs. `commits` are [step, tokens], one for each forward that gave the row
-something.
+something. `client` is whose turn it takes, null for nobody's; `max_rows_per_client`, if that is not null, is
+how many rows of one are in the batch at most.
 """
 
 from __future__ import annotations
@@ -77,6 +78,21 @@ class Batch:
         self.readers: list[Simulated] = []  # shorter prompts first
         self.decoders: list[Simulated] = []
         self.turn = 0
+        self.order: list[str | None] = []  # clients of rows that wait: whose turn comes first
+
+    def turns(self) -> list[Simulated]:
+        """Rows that wait, in the order of their turns: the first of each client, then the second of each."""
+        found: list[Simulated] = []
+        left = {client: [row for row in self.waiting if row.row["client"] == client] for client in self.order}
+        while any(left.values()):
+            found += [rows.pop(0) for rows in left.values() if rows]
+        return found
+
+    def is_welcome(self, row: Simulated) -> bool:
+        most, client = self.case["max_rows_per_client"], row.row["client"]
+        if most is None or client is None:
+            return True
+        return [each.row["client"] for each in self.readers + self.decoders].count(client) < most
 
     def run(self) -> int:
         """Steps until nobody is left."""
@@ -85,6 +101,8 @@ class Batch:
             for row in self.rows:
                 if row.row["arrives"] == step:
                     self.waiting.append(row)
+                    if row.row["client"] not in self.order:
+                        self.order.append(row.row["client"])
                 if row.row["cancelled"] == step and not row.is_over:
                     row.is_cancelled = True
             self.step(step)
@@ -97,6 +115,11 @@ class Batch:
     def drop(self) -> None:
         for rows in (self.waiting, self.readers, self.decoders):
             rows[:] = [row for row in rows if not row.is_over]
+        self.forget()
+
+    def forget(self) -> None:
+        here = {row.row["client"] for row in self.waiting}
+        self.order = [client for client in self.order if client in here]
 
     def step(self, step: int) -> None:
         self.drop()
@@ -127,7 +150,9 @@ class Batch:
     def admit(self) -> None:
         if len(self.readers) + len(self.decoders) == self.case["max_rows"]:
             return
-        for row in self.waiting:
+        for row in self.turns():
+            if not self.is_welcome(row):
+                continue
             if self.readers:
                 if self.readers[-1].pieces <= 1:
                     return
@@ -135,15 +160,19 @@ class Batch:
                     continue
             self.waiting.remove(row)
             self.readers.insert(0, row)
+            self.order.remove(row.row["client"])
+            self.order.append(row.row["client"])  # its turn is over
+            self.forget()
             return
 
 
 def cases() -> list[dict[str, Any]]:
-    draw = random.Random(3101)
+    draw, clients = random.Random(3101), random.Random(3102)
     made = []
-    for i in range(60):
+    for i in range(100):
         case: dict[str, Any] = {"name": f"batch {i}", "block": draw.choice([1, 2, 4, 8])}
         case |= {"max_rows": draw.choice([1, 2, 3, 5]), "prefill_tokens": draw.choice([4, 16, 128])}
+        case["max_rows_per_client"] = clients.choice([None, None, 1, 2]) if i >= 60 else None
         longest, rows = draw.choice([3, 20, 150]), []
         for _ in range(draw.choice([1, 3, 6, 12])):
             row: dict[str, Any] = {"arrives": draw.choice([0, 0, 1, draw.randint(0, 30)])}
@@ -157,6 +186,7 @@ def cases() -> list[dict[str, Any]]:
                 "eos_ids": draw.choice([[], [], [12], [1, 7]]),
             }
             row |= {"stop_token": draw.choice([None, None, None, 5])}
+            row["client"] = clients.choice(["a", "a", "a", "b", "c", None]) if i >= 60 else None
             row["cancelled"] = draw.choice([None, None, None, row["arrives"] + draw.randint(0, 9)])
             rows.append(row)
         case["rows"] = rows

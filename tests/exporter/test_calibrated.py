@@ -28,7 +28,7 @@ from mars_export.exporter.quantize.gptq import Moments, choose_codes
 from mars_export.exporter.quantize.layers import TOKENS_AT_ONCE, CalibratedTensors
 from mars_export.exporter.quantize.rows import LONGEST, SEQUENCES, read_text
 from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import ExportError
 
 FP32 = np.dtype(np.float32)

@@ -12,7 +12,8 @@ from support.tiny import Named
 from typer.testing import CliRunner
 
 from mars_export.exporter.commands import app
-from mars_export.runtime.bundle.manifest import Manifest, open_bundle
+from mars_export.runtime.bundle.manifest import Manifest
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError
 
 

@@ -22,7 +22,7 @@ from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session, SessionError
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 
 PLAIN = {
     *(

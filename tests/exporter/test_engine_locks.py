@@ -21,10 +21,11 @@ from mars_export.exporter.tensorrt import engines
 from mars_export.exporter.tensorrt.engines import add_engine, export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import BundleError, ExportError
-from mars_export.runtime.bundle import manifest as manifests
+from mars_export.runtime.bundle import open as opening
 from mars_export.runtime.bundle import profiles
 from mars_export.runtime.bundle.files import describe, locked
-from mars_export.runtime.bundle.manifest import Profile, changing, open_bundle, write_manifest
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import changing, open_bundle, write_manifest
 
 SMALL = EngineOptions(target="sm86", fixed=True, capacity=128)
 NAME = "rtx-sm86-fixed"
@@ -132,7 +133,7 @@ def test_another_writer_that_never_ends_is_said_and_nothing_changes(
     path: Path, building: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     building()
-    monkeypatch.setattr(manifests, "WRITERS_WAIT", 0.1)
+    monkeypatch.setattr(opening, "WRITERS_WAIT", 0.1)
     before = names(path)
     with locked(path, 1.0), pytest.raises(BundleError, match="another program has been writing to it"):
         add_engine(open_bundle(path), path, SMALL)

@@ -32,7 +32,7 @@ from mars_export.exporter.tensorrt.engines import Outcome, add_engine, export_en
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import ExportError, Session, SessionError
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 from mars_export.runtime.device.ort import OrtBackend
 from mars_export.runtime.device.trt_engine import collecting_logger
 from mars_export.runtime.device.variants import why_not_exact

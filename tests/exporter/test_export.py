@@ -16,7 +16,8 @@ from mars_export.exporter.check import reference
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session
-from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest
+from mars_export.runtime.bundle.manifest import parse_manifest
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import ExportError
 
 OPTIONS = ExportOptions(block=4)

@@ -20,7 +20,7 @@ from mars_export.exporter.check import oracle, reference, segments, selfcheck
 from mars_export.exporter.checkpoint import adapter
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError, ExportError
 
 TOKENS = [5, 80, 17, 200, 33, 91, 4, 150, 61, tiny.MASK, tiny.MASK]

@@ -30,7 +30,7 @@ from mars_export.exporter.checkpoint.tensors import Tensors
 from mars_export.exporter.codes import Quantization
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError
 
 ONE_EACH = {made.family: name for name, made in reversed(FAMILIES.items())}

@@ -18,7 +18,8 @@ from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session
-from mars_export.runtime.bundle.manifest import FORMAT_VERSION, open_bundle
+from mars_export.runtime.bundle.manifest import FORMAT_VERSION
+from mars_export.runtime.bundle.open import open_bundle
 
 
 @pytest.mark.parametrize("name", tiny.TINIES)

@@ -30,7 +30,7 @@ from mars_export.exporter.graph.step import StepGraph, _Writer
 from mars_export.exporter.graph.weights import total_bytes
 from mars_export.exporter.precision import choose_precision
 from mars_export.runtime import ExportError, GenerationConfig, Session, SessionError
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 
 FP32, FP16 = np.dtype(np.float32), np.dtype(np.float16)
 CODECS = [

@@ -13,7 +13,8 @@ from mars_export.exporter.check import reference, segments
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.graph.step import StepGraph
-from mars_export.runtime.bundle.manifest import Drift, open_bundle
+from mars_export.runtime.bundle.manifest import Drift
+from mars_export.runtime.bundle.open import open_bundle
 
 
 def drift_of(checkpoint: Path, target: Path, options: ExportOptions) -> Drift:

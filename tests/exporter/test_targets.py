@@ -7,12 +7,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt import plan
+from mars_export.exporter.tensorrt.build import parse
 from mars_export.exporter.tensorrt.plan import EngineOptions, make_plan
 from mars_export.exporter.tensorrt.recipe import recipe
 from mars_export.exporter.tensorrt.targets import JETPACKS, TARGETS, layout_for
@@ -66,6 +68,22 @@ def test_the_layout_is_what_the_targets_tensorrt_takes(
 ) -> None:
     result = plan_of(**options)
     assert (result.kv_layout, result.name) == (layout, name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [({"NetworkDefinitionCreationFlag": SimpleNamespace(STRONGLY_TYPED=1)}, 2), ({}, 0)],
+)
+def test_a_network_is_strongly_typed_by_a_flag_or_because_there_is_no_other_kind(
+    flags: dict[str, Any], asked: int, tmp_path: Path
+) -> None:
+    """TensorRT 11 knows strong typing only."""
+    given: list[int] = []
+    builder = SimpleNamespace(create_network=lambda flag: given.append(flag) or "a network")
+    parser = SimpleNamespace(parse_from_file=lambda path: path == str(tmp_path))
+    trt = SimpleNamespace(OnnxParser=lambda network, logger: parser, **flags)
+    assert parse(trt, None, builder, tmp_path) == "a network"
+    assert given == [asked]
 
 
 def test_in_place_writes_came_with_10_15() -> None:

@@ -17,7 +17,8 @@ from support.tiny import Named
 
 from mars_export.runtime import Batcher, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.manifest import Profile, open_bundle
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import open_bundle
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from support.tiny import Named
 
 from mars_export import cli
 from mars_export.runtime import BundleError
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.serve import routes
 
 need("yaml", "dev")

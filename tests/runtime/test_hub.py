@@ -18,7 +18,8 @@ from support.tiny import Named
 
 from mars_export.runtime import BundleError, Session
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.manifest import Profile, open_bundle, write_manifest
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 from mars_export.runtime.card import MARK, card, plain
 from mars_export.runtime.hub import Hub
 

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from mars_export.runtime import Batcher, BundleError, Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.automaton import parsed, written
 from mars_export.runtime.bundle.grammars import described, remove, store
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.stored_grammar import StoredGrammar
 from mars_export.runtime.decode.guide import Guide
 from mars_export.runtime.decode.row import Row

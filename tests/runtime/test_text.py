@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import tiny
 
 from mars_export.runtime import BundleError, SessionError
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.text import Text, TextStream
 
 TOKENIZER = tiny.tokenizer()

@@ -21,7 +21,7 @@ from support.tiny import Named
 
 from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.bundle import prefixes
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 from mars_export.runtime.bundle.pack import pack, unpack
 from mars_export.runtime.decode.batch import Batch
 from mars_export.runtime.errors import MarsWarning

@@ -25,6 +25,7 @@ class CLimits(c.Structure):
         ("struct_size", c.c_size_t),
         *((name, c.c_int64) for name in LIMITS),
         ("client_share", c.c_double),
+        ("max_rows_per_client", c.c_int64),
     )
 
 
@@ -67,6 +68,7 @@ class CBatcher:
         wanted = CLimits()
         functions.mars_limits_init(c.byref(wanted), c.c_size_t(c.sizeof(wanted)))
         assert (wanted.max_rows, wanted.max_waiting, wanted.client_share) == (8, 64, 1.0)
+        assert wanted.max_rows_per_client == 0  # MARS_NO_LIMIT
         for name, value in limits.items():
             setattr(wanted, name, value)
         self.library.call("batcher_open", session.handle, c.byref(wanted), c.byref(self.handle))

@@ -18,7 +18,7 @@ import numpy as np
 
 from mars_export.runtime.bundle.engine_info import EngineInfo, Extent, Range
 from mars_export.runtime.bundle.manifest import ModelInfo, Variant
-from mars_export.runtime.device.cuda import ORDINAL, Runs, Turn
+from mars_export.runtime.device.cuda import Runs, Turn
 from mars_export.runtime.errors import DeviceLost, SessionError
 from support.fake import Predict, _seen
 
@@ -76,7 +76,7 @@ class FakeDevice:
         self.turn = Turn(
             SimpleNamespace(
                 cudaError_t=good,
-                cudaGetDevice=lambda: (0, getattr(self.current, "ordinal", ORDINAL)),
+                cudaGetDevice=lambda: (0, getattr(self.current, "ordinal", 0)),
                 cudaSetDevice=self._set_device,
             )
         )
@@ -236,7 +236,7 @@ class FakeDevice:
         return (0,)
 
     def _call(self, name: str, *, in_capture: bool) -> None:
-        assert getattr(self.current, "ordinal", ORDINAL) == ORDINAL, f"{name}: another GPU is the current one"
+        assert getattr(self.current, "ordinal", 0) == 0, f"{name}: another GPU is the current one"
         if self.is_broken:
             raise DeviceLost(
                 f"CUDA: {name} failed: an illegal memory access was encountered (cudaErrorIllegalAddress);"

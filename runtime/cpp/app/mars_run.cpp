@@ -48,6 +48,12 @@ mars::Prompt prompt_of(const Options& options) {
     return messages;
 }
 
+nlohmann::ordered_json window_shown(std::int64_t window) {
+    if (window == mars::auto_window) return "auto";
+    if (window == mars::full_window) return "full";
+    return window;
+}
+
 void print_json(const mars::Completion& done, const mars::GenerationConfig& config) {
     const mars::Stats& stats = done.stats;
     nlohmann::ordered_json accepted = nlohmann::ordered_json::object(), confidences = nlohmann::ordered_json::array();
@@ -59,6 +65,7 @@ void print_json(const mars::Completion& done, const mars::GenerationConfig& conf
                                        {"finish_reason", to_string(done.finish_reason)},
                                        {"exact", config.is_exact()},
                                        {"tau", config.is_exact() ? nlohmann::ordered_json() : nlohmann::ordered_json(config.bound())},
+                                       {"window", window_shown(config.window)},
                                        {"stats",
                                         {{"prompt_tokens", stats.prompt_tokens},
                                          {"cached_tokens", stats.cached_tokens},
@@ -103,6 +110,7 @@ int answer(const Options& options) {
         config.metric = found.metric;
         config.window = found.window;
     }
+    config = config.repeatable(options.has_window || options.profile, options.has_seed);
     mars::Stream stream = session.stream(prompt, config, options.commit);
     std::signal(SIGINT, interrupt);
     bool odd = false;

@@ -30,12 +30,12 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
       --min-p NUMBER          draw from tokens at least that much as likely as the likeliest; 0 is off [0]
-      --seed N                seed of the draws [0]
+      --seed N                seed of the draws; at a tau the window is then full, unless it is given [0]
       --repetition-penalty X  above 1 makes repetition less likely [1]
       --stop TEXT             end the answer before this text; may be given several times
       --commit NAME           cache loop: cursor, or block (the paper's) [cursor]
       --cache-block N         tokens of a cache block with --commit block [32]
-      --device NAME           cpu, cuda, tensorrt, ...; a missing device is an error [cpu]
+      --device NAME           cpu, cuda, cuda:1, tensorrt, ...; a missing device is an error [cpu]
       --variant NAME          which of the bundle's variants [the first that runs here]
       --threads N             compute threads [the backend's choice]
       --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
@@ -121,7 +121,11 @@ Options parse_options(int argc, char** argv) {
         {"--temperature", [&](Value n, Value v) { config.temperature = number(n, v); }},
         {"--top-k", [&](Value n, Value v) { config.top_k = integer(n, v, 0); }},
         {"--top-p", [&](Value n, Value v) { config.top_p = number(n, v); }},
-        {"--seed", [&](Value n, Value v) { config.seed = seed_of(n, v); }},
+        {"--seed",
+         [&](Value n, Value v) {
+             config.seed = seed_of(n, v);
+             options.has_seed = true;
+         }},
         {"--repetition-penalty", [&](Value n, Value v) { config.repetition_penalty = number(n, v); }},
         {"--stop", [&](Value, Value v) { config.stop.push_back(v); }},
         {"--commit", [&](Value, Value v) { options.commit.kind = commit_of(v); }},

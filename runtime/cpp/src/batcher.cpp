@@ -27,6 +27,8 @@ Clock::duration span(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
 }
 
+constexpr std::int64_t most_places = 1 << 20; // rows, or waiting requests
+
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 /// A text for a list of problems.
@@ -49,13 +51,19 @@ void Limits::check() const {
     const auto positive = [&](const char* name, std::int64_t value) {
         if (value < 1) add(wrong, std::string(name) + " must be 1 or more, not " + std::to_string(value));
     };
-    positive("max_rows", max_rows);
-    positive("max_waiting", max_waiting);
+    const auto place = [&](const char* name, std::int64_t value) {
+        positive(name, value);
+        if (value > most_places)
+            add(wrong, std::string(name) + " must be at most " + std::to_string(most_places) + ", not " + std::to_string(value));
+    };
+    place("max_rows", max_rows);
+    place("max_waiting", max_waiting);
     positive("prefill_tokens", prefill_tokens);
     positive("max_prompt_tokens", max_prompt_tokens.value_or(1));
     positive("max_new_tokens", max_new_tokens.value_or(1));
     positive("max_stops", max_stops.value_or(1));
     positive("kv_bytes", kv_bytes.value_or(1));
+    positive("max_rows_per_client", max_rows_per_client.value_or(1));
     if (!(client_share > 0 && client_share <= 1))
         add(wrong, "client_share must be a number above 0, at most 1, not " + std::to_string(client_share));
     if (!wrong.empty()) throw SessionError(wrong);
@@ -82,8 +90,9 @@ std::int64_t Limits::max_of_client() const {
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
         : session(std::move(opened)), limits(checked(given)), budget((session.opened_->measured(), budget_of(*session.opened_, limits))),
-          schedule(*session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.tokens.mask,
-                   limits.prefill_tokens, budget, [of = session.opened_.get()] { return of->measured(); }),
+          schedule(
+              *session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.tokens.mask,
+              limits.prefill_tokens, budget, [of = session.opened_.get()] { return of->measured(); }, limits.max_rows_per_client),
           places(limits) {}
 
     using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
@@ -115,10 +124,12 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     std::int64_t num_waiting() const { return places.num_entering + static_cast<std::int64_t>(arrivals.size()) + schedule.num_waiting(); }
 
+    std::optional<Overloaded> refusal(const Client& client) const { return places.refusal(client, schedule.num_rows(), num_waiting()); }
+
     /// Take a place, or throw why there is none, after waiting for one.
     void enter(const Client& client, std::optional<Clock::time_point> last) {
         std::unique_lock<std::mutex> lock(mutex);
-        const auto is_decided = [&] { return fault || is_closed || !places.refusal(client, num_waiting()); };
+        const auto is_decided = [&] { return fault || is_closed || !refusal(client); };
         if (last)
             changed.wait_until(lock, *last, is_decided);
         else
@@ -129,9 +140,9 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
             ++places.counts.refused;
             throw;
         }
-        if (const auto refusal = places.refusal(client, num_waiting())) {
+        if (const auto full = refusal(client)) {
             ++places.counts.overloaded;
-            throw Overloaded(*refusal);
+            throw Overloaded(*full);
         }
         places.enter(client);
     }
@@ -154,6 +165,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         const auto& opened = session.opened_;
         NewRow made = opened->new_row(number, prompt, config, began, std::nullopt, limits.max_prompt_tokens);
         budget.check(*made.row);
+        made.row->client = entry.client;
         auto end = [own = weak_from_this()](std::int64_t which, FinishReason reason) {
             if (const std::shared_ptr<Service> there = own.lock()) there->end(which, reason);
         };

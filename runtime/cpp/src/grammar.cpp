@@ -271,7 +271,7 @@ std::unique_ptr<Matcher> Grammars::matcher(const Bundle& bundle, const Tokenizer
     const std::lock_guard<std::mutex> guard(lock_);
     auto walk = walks_.find(found->file);
     if (walk == walks_.end()) {
-        Automaton automaton = read_automaton(bundle.path / found->file);
+        Automaton automaton = read_automaton(bundle, found->file);
         if (!vocabulary_) vocabulary_ = std::make_shared<Vocabulary>(tokenizer, bundle.manifest.model.vocab_size);
         if (walks_.size() >= most_open) walks_.clear();
         walk = walks_.emplace(found->file, std::make_shared<Walk>(std::move(automaton), vocabulary_)).first;

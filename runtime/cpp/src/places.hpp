@@ -18,8 +18,9 @@ class Places {
 
     using Client = std::optional<std::string>;
 
-    /// Why there is no place for `client` now, beside `num_waiting` that wait.
-    std::optional<Overloaded> refusal(const Client& client, std::int64_t num_waiting) const;
+    /// Why there is no place for `client` now, in a batch of `num_rows` rows. `num_held` requests have none yet, ended ones included:
+    /// those are held until the step in hand is over.
+    std::optional<Overloaded> refusal(const Client& client, std::int64_t num_rows, std::int64_t num_held) const;
 
     /// Take a place.
     void enter(const Client& client);
@@ -38,9 +39,12 @@ class Places {
     std::int64_t num_entering = 0; // taken, while their prompts are tokenized
 
   private:
+    std::int64_t num_waiting(const Client& client, std::int64_t num_rows) const;
+
     const Limits limits_;
-    std::map<std::string, std::int64_t> clients_;
-    double seconds_ = 0.0; // that a request takes from its first forward on, about
+    std::map<Client, std::int64_t> clients_; // requests that are here, nobody's too
+    std::int64_t num_here_ = 0;              // of them all
+    double seconds_ = 0.0;                   // that a request takes from its first forward on, about
 };
 
 } // namespace mars

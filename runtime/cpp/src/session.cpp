@@ -1,6 +1,5 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
-#include <cctype>
 #include <set>
 
 #include <mars/conversation.hpp>
@@ -11,6 +10,7 @@
 #include "bundle/prefix_file.hpp"
 #include "bundle/profiles.hpp"
 #include "decode/draft.hpp"
+#include "device/name.hpp"
 #include "device/ort.hpp"
 #include "device/variants.hpp"
 #include "log.hpp"
@@ -25,15 +25,9 @@ constexpr int most_attempts = 5;                                             // 
 constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;              // where nobody says how much memory is free, as on a GPU
 constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
 
-/// The device as Python and a bundle name it: `cpu`, `cuda`.
-std::string plain(std::string device) {
-    std::transform(device.begin(), device.end(), device.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return device.substr(0, device.find("executionprovider"));
-}
-
 /// Bytes for saved prefixes where nobody says how many: a small part of what is free now.
-std::int64_t share(const std::string& device) {
-    const auto free = device == "cpu" ? available_memory() : std::nullopt;
+std::int64_t share(const DeviceName& device) {
+    const auto free = device.kind == "cpu" ? available_memory() : std::nullopt;
     return free ? std::clamp(*free / cache_share, std::int64_t{0}, most_cache) : cache_unknown;
 }
 
@@ -87,6 +81,7 @@ void check_safe(const Bundle& bundle, const Variant& variant) {
 
 /// What of `bundle` runs here.
 Opened opened_here(Bundle bundle, const Session::Options& options) {
+    const DeviceName device = DeviceName::of(options.device);
     const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
     const std::string name = chosen.name;
     if (options.safe) check_safe(bundle, chosen);
@@ -94,15 +89,15 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
         throw SessionError("variant " + name + " is an engine: options are for ONNX Runtime");
     std::unique_ptr<Backend> backend;
     if (chosen.is_engine())
-        backend = open_engine(bundle, chosen);
+        backend = open_engine(bundle, chosen, device.ordinal());
     else
         backend = std::make_unique<OrtBackend>(bundle, chosen, options.device, options.threads, options.options, options.on_log);
-    const std::string device = plain(options.device);
-    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device, ""};
+    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
     const std::int64_t budget = options.cache_bytes ? *options.cache_bytes : share(device);
     opened.prefixes = std::make_unique<Prefixes>(budget, opened.backend->firm_slots());
-    opened.costs = std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), device, options.threads, options.options));
-    if (budget > 0 && !options.safe) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device, *opened.prefixes);
+    opened.costs =
+        std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), opened.device, options.threads, options.options));
+    if (budget > 0 && !options.safe) opened.warnings = adopt(opened.bundle, opened.bundle.variant(name), device.kind, *opened.prefixes);
     try {
         opened.text = text_of(opened.bundle);
     } catch (const BundleError& error) { // raised where text is asked for; token ids work without it

@@ -10,6 +10,7 @@
 #include "conformance.hpp"
 #include "fake.hpp"
 #include "manifest.hpp"
+#include "places.hpp"
 
 namespace {
 
@@ -259,6 +260,100 @@ TEST_CASE("a full queue refuses with a hint, or waits for room") {
     waiter.join();
     CHECK(late->result(30.0).token_ids.size() == 1);
     CHECK(batcher.counts().overloaded == 3);
+}
+
+TEST_CASE("every case of places.json: who is let in") {
+    for (const auto& each : conformance("places.json")) {
+        CAPTURE(each["name"].get<std::string>());
+        mars::Limits limits = limits_of(each["max_rows"], each["max_waiting"]);
+        limits.client_share = each["client_share"];
+        limits.max_rows_per_client = optional_of<std::int64_t>(each["max_rows_per_client"]);
+        mars::Places places(limits);
+        for (const auto& event : each["events"]) {
+            const auto client = optional_of<std::string>(event[0]);
+            if (event.size() == 1) {
+                places.forget(client);
+                continue;
+            }
+            CAPTURE(event.dump());
+            const auto refusal = places.refusal(client, event[1], event[2]);
+            const std::string said = refusal ? refusal->what() : "";
+            if (event[3].is_null()) {
+                CHECK(said.empty());
+                places.enter(client);
+            } else {
+                CHECK(said.find("(" + event[3].get<std::string>() + ")") != std::string::npos);
+            }
+        }
+    }
+}
+
+TEST_CASE("a burst finds rows and places, however early it comes") {
+    Opened opened;
+    opened.backend.open(false);
+    mars::Batcher batcher(opened.session, limits_of(3, 2));
+    std::vector<mars::Request> burst;
+    for (int i = 0; i < 5; ++i) burst.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, 2)));
+    for (int i = 0; i < 3; ++i)
+        CHECK(message_of([&] { batcher.submit(fake::Tokens{1}); }).find("2 requests wait already (max_waiting)") == 0);
+    opened.backend.wait_for_step();
+    burst.front().cancel();
+    burst.front() = batcher.submit(fake::Tokens{1}, config_of(1.0, 2));
+    opened.backend.open();
+    for (mars::Request& request : burst) CHECK(request.result(30.0).token_ids.size() == 2);
+}
+
+TEST_CASE("clients take turns, and a flood leaves rows to others") {
+    Opened opened;
+    opened.backend.open(false);
+    mars::Limits limits = limits_of(3, 4);
+    limits.max_rows_per_client = 1;
+    mars::Batcher batcher(opened.session, limits);
+    std::vector<mars::Request> there;
+    const auto ask = [&](const char* client) {
+        there.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {0.0, std::string(client)}));
+    };
+    for (int i = 0; i < 5; ++i) ask("flood");
+    CHECK(message_of([&] { ask("flood"); }).find("4 requests wait already") == 0);
+    ask("a");
+    CHECK_NOTHROW(there.push_back(batcher.submit(fake::Tokens{1}, config_of(1.0, 2)))); // nobody's
+    CHECK(message_of([&] { ask("b"); }).find("4 requests wait already") == 0);
+    opened.backend.open();
+    for (mars::Request& request : there) CHECK(request.result(30.0).token_ids.size() == 2);
+    CHECK(there[5].result().stats.queue_time < there[1].result().stats.queue_time);
+}
+
+TEST_CASE("who sends and cancels fills no memory") {
+    Opened opened;
+    opened.backend.open(false);
+    mars::Batcher batcher(opened.session, limits_of(2, 3));
+    mars::Request running = batcher.submit(fake::Tokens{1}, endless);
+    opened.backend.wait_for_step();
+    int sent = 0;
+    const std::string words = message_of([&] {
+        for (; sent < 100; ++sent) batcher.submit(fake::Tokens{1}, endless).cancel();
+    });
+    CHECK(words.find("requests wait already (max_waiting)") != std::string::npos);
+    CHECK(sent == 5);
+    running.cancel();
+    opened.backend.open();
+    CHECK(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {30.0}).result(30.0).token_ids.size() == 2);
+}
+
+TEST_CASE("rows that the KV memory has no room for are not free, and are again once it has") {
+    Opened opened;
+    opened.backend.open(false);
+    mars::Limits limits = limits_of(4, 1);
+    limits.kv_bytes = 30 * 128 * 8; // one endless row, with the quarter more that memory grows by
+    mars::Batcher batcher(opened.session, limits);
+    mars::Request running = batcher.submit(fake::Tokens{1}, endless);
+    opened.backend.wait_for_step();
+    mars::Request waiting = batcher.submit(fake::Tokens{1}, endless);
+    CHECK(message_of([&] { batcher.submit(fake::Tokens{1}, endless); }).find("1 requests wait already (max_waiting)") == 0);
+    running.cancel();
+    waiting.cancel();
+    opened.backend.open();
+    CHECK(batcher.submit(fake::Tokens{1}, config_of(1.0, 2), {30.0}).result(30.0).token_ids.size() == 2);
 }
 
 TEST_CASE("one client leaves places for the others") {

@@ -217,6 +217,35 @@ TEST_CASE("what is wrong in a manifest is named") {
     CHECK(says(refusal(empty.dump()), "problems in the manifest:"));
 }
 
+TEST_CASE("lists and objects have a most, and names are given once") {
+    const auto many = [](const char* path, std::size_t num, const Json& each) {
+        Json list = Json::array();
+        for (std::size_t i = 0; i < num; ++i) list.push_back(each);
+        return refusal_with(path, list);
+    };
+    const std::pair<const char*, std::size_t> mosts[] = {
+        {"variants", 64}, {"files", 1000}, {"profiles", 10000}, {"prefixes", 256}, {"grammars", 256}};
+    for (const auto& [name, most] : mosts) {
+        const std::string words =
+            "manifest.json." + std::string(name) + ": at most " + std::to_string(most) + " entries are expected, not ";
+        CHECK(says(many(("/" + std::string(name)).c_str(), most + 1, Json::object()), words + std::to_string(most + 1)));
+        CHECK_FALSE(says(many(("/" + std::string(name)).c_str(), most, Json::object()), words));
+    }
+    CHECK(says(many("/variants/0/outputs", 17, "token_ids"), "variants[0].outputs: at most 16 entries are expected, not 17"));
+    CHECK(says(many("/tokens/eos", 100001, 1), "tokens.eos: at most 100000 entries are expected, not 100001"));
+    CHECK(many("/tokens/eos", 100000, 1).empty());
+    CHECK(says(many("/tokens/eos", 1000000, 1), "tokens.eos: at most 100000 entries"));
+    Json evidence = 1;
+    for (int level = 0; level < 32; ++level) evidence = Json::array({evidence});
+    CHECK(says(refusal_with("/profiles/0/evidence/n", evidence), "profiles[0].evidence: more than 32 levels"));
+    CHECK(refusal_with("/profiles/0/evidence/n", evidence[0]).empty());
+    std::string twice = valid().dump();
+    CHECK(says(refusal(twice.insert(1, R"("block": 4, )")), "the name `block` is given twice"));
+    twice = valid().dump();
+    twice.insert(twice.find(R"("mask")"), R"("m\u0061sk": 19, )");
+    CHECK(says(refusal(twice), "the name `mask` is given twice"));
+}
+
 TEST_CASE("a profile's window: auto, full or a number, and full where an older bundle says nothing") {
     const auto window = [](const Json& value) {
         Json manifest = valid();
@@ -393,6 +422,62 @@ TEST_CASE("data that the manifest does not list is refused, wherever a graph tak
         bundle.relist(graph, data);
         CHECK(says(bundle.refusal(), graph + ": not an ONNX graph"));
     }
+}
+
+TEST_CASE("a list in a graph that may become a shape is short, however protobuf writes it") {
+    const Directory bundle;
+    bundle.write_bundle();
+    const std::string graph = Json::parse(bundle.read("manifest.json"))["variants"][0]["file"];
+    const auto of_type = [](const std::string& dims, char type) { return dims + "\x10" + type; };
+    const std::string million = "\x80\x80\x40", longest = "\x80\x80\x04", longer = "\x81\x80\x04";
+    const std::pair<std::string, bool> lists[] = {
+        {of_type("\x08" + million, 7), true},
+        {"\x10\x07" + field(1, million), true},
+        {of_type("\x08" + million, 1), false},
+        {of_type(field(1, million + "\x01"), 7), false}, // a table
+        {of_type("\x08" + longest, 7), false},
+        {of_type("\x08" + longer, 7), true},
+        {of_type("\x08" + std::string(9, '\xff') + "\x01", 7), true}, // below 0
+    };
+    for (const auto& [tensor, is_long] : lists) {
+        bundle.relist(graph, field(7, field(5, tensor)));
+        CHECK(says(bundle.refusal(), graph + ": a list of ") == is_long);
+        CHECK(bundle.refusal().empty() == !is_long);
+        bundle.relist(graph, field(7, field(1, field(5, field(5, tensor))))); // a node's own
+        CHECK(says(bundle.refusal(), graph + ": a list of ") == is_long);
+    }
+    bundle.relist(graph, field(7, field(5, of_type("\x08" + million, 7))));
+    CHECK(says(bundle.refusal(), "a list of 1048576 integers, 65536 are the most"));
+    bundle.relist(graph, field(7, field(5, field(1, "\xff") + "\x10\x07")));
+    CHECK(says(bundle.refusal(), "not an ONNX graph"));
+}
+
+TEST_CASE("a small file is read as it was when the bundle was opened, or not at all") {
+    const Directory bundle;
+    bundle.write_bundle();
+    const mars::Bundle opened = mars::open_bundle(bundle.path);
+    const fs::path away = bundle.path.string() + "-away";
+    fs::rename(bundle.path, away);
+    fs::create_directories(bundle.path);
+    bundle.write("weights.bin", "content of somebody el");
+    CHECK(opened.read("weights.bin", 100) == "content of weights.bin"); // of the directory that was opened
+    fs::copy_file(away / "weights.bin", away / "copy");
+    fs::rename(away / "copy", away / "weights.bin");
+    CHECK(opened.read("weights.bin", 100) == "content of weights.bin"); // another file, of the same content
+    const auto refusal_of = [&](std::size_t limit) -> std::string {
+        try {
+            opened.read("weights.bin", limit);
+        } catch (const mars::BundleError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    const std::string words = (bundle.path / "weights.bin").string() + ": was written to since the bundle was opened; open it again";
+    CHECK(refusal_of(7) == words); // a beginning is another content
+    std::ofstream(away / "weights.bin") << "content of weights.bim";
+    CHECK(refusal_of(100) == words);
+    fs::remove_all(away);
+    CHECK(says(refusal_of(100), "weights.bin: cannot be read; open the bundle again"));
 }
 
 TEST_CASE("safe mode: no loops and functions, no stamps, no more than a bundle needs") {

@@ -3,6 +3,7 @@
 
 #include "conformance.hpp"
 #include "decode/continuous.hpp"
+#include "decode/guide.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "fake.hpp"
@@ -30,7 +31,9 @@ std::shared_ptr<mars::Row> row_of(std::int64_t index, const Json& wanted) {
     if (wanted["window"] != "full") config.window = wanted["window"];
     config.eos_ids = wanted["eos_ids"].get<fake::Tokens>();
     const auto stop = optional_of<std::int64_t>(wanted["stop_token"]);
-    return row_of(index, wanted["prompt"].get<fake::Tokens>(), config, [stop](std::int64_t token) { return token == stop; });
+    auto row = row_of(index, wanted["prompt"].get<fake::Tokens>(), config, [stop](std::int64_t token) { return token == stop; });
+    row->client = optional_of<std::string>(wanted["client"]);
+    return row;
 }
 
 mars::ContinuousSchedule schedule_of(mars::Backend& backend, std::int64_t max_rows, std::int64_t prefill_tokens = 128) {
@@ -77,13 +80,102 @@ class Narrow : public fake::Backend {
     std::int64_t most = 1000000;
 };
 
+/// Any token, then `count` of 3, then any tokens.
+class Forcing : public mars::Matcher {
+  public:
+    explicit Forcing(std::int64_t count) : count_(count) {}
+
+    fake::Tokens forced() override { return at_ == 1 ? fake::Tokens(static_cast<std::size_t>(count_), 3) : fake::Tokens{}; }
+    mars::TokenSet mask() override {
+        mars::TokenSet all(4096);
+        for (std::int64_t token = 0; token < all.size(); ++token) all.set(token);
+        return all;
+    }
+    std::optional<std::pair<std::int64_t, double>> likely() override { return std::nullopt; }
+    void consume(std::int64_t) override { ++at_; }
+    std::unique_ptr<mars::Matcher> copy() const override { return std::make_unique<Forcing>(*this); }
+    bool may_end() override { return false; }
+    bool is_over() override { return false; }
+
+  private:
+    std::int64_t count_, at_ = 0;
+};
+
+std::unique_ptr<mars::Guide> guide_of(std::int64_t forced) {
+    return std::make_unique<mars::Guide>(std::make_unique<Forcing>(forced), fake::Tokens{}, false);
+}
+
 } // namespace
+
+TEST_CASE("a long forced text waits for nobody and nobody for it: a piece a step, between two others or alone") {
+    for (const std::int64_t guided : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2}}) {
+        fake::Backend backend;
+        backend.record = true;
+        mars::ContinuousSchedule schedule = schedule_of(backend, 3, 16);
+        std::vector<std::shared_ptr<mars::Row>> rows;
+        for (std::int64_t i = 0; i < 3; ++i) {
+            rows.push_back(row_of(i, {7, 8}, config_of(1.0, 240)));
+            if (i == guided) rows.back()->guide = guide_of(200);
+            schedule.add(rows.back());
+        }
+        mars::Row& behind = *rows[static_cast<std::size_t>(guided)];
+        while (behind.num_pending() < 100) schedule.step();
+        for (std::int64_t last = behind.num_pending(); last > 16; last = behind.num_pending()) {
+            std::vector<std::int64_t> before;
+            for (const auto& row : rows) before.push_back(row->num_tokens());
+            backend.steps.clear();
+            schedule.step();
+            for (std::size_t i = 0; i < rows.size(); ++i)
+                CHECK((rows[i]->num_tokens() > before[i]) == (rows[i].get() != &behind || last <= 32));
+            CHECK(std::count_if(backend.steps.begin(), backend.steps.end(), [](const auto& step) { return step.slots == 16; }) == 1);
+        }
+        CHECK(drained(schedule).empty());
+        for (const auto& row : rows) {
+            CHECK(row->finish_reason == mars::FinishReason::length);
+            if (row.get() != &behind) CHECK(row->tokens == alone(*row));
+        }
+        const fake::Tokens text(behind.tokens.begin() + 3, behind.tokens.begin() + 203);
+        CHECK(text == fake::Tokens(200, 3));
+    }
+}
+
+TEST_CASE("a row that is told to end stops in the middle of a forced text, in both loops") {
+    fake::Backend backend;
+    backend.record = true;
+    mars::ContinuousSchedule schedule = schedule_of(backend, 3, 16);
+    const auto row = row_of(0, {7, 8}, config_of(std::nullopt, 900));
+    row->guide = guide_of(800);
+    schedule.add(row);
+    while (row->num_pending() < 100) schedule.step();
+    backend.steps.clear();
+    for (int i = 0; i < 3; ++i) CHECK(schedule.step().empty());
+    CHECK(backend.steps.size() == 3);
+    row->expire();
+    schedule.step();
+    CHECK(schedule.is_idle());
+    CHECK(backend.steps.size() == 3);
+    CHECK(row->finish_reason == mars::FinishReason::deadline);
+
+    mars::Row other(0, {7, 8}, config_of(std::nullopt, 900), {});
+    other.guide = guide_of(800);
+    const auto loop = mars::decode(backend, {&other}, 4, fake::mask);
+    while (other.num_pending() < 100) REQUIRE(loop->next());
+    backend.steps.clear();
+    REQUIRE(loop->next());
+    REQUIRE(loop->next());
+    CHECK(backend.steps.size() == 2);
+    other.cancel();
+    CHECK(!loop->next());
+    CHECK(backend.steps.size() == 2);
+    CHECK(other.num_pending() > 100);
+}
 
 TEST_CASE("every case of batcher.json: who gets what in which step") {
     for (const auto& each : conformance("batcher.json")) {
         CAPTURE(each["name"].get<std::string>());
         fake::Backend backend;
-        mars::ContinuousSchedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]});
+        mars::ContinuousSchedule schedule(backend, each["block"], fake::mask, each["prefill_tokens"], mars::KvBudget{each["max_rows"]},
+                                          nullptr, optional_of<std::int64_t>(each["max_rows_per_client"]));
         std::vector<std::shared_ptr<mars::Row>> rows;
         std::vector<Json> commits;
         for (const Json& wanted : each["rows"]) {

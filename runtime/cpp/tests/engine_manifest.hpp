@@ -11,6 +11,7 @@
 /// What the engines of a test are built for; `fixed`: exactly `batch` rows of `block` slots.
 struct EngineShape {
     std::int64_t batch = 3, block = 4, prefill = 16, capacity = 64, context = 64, top_k = 0;
+    std::int64_t outputs = 0; // most of a step, `block` for 0
     bool fixed = false;
     std::string kv_layout = "static";
 };
@@ -23,7 +24,7 @@ inline nlohmann::json ranges_of(const EngineShape& s) {
                  {"batch", extent(s.batch, s.batch, s.batch)},
                  {"slots", extent(s.block, s.block, s.block)},
                  {"outputs", extent(s.block, s.block, s.block)}}};
-    const nlohmann::json outputs = extent(1, s.block, s.block);
+    const nlohmann::json outputs = extent(1, s.block, s.outputs > 0 ? s.outputs : s.block);
     return {
         {{"name", "decode"}, {"batch", extent(1, s.batch, s.batch)}, {"slots", extent(1, s.block, 2 * s.block - 1)}, {"outputs", outputs}},
         {{"name", "prefill"}, {"batch", extent(1, 1, s.batch)}, {"slots", extent(1, s.prefill, s.prefill)}, {"outputs", outputs}}};

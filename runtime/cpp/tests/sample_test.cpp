@@ -1,10 +1,30 @@
 // Draws and choices against tests/conformance/uniform.json and choices.json; settings out of range.
 #include <cmath>
+#include <limits>
 
 #include <mars/errors.hpp>
 
 #include "conformance.hpp"
 #include "decode/sample.hpp"
+
+TEST_CASE("what is drawn, or asked for with a seed, does not depend on measured costs") {
+    mars::GenerationConfig config;
+    const auto window = [&](bool has_window, bool has_seed) { return config.repeatable(has_window, has_seed).window; };
+    CHECK(window(false, true) == mars::auto_window); // exact mode does not depend on windows
+    config.tau = 0.5;
+    CHECK(window(false, false) == mars::auto_window);
+    CHECK(window(false, true) == mars::full_window);
+    CHECK(window(true, true) == mars::auto_window);
+    config.temperature = 0.7;
+    CHECK(window(false, false) == mars::full_window);
+    CHECK(window(true, false) == mars::auto_window);
+    config.tau = 1.0; // one token at a time
+    CHECK(window(false, true) == mars::auto_window);
+    config.tau.reset();
+    config.exact = false; // the usual tau
+    CHECK(window(false, false) == mars::full_window);
+    CHECK(config.repeatable(false, true).tau == std::nullopt);
+}
 
 TEST_CASE("every case of uniform.json") {
     for (const auto& each : conformance("uniform.json")) {
@@ -41,6 +61,28 @@ TEST_CASE("a draw covers the whole distribution, unlikely tokens and equal ones 
     CHECK(std::abs(counts[1] - 844) < 90);
     CHECK(std::abs(counts[2] - 311) < 70);
     CHECK(counts[3] == 0);
+}
+
+TEST_CASE("no setting that is allowed makes a number of a draw or a confidence that is none") {
+    const std::vector<float> logits{3, 0, -1, -1e9F, 2};
+    const std::vector<std::int64_t> seen{0, 1, 2, 3};
+    const double least = std::numeric_limits<double>::denorm_min(), most = std::numeric_limits<double>::max();
+    for (const double temperature : {0.0, least, 1e-300, 1.0, most})
+        for (const double penalty : {least, 1e-300, 0.5, 1.0, 1e39, most})
+            for (const auto metric : {mars::Metric::probability, mars::Metric::margin, mars::Metric::entropy}) {
+                mars::GenerationConfig config;
+                config.temperature = temperature;
+                config.repetition_penalty = penalty;
+                config.metric = metric;
+                config.min_p = 0.1;
+                config.top_p = 0.9;
+                config.check();
+                const auto made = mars::choose(logits.data(), 5, config, seen, 7);
+                CAPTURE(temperature);
+                CAPTURE(penalty);
+                CHECK(std::isfinite(made.confidence));
+                if (temperature > 0 && temperature < 1) CHECK(made.token == (penalty > 1 ? 4 : 0)); // as good as greedy
+            }
 }
 
 TEST_CASE("every value out of range is named") {

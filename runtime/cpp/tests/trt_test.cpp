@@ -14,12 +14,16 @@
 
 #include "answers.hpp"
 #include "decode/blocks.hpp"
+#include "decode/guide.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "device/here.hpp"
 #include "device/lost.hpp"
+#include "device/name.hpp"
 #include "device/trt.hpp"
+#include "device/variants.hpp"
 #include "engine_manifest.hpp"
+#include "scripted.hpp"
 #include "trt_stub/stub.hpp"
 
 extern "C" const mars::EnginePlugin* mars_engine_plugin();
@@ -115,7 +119,7 @@ TEST_CASE("the loops accept what they accept elsewhere, with captured steps and 
                 }
 }
 
-TEST_CASE("an engine with top-k outputs has memory for them, and they stay there") {
+TEST_CASE("an engine's top-k outputs are fetched where a step wants them, of any size, and nowhere else") {
     for (const bool fixed : {false, true}) {
         EngineShape shape;
         shape.top_k = 5;
@@ -124,7 +128,81 @@ TEST_CASE("an engine with top-k outputs has memory for them, and they stay there
         mars::TrtBackend backend = made.open();
         fake::Backend reference(fake::hashed, backend.max_capacity(), backend.max_slots());
         for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, false) == answers(reference, prompts, false));
+        stub::state().wide = [](std::int64_t at, std::int64_t first) { return Tokens{first, 100 * at, 100 * at + 1, 100 * at + 2, 7}; };
+        const auto cache = backend.new_cache(2);
+        mars::StepOutput output;
+        const auto fetched = [&](mars::StepInput asked, bool want_topk) {
+            stub::state().events.clear();
+            asked.want_topk = want_topk;
+            backend.step(*cache, 0, asked, false, output);
+            std::size_t size = 0;
+            for (const auto& [kind, num_bytes] : stub::state().events) size += kind == "download" ? num_bytes : 0;
+            return size;
+        };
+        const mars::StepInput asked{2,      3,           2, {3, 4, 5, 6, 7, 8},
+                                    {0, 0}, {0, 2, 1, 2}}; // filled up to 4 slots, and 4 outputs if it is fixed
+        for (int i = 0; i < 3; ++i) {
+            CHECK(fetched(asked, true) == 2 * 256 + 512 + 256); // 3 x 4 predictions of 5 ids and log-probabilities at most
+            CHECK(output.top_k == 5);
+            REQUIRE(output.token_ids.size() == 4);
+            REQUIRE(output.topk_ids.size() == 4 * 5);
+            for (std::size_t at = 0; at < 4; ++at) {
+                const std::int64_t position = asked.output_index[at] + 1;
+                const Tokens own(output.topk_ids.begin() + static_cast<std::ptrdiff_t>(5 * at),
+                                 output.topk_ids.begin() + static_cast<std::ptrdiff_t>(5 * at + 5));
+                CHECK(own == Tokens{output.token_ids[at], 100 * position, 100 * position + 1, 100 * position + 2, 7});
+                CHECK(output.topk_logprobs[5 * at + 4] == -4.0F);
+            }
+            CHECK(fetched(asked, false) == 2 * 256);
+            CHECK(output.top_k == 0);
+            CHECK(output.topk_ids.empty());
+            CHECK(output.topk_logprobs.empty());
+        }
     }
+}
+
+TEST_CASE("under a grammar an engine gives what a graph gives") {
+    int num_choices = 0;
+    for (const auto& wanted : scripted::kept().json["answers"]) {
+        if (wanted["logits"] || wanted["top_k"] == 0) continue;
+        CAPTURE(wanted["name"].get<std::string>());
+        EngineShape shape;
+        shape.block = wanted["block"];
+        shape.outputs = 2 * shape.block - 1;
+        shape.capacity = shape.context = 1024;
+        shape.prefill = 128;
+        shape.top_k = wanted["top_k"];
+        const Made made(shape);
+        mars::TrtBackend engine = made.open();
+        auto same = wanted;
+        same["max_slots"] = *engine.max_slots();
+        same["max_outputs"] = *engine.max_outputs();
+        scripted::Model graph(wanted["script"].get<Tokens>(), same);
+        stub::state().predict = [&](const Tokens& known, std::int64_t masks) { return graph.wanted(known, masks); };
+        stub::state().wide = [&](std::int64_t at, std::int64_t first) { return graph.likeliest(at, first, shape.top_k); };
+        const auto answer = [&](mars::Backend& backend) {
+            mars::Row row(0, scripted::kept().prompt, scripted::config_of(wanted), {scripted::kept().end});
+            row.guide = std::make_unique<mars::Guide>(scripted::kept().walk(wanted["grammar"])->matcher(), Tokens{scripted::kept().end},
+                                                      false, shape.block - 1);
+            std::string end = refused([&] {
+                const auto loop = mars::decode(backend, {&row}, shape.block, fake::mask);
+                while (loop->next()) {
+                }
+            });
+            if (row.finish_reason) end += mars::to_string(*row.finish_reason);
+            const mars::Stats& stats = row.stats;
+            return std::tuple(row.tokens, end, Tokens{stats.forwards, stats.forced, stats.proposed, stats.verified});
+        };
+        const auto expected = answer(graph);
+        for (int i = 0; i < 3; ++i) { // the second time with captured steps
+            const auto found = answer(engine);
+            CHECK(std::get<0>(found) == std::get<0>(expected));
+            CHECK(std::get<1>(found) == std::get<1>(expected));
+            CHECK(std::get<2>(found) == std::get<2>(expected));
+        }
+        num_choices += std::get<0>(expected).size() > scripted::kept().prompt.size() ? 1 : 0;
+    }
+    CHECK(num_choices > 5);
 }
 
 TEST_CASE("only ids and confidences come back, in the stream's order") {
@@ -471,6 +549,33 @@ TEST_CASE("whose GPU is current in a thread does not matter, and it is left as i
     stub::current() = 0;
 }
 
+TEST_CASE("a GPU is named by its number, and everything is its own") {
+    const Made made;
+    stub::State& state = stub::state();
+    state.num_devices = 2;
+    state.others[0] = 75; // the engine is not for the first
+    state.gpu = 1;        // everything that is done anywhere else fails
+    const auto chosen = [&](const std::string& device) {
+        const mars::Here here = mars_engine_plugin()->look_around(mars::DeviceName::of(device).ordinal());
+        return mars::choose(made.bundle, device, &here).name;
+    };
+    CHECK(chosen("cuda:1") == "rtx");
+    CHECK(chosen("CUDAExecutionProvider:1") == "rtx");
+    CHECK(refused([&] { chosen("cuda"); }).find("this GPU is a Stub GPU (sm75)") != std::string::npos);
+    CHECK(refused([&] { chosen("cuda:2"); }).find("no GPU 2 is visible: the last of 2 is 1") != std::string::npos);
+    {
+        const auto backend = mars_engine_plugin()->open(made.bundle, made.bundle.manifest.variants.front(), 1);
+        fake::Backend reference(fake::hashed, backend->max_capacity(), backend->max_slots());
+        for (int i = 0; i < 3; ++i) CHECK(answers(*backend, prompts, false) == answers(reference, prompts, false));
+        CHECK(state.launches > 0);
+        CHECK(stub::current() == 0);
+    }
+    CHECK(state.memory.empty());
+    CHECK(state.locked.empty());
+    CHECK(state.streams == 0);
+    CHECK(refused([&] { made.open(); }).find("cudaErrorInvalidResourceHandle") != std::string::npos);
+}
+
 TEST_CASE("an error that stays is told, and the end is quiet") {
     const Made made;
     {
@@ -527,7 +632,7 @@ TEST_CASE("a step that would allocate is not captured") {
 TEST_CASE("the stub refuses what TensorRT and CUDA refuse") {
     const Made made;
     mars::Device device;
-    const mars::LoadedEngine engine(made.bundle, made.bundle.manifest.variants.front());
+    const mars::LoadedEngine engine(made.bundle, made.bundle.manifest.variants.front(), 0);
     const mars::Address scratch = device.allocate(engine.scratch_bytes());
     std::map<std::string, std::vector<std::int64_t>> shapes{{"input_ids", {1, 2}}, {"kv_length", {1}}, {"output_index", {1, 1}}};
     std::map<std::string, mars::Address> addresses;
@@ -826,11 +931,15 @@ TEST_CASE("shapes beyond any memory are refused") {
 
 TEST_CASE("the machine is asked") {
     stub::reset();
-    const auto look_around = [] { return mars_engine_plugin()->look_around(); };
+    const auto look_around = [](int gpu = 0) { return mars_engine_plugin()->look_around(gpu); };
     const mars::Here here = look_around();
     CHECK(here.gpu == "sm86");
     CHECK(here.driver == "12.9");
     CHECK(here.tensorrt == std::map<std::string, std::string>{{mars::tensorrt_flavor(), "10.16.0.72"}});
+    stub::state().num_devices = 2;
+    stub::state().others[1] = 75;
+    CHECK(look_around(1).gpu == "sm75");
+    CHECK(look_around(2).no_gpu == "no GPU 2 is visible: the last of 2 is 1 (CUDA_VISIBLE_DEVICES, nvidia-smi)");
     stub::state().num_devices = 0;
     CHECK(look_around().no_gpu == "no NVIDIA GPU is visible");
     stub::state().num_devices = -1;

@@ -3,6 +3,7 @@
 
 #include <mars/errors.hpp>
 
+#include "device/name.hpp"
 #include "device/ort_options.hpp"
 #include "device/variants.hpp"
 #include "engine_manifest.hpp"
@@ -38,8 +39,28 @@ TEST_CASE("options of ONNX Runtime are told apart by their names") {
     CHECK(parts.of_provider == mars::OrtOptions{{"device_id", "1"}});
     CHECK_THROWS_WITH_AS(mars::parted({{"device_id", "1"}}, true), doctest::Contains("the CPU has no option device_id"),
                          mars::SessionError);
+    CHECK_THROWS_WITH_AS(mars::parted({{"enable_cuda_graph", "1"}}, false), doctest::Contains("would replay the first step for all others"),
+                         mars::SessionError);
+    CHECK(mars::parted({{"enable_cuda_graph", "0"}}, false).of_provider.size() == 1);
     CHECK_THROWS_WITH_AS(mars::parted({{"session.qdq_matmulnbits_accuracy_level", "0"}}, false), doctest::Contains("the variant has it"),
                          mars::SessionError);
+}
+
+TEST_CASE("devices are named, GPUs by their numbers") {
+    const auto named = [](const std::string& text) { return mars::DeviceName::of(text).text(); };
+    CHECK(named("cpu") == "cpu");
+    CHECK(named("CUDAExecutionProvider") == "cuda");
+    CHECK(named("cuda:0") == "cuda");
+    CHECK(named("CUDA:1") == "cuda:1");
+    CHECK(named("cuda:07") == "cuda:7");
+    CHECK(mars::DeviceName::of("cuda:12").ordinal() == 12);
+    CHECK(mars::runs_engines("cuda:3"));
+    for (const char* wrong : {"cuda:", "cuda:x", "cuda:-1", "cuda: 1", "cuda:1:2", "cuda:1.0", "cuda:99999", "cuda:18446744073709551617"})
+        CHECK_THROWS_WITH_AS(mars::DeviceName::of(wrong), doctest::Contains("behind the colon stands a GPU's number"), mars::SessionError);
+    CHECK_THROWS_WITH_AS(mars::DeviceName::of("cpu:0"), "device `cpu:0`: the CPU has no number; give cpu", mars::SessionError);
+    CHECK(mars::parted({}, false, 2).of_provider == mars::OrtOptions{{"device_id", "2"}});
+    CHECK(mars::parted({{"device_id", "2"}}, false, 2).of_provider == mars::OrtOptions{{"device_id", "2"}});
+    CHECK_THROWS_WITH_AS(mars::parted({{"device_id", "1"}}, false, 2), doctest::Contains("say it once, in the device"), mars::SessionError);
 }
 
 TEST_CASE("a log that throws is not heard, and hurts nobody") {

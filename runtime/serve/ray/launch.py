@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from ...bundle.manifest import open_bundle
+from ...bundle.open import open_bundle
 from ...errors import MarsError
 from ...machine import cores
 from ..logs import listen

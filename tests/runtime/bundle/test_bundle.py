@@ -17,7 +17,8 @@ from support.fixtures import Named
 
 from mars_export.runtime import BundleError, Session, SessionError
 from mars_export.runtime.bundle import files
-from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest, write_manifest
+from mars_export.runtime.bundle.manifest import parse_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from support.tiny import Named
 
 from mars_export.runtime import BundleError, Session
 from mars_export.runtime.bundle import pack as packing
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.pack import pack, unpack
 
 

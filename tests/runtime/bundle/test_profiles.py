@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from mars_export.cli import app
 from mars_export.runtime import BundleError, Session, SessionError
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.manifest import CHECKSUM_FILE, Bundle, Profile, open_bundle, write_manifest
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import CHECKSUM_FILE, Bundle, open_bundle, write_manifest
 
 
 @pytest.fixture

@@ -20,14 +20,8 @@ from mars_export.cli import app
 from mars_export.runtime import BundleError, Session, SessionError
 from mars_export.runtime.bundle import prefixes, profiles
 from mars_export.runtime.bundle.files import FileEntry
-from mars_export.runtime.bundle.manifest import (
-    CHECKSUM_FILE,
-    Manifest,
-    Profile,
-    open_bundle,
-    parse_manifest,
-    write_manifest,
-)
+from mars_export.runtime.bundle.manifest import Manifest, Profile, parse_manifest
+from mars_export.runtime.bundle.open import CHECKSUM_FILE, open_bundle, write_manifest
 from mars_export.runtime.bundle.prefixes import Made
 from mars_export.runtime.bundle.stored import StoredPrefix, file_size
 from mars_export.runtime.warm import read, written
@@ -194,7 +188,7 @@ def test_a_reader_beside_a_writer_sees_one_or_the_other(path: Path, monkeypatch:
     """The file goes between a reader's manifest and its look at the files."""
     manifest = open_bundle(path).manifest
     prefixes.store(path, [made(manifest, [1, 2, 3])])
-    from mars_export.runtime.bundle import manifest as module
+    from mars_export.runtime.bundle import open as module
 
     real, calls = module.verify, 0
 

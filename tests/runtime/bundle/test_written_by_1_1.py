@@ -12,7 +12,7 @@ import pytest
 
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 
 OLD = Path(__file__).parent / "written-by-1.1"
 ANSWER = (129, 81, 75, 76, 121, 0, 74, 74)  # of the version that wrote it, one token a step, exact

@@ -19,10 +19,12 @@ import pytest
 from support import tiny
 from support.cabi import WINDOWS, CSession, Library, MarsStatusError, build
 from support.fixtures import Named, Sessions
+from typer.testing import CliRunner
 
+from mars_export.cli import app
 from mars_export.runtime import BundleError, Commit, GenerationConfig
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 PROMPT = [5, 9, 200, 17]
 BLOCK = 6  # of the test bundles
@@ -281,6 +283,9 @@ def test_devices_by_name(library: Library, bundles: Named) -> None:
     for device in ("CPU", "cpuexecutionprovider", "CPUExecutionProvider"):
         with CSession(library, bundles("llama"), device=device, threads=1):
             pass
+    for device, words in (("cpu:0", "the CPU has no number"), ("cuda:", "behind the colon stands a GPU's")):
+        with pytest.raises(MarsStatusError, match=words):
+            CSession(library, bundles("llama"), device=device)
     with pytest.raises(MarsStatusError, match=r"has no device `tpu` \(it has: .*CPUExecutionProvider"):
         CSession(library, bundles("llama"), device="tpu")
     with pytest.raises(MarsStatusError, match="no variant `x`"):
@@ -452,6 +457,32 @@ def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tm
         assert made["token_ids"] == list(exact.token_ids)
         assert (made["exact"], made["tau"]) == (True, None)
         assert made["stats"]["proposed"] == made["stats"]["verified"] + made["stats"]["rejected"] > 0
+    for words, window in (
+        (("--seed", 7), "full"),
+        (("--temperature", 1), "full"),
+        (("--seed", 7, "--window", "auto"), "auto"),
+        (("--seed", 7, "--window", 2), 2),
+        ((), "auto"),
+    ):
+        done = run(
+            bundles("llama"), "-p", "the éclair", "--tau", 0.4, "--max-new-tokens", 9, "--json", *words
+        )
+        same = [
+            "generate",
+            bundles("llama"),
+            "-p",
+            "the éclair",
+            "--tau",
+            0.4,
+            "--max-new-tokens",
+            9,
+            "--json",
+        ]
+        theirs = CliRunner().invoke(app, [str(word) for word in (*same, *words)])
+        made, expected = json.loads(done.stdout), json.loads(theirs.stdout)
+        assert made["window"] == expected["window"] == window, words
+        if window == "full":
+            assert made["token_ids"] == expected["token_ids"], words
     shown = run(
         bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--window=full", "--max-new-tokens=20"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.agreement import MAIN
 from support.cabi import CSession, Library, MarsStatusError, build
-from support.cabi_batcher import COUNTS, FOREVER, LIMITS, OVERLOADED, CBatcher, CState
+from support.cabi_batcher import COUNTS, FOREVER, OVERLOADED, CBatcher, CLimits, CState
 from support.fixtures import Named, Sessions
 from support.paths import ROOT
 
@@ -47,9 +47,8 @@ def asked(seed: int) -> tuple[Any, dict[str, Any]]:
 
 
 def test_the_words_of_both() -> None:
-    lacks = {"max_rows_per_client"}  # docs/cpp.md
-    assert set(Limits.__slots__) - lacks == {*LIMITS, "client_share"}
-    assert all(f"`{name}`" in GUIDE for name in lacks)
+    assert set(Limits.__slots__) == {name for name, _ in CLimits._fields_} - {"struct_size"}
+    assert all(f"`{name}`" in GUIDE for name in Limits.__slots__)
     assert set(Counts().to_dict()) == set(COUNTS)
     state = {name for name, _ in CState._fields_} - {"struct_size", *COUNTS}
     assert state == {"num_running", "num_waiting", "kv_usage", "step_seconds", "alive"}
@@ -149,10 +148,39 @@ def test_a_client_has_a_share(opened: CSession) -> None:
             request.free()
 
 
+def test_clients_take_turns_and_have_their_limit(opened: CSession) -> None:
+    """A flood of one client delays nobody else, and leaves rows to others."""
+    few = {"tau": 1.0, "max_new_tokens": 3, "eos_ids": ()}
+    with CBatcher(opened, max_rows=2, max_rows_per_client=1, max_waiting=4) as batcher:
+        began, gate = threading.Event(), threading.Event()
+
+        def hold(_: Any) -> bool:
+            began.set()
+            return not gate.wait(60)
+
+        held = batcher.submit([5, 6], client="flood", on_event=hold, **ENDLESS)
+        assert began.wait(60)  # the batcher's thread waits at the gate
+        flood = [batcher.submit([5, 6], client="flood", **few) for _ in range(4)]
+        with pytest.raises(MarsStatusError, match=r"4 requests wait already \(max_waiting\)"):
+            batcher.submit([5], client="flood")  # although a row is free: it is none of its
+        other = batcher.submit([5, 6], client="other", **few)
+        gate.set()
+        assert other.result().finish_reason == "length"
+        assert all(request.finish_reason is None for request in flood), "they wait for the first"
+        held.cancel()
+        assert [request.result().finish_reason for request in flood] == ["length"] * 4
+        for request in (held, other, *flood):
+            request.free()
+
+
 def test_it_is_told_what_is_wrong(opened: CSession) -> None:
     library = opened.library
     for limits, words in (
         ({"max_rows": 0}, "max_rows must be 1 or more"),
+        ({"max_rows_per_client": -1}, "max_rows_per_client must be 1 or more"),
+        ({"max_rows": 2**20 + 1}, "max_rows must be at most 1048576, not 1048577"),
+        ({"max_rows": 2**63 - 1, "max_waiting": 2**63 - 1}, "max_rows must be at most 1048576"),
+        ({"max_waiting": 2**63 - 1}, "max_waiting must be at most 1048576"),
         ({"client_share": 2.0}, "client_share"),
     ):
         with pytest.raises(MarsStatusError, match=words):

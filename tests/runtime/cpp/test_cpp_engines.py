@@ -31,7 +31,7 @@ from mars_export.exporter.tensorrt.engines import add_engine, export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle.engine_info import this_platform
-from mars_export.runtime.bundle.manifest import changing, open_bundle, write_manifest
+from mars_export.runtime.bundle.open import changing, open_bundle, write_manifest
 
 ORIN = EngineOptions("jetson-orin", "6.2", batch=2, capacity=128, prefill=32)
 THOR = replace(ORIN, target="jetson-thor", jetpack="7.2")
@@ -270,20 +270,23 @@ def test_libmars_needs_neither_tensorrt_nor_cuda_its_plugin_does() -> None:
 ANSWER = """
 import sys
 from support.cabi import CSession, Library
-with CSession(Library(sys.argv[1]), sys.argv[2], threads=1, device="cuda") as session:
+with CSession(Library(sys.argv[1]), sys.argv[2], threads=1, device=sys.argv[3]) as session:
+    print(session.info.device.decode(), file=sys.stderr)
     for _ in range(3):
         print(list(session.generate([1, 2, 3], tau=1.0, max_new_tokens=8, eos_ids=()).token_ids))
 """
 
 
-def answer(bundle: Path, folders: list[Path], here: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """What libmars answers on `cuda` where the loader looks into `folders`."""
+def answer(
+    bundle: Path, folders: list[Path], here: dict[str, Any], device: str = "cuda"
+) -> subprocess.CompletedProcess[str]:
+    """What libmars answers on `device` where the loader looks into `folders`."""
     environment = os.environ | {
         "MARS_STUB": json.dumps(here),
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
     }
-    words = [sys.executable, "-c", ANSWER, build() / "libmars.so", bundle]
+    words = [sys.executable, "-c", ANSWER, build() / "libmars.so", bundle, device]
     return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
@@ -297,6 +300,17 @@ def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(recipe: Calla
         first, *others = done.stdout.splitlines()
         assert len(json.loads(first)) == 8
         assert others == [first, first]
+        second = here | {"num_devices": 2, "gpu": 1}  # what is done on the first GPU fails
+        done = answer(bundle, [plugins, tensorrt], second, "cuda:1")
+        assert (done.returncode, done.stdout.splitlines()) == (0, [first] * 3), done.stderr
+        assert done.stderr.strip() == "cuda:1"
+        for device, words in (
+            ("cuda", "cudaErrorInvalidResourceHandle"),
+            ("cuda:2", "no GPU 2 is visible: the last of 2 is 1"),
+            ("cuda:x", "behind the colon stands a GPU's number"),
+        ):
+            done = answer(bundle, [plugins, tensorrt], second, device)
+            assert done.returncode != 0 and words in done.stderr, (device, done.stderr)
 
     other = answer(bundle, [plugins, tensorrt], here | {"capability": 87})
     assert "built for sm110, this GPU is a Stub GPU (sm87)" in other.stderr

@@ -19,7 +19,9 @@ from mars_export.exporter.output import _exchanged
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.held import State
-from mars_export.runtime.bundle.manifest import open_bundle, parse_manifest, write_manifest
+from mars_export.runtime.bundle.manifest import parse_manifest
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
+from mars_export.runtime.grammar_maker import make
 
 PROMPT, FEW = [5, 9, 200, 17], {"max_new_tokens": 6, "tau": 1.0, "eos_ids": ()}
 
@@ -142,3 +144,32 @@ def test_every_bundle_of_the_tests_opens_in_both(library: Library, bundles: Name
         open_bundle(bundles(name), safe=True)
         with CSession(library, bundles(name), threads=1, safe=1) as session:
             assert session.has_text
+
+
+def test_a_grammar_is_read_from_the_bundle_that_was_opened(
+    library: Library, path: Path, bundles: Named, tmp_path: Path
+) -> None:
+    """It was opened by the name that the bundle had: by the first request another one may lie there."""
+    other = shutil.copytree(bundles("qwen2"), tmp_path / "other.bundle")
+    ours, theirs = (
+        each / make(each, "g", GenerationConfig(choice=(word,))).file
+        for each, word in ((path, "yes"), (other, "no"))
+    )
+    answer = {"grammar": b"g", "max_new_tokens": 9}
+    with (
+        CSession(library, path, threads=1) as moved,
+        CSession(library, path, threads=1) as changed,
+        CSession(library, path, threads=1) as without,
+    ):
+        before = path.rename(tmp_path / "before.bundle")
+        theirs.rename(other / ours.name)
+        other.rename(path)
+        assert moved.generate(PROMPT, **answer).text == "yes"
+        (before / ours.name).write_bytes((path / ours.name).read_bytes())
+        with pytest.raises(MarsStatusError, match=r"\.dfa: was written to since the bundle was opened"):
+            changed.generate(PROMPT, **answer)
+        (before / ours.name).unlink()
+        with pytest.raises(MarsStatusError, match=r"\.dfa: cannot be read; open the bundle again"):
+            without.generate(PROMPT, **answer)
+        assert moved.generate(PROMPT, **answer).text == "yes"
+        assert without.generate(PROMPT, **FEW).token_ids

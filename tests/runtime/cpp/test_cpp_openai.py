@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from support.missing import need
 
 from mars_export.runtime import GenerationConfig
 from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import Profile, open_bundle
+from mars_export.runtime.bundle.manifest import Profile
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.profiles import store
 
 LACKS = {"structured"}  # docs/cpp.md
@@ -74,6 +76,17 @@ class Service:
         answer = Answer(response.status, response.headers["content-type"], response.read().decode())
         connection.close()
         return answer
+
+    @contextmanager
+    def stream(self, **body: Any) -> Iterator[str]:
+        """The id of a stream that runs; leaving it ends it."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = {"Authorization": f"Bearer {self.key}"}
+        text = json.dumps({"messages": HELLO, "stream": True, **body})
+        connection.request("POST", "/v1/chat/completions", text, headers)
+        with connection.getresponse() as response:
+            yield json.loads(response.readline().removeprefix(b"data: "))["id"]
+        connection.close()
 
     def exchange(self, exchange: dict[str, Any]) -> Answer:
         return self.call(exchange["path"], sent(exchange, self.model), exchange["method"])
@@ -301,6 +314,11 @@ def test_keys_are_needed_where_there_is_a_file_of_them(bundles: Named, tmp_path:
                 answer = service.call(path, text, "POST" if text else "GET")
                 assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key"), (key, path)
             assert service.call("/health", None, "GET").status == 200
+        service.key = "second"
+        with service.stream(max_tokens=400, tau=1.0, ignore_eos=True) as name:
+            for key, status in (("first-key", 404), ("second", 200)):
+                service.key = key
+                assert service.call(f"/v1/mars/streams/{name}", '{"tau": 0.0}').status == status, key
     finally:
         service.stop()
     for wrong in ("", "# none\n", "a b\n"):

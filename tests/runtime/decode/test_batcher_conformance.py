@@ -30,13 +30,19 @@ def row_of(index: int, wanted: dict[str, Any]) -> Row:
         max_new_tokens=wanted["max_new_tokens"],
         eos_ids=tuple(wanted["eos_ids"]),
     )
-    return Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+    row = Row(index, wanted["prompt"], config, (), lambda token: token == wanted["stop_token"])
+    row.client = wanted["client"]
+    return row
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_every_row_gets_its_tokens_in_the_step_that_is_written(case: dict[str, Any]) -> None:
     backend = FakeBackend(lambda known, masks: loops.predict(list(known), masks))
-    limits = Limits(case["max_rows"], prefill_tokens=case["prefill_tokens"])
+    limits = Limits(
+        case["max_rows"],
+        prefill_tokens=case["prefill_tokens"],
+        max_rows_per_client=case["max_rows_per_client"],
+    )
     schedule = Schedule(backend, case["block"], MASK, limits)
     rows = [row_of(i, wanted) for i, wanted in enumerate(case["rows"])]
     commits: list[list[list[Any]]] = [[] for _ in rows]
@@ -62,3 +68,5 @@ def test_the_file_has_what_matters() -> None:
     first = [case["rows"][0] for case in CASES if len(case["rows"]) > case["max_rows"]]
     assert first and any(len(row["prompt"]) > 100 for row in rows)
     assert any(not row["expected"]["commits"] for row in rows)  # cancelled before its turn
+    clients = [{row["client"] for row in case["rows"]} for case in CASES if case["max_rows_per_client"]]
+    assert any({"a", "b", None} <= each for each in clients) and any(each == {None} for each in clients)

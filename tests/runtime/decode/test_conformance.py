@@ -86,7 +86,7 @@ def test_choices_are_those_of_the_conformance_file(case: dict[str, Any]) -> None
 
 
 def test_the_conformance_files_are_what_their_script_writes() -> None:
-    for name in ("make_loops", "make_windows", "make_exact", "make_prefix", "make_batcher"):
+    for name in ("make_loops", "make_windows", "make_exact", "make_prefix", "make_batcher", "make_places"):
         for path, text in maker(name).files().items():
             assert path.read_text(encoding="utf-8") == text, (
                 f"run tests/conformance/{name}.py and read the diff of {path.name}"

@@ -19,7 +19,7 @@ from support.oracle import Oracle, generate
 
 from mars_export.runtime import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
-from mars_export.runtime.bundle.manifest import Bundle, open_bundle
+from mars_export.runtime.bundle.open import Bundle, open_bundle
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.draft import Draft

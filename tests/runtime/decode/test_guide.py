@@ -282,3 +282,68 @@ def test_a_draw_is_made_among_the_allowed() -> None:
     drawn = {choose(logits, config, (), position, allowed)[0] for position in range(60)}
     assert drawn == {1, 3}, "top-k counts the allowed ones"
     assert choose(logits, GenerationConfig(repetition_penalty=9.0), (1,), 0, allowed)[0] == 3
+
+
+def forcing(count: int, choices: int = 2) -> Automaton:
+    """Rounds of one choice of two tokens and then `count` forced ones."""
+    edges: list[dict[int, int]] = []
+    for _ in range(choices):
+        edges.append({1: len(edges) + 1, 2: len(edges) + 1})
+        for i in range(count):
+            edges.append({3 + i % 5: len(edges) + 1})
+    return Automaton([*edges, {}], frozenset({len(edges)}), 10)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.sampled_from([0, 3, 9, 17, 60]), min_size=2, max_size=4),
+    seed=st.integers(0, 10**6),
+    most=st.sampled_from([None, 9]),
+    prefill=st.sampled_from([1, 5, 12]),
+    tau=st.sampled_from([None, 1.0]),
+)
+def test_a_long_forced_text_waits_for_nobody_and_nobody_for_it(
+    counts: list[int], seed: int, most: int | None, prefill: int, tau: float | None
+) -> None:
+    """One piece of it each step; the rows beside it decode, wherever they stand."""
+    backend = Scoring(seed, 4, has_logits=True, max_slots=most)
+    schedule = Schedule(backend, BLOCK, MASK, Limits(4, prefill_tokens=prefill))
+    config = GenerationConfig(tau=tau, max_new_tokens=140)
+    guides = [Guide(forcing(count), (EOS,), True) if count else None for count in counts]
+    rows = [Row(i, [7, 8], config, (EOS,), guide=guide) for i, guide in enumerate(guides)]
+    for row in rows:
+        schedule.add(row)
+    widest = min(max(prefill, 2 * BLOCK), most or 140)
+    while not schedule.is_idle:
+        before, steps = (
+            [(row, row.num_pending, len(row.tokens)) for row in schedule.running],
+            len(backend.steps),
+        )
+        assert all(event.error is None for event in schedule.step())
+        wide = [
+            step for step in backend.steps[steps:] if step.slots == widest and step.input_ids[0, -1] != MASK
+        ]
+        assert len(wide) <= 2, "a piece of a prompt, a piece of a forced text"
+        for row, pending, length in before:
+            if row.cursor > 2 and pending < widest and row.finish_reason is None:
+                assert len(row.tokens) > length, "who is not behind goes on"
+    for row, count in zip(rows, counts, strict=True):
+        if count:
+            assert row.tokens[2:] == constrained([7, 8], forcing(count), config, (EOS,), seed)[0]
+    assert max(step.slots for step in backend.steps) <= max(widest, prefill) + 2 * BLOCK
+
+
+def test_a_row_that_is_ended_stops_in_the_middle_of_a_forced_text() -> None:
+    backend = Scoring(3, 9, has_logits=False)
+    schedule = Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=8))
+    row = Row(0, [8], GenerationConfig(max_new_tokens=400), (EOS,), guide=Guide(forcing(200), (EOS,), False))
+    schedule.add(row)
+    while row.num_pending < 100:
+        schedule.step()
+    steps = len(backend.steps)
+    for _ in range(3):
+        assert schedule.step() == []
+    assert len(backend.steps) == steps + 3 and row.num_pending > 100
+    row.finish_reason = "cancelled"
+    schedule.step()
+    assert schedule.is_idle and len(backend.steps) == steps + 3

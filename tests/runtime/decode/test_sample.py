@@ -126,6 +126,25 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
         assert confidence == pytest.approx(float(torch.softmax(expected, -1).max()), abs=1e-6)
 
 
+LEAST, MOST = 5e-324, 1.7976931348623157e308
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("metric", ["probability", "margin", "entropy"])
+@pytest.mark.parametrize("penalty", [LEAST, 1e-300, 0.5, 1.0, 1e39, MOST])
+@pytest.mark.parametrize("temperature", [0.0, LEAST, 1e-300, 1.0, MOST])
+def test_no_setting_that_is_allowed_makes_no_number(temperature: float, penalty: float, metric: str) -> None:
+    """Found by fuzzing the C interface: 0 / 0, and a confidence that JSON cannot write."""
+    values = np.array([3, 0, -1, -1e9, 2], np.float32)
+    settings = config(
+        temperature=temperature, repetition_penalty=penalty, metric=metric, min_p=0.1, top_p=0.9
+    )
+    token, confidence = choose(values, settings, [0, 1, 2, 3], 7)
+    assert math.isfinite(confidence)
+    if 0 < temperature < 1:  # as good as greedy
+        assert token == (4 if penalty > 1 else 0)
+
+
 def test_the_repetition_penalty_sees_earlier_tokens_of_the_same_run(sessions: Sessions) -> None:
     """A huge penalty forbids every repetition, also within one run."""
     completion = sessions(MAIN).generate(PROMPT, config(0.0, repetition_penalty=1e6))

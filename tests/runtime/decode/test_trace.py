@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.paths import CONFORMANCE
 
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 
 
 @pytest.fixture(scope="module")

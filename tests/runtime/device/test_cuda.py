@@ -204,6 +204,29 @@ def test_a_turn_makes_the_gpu_current_and_leaves_the_threads_own_choice(opened: 
     assert runtime.names() == [], "nothing is set where it is the one already"
 
 
+def test_a_gpu_is_named_by_its_number(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, runtime = opened()
+    device = Device(1)
+    with device.turn:
+        assert runtime.current == 1
+        device.allocate(10)
+    assert runtime.current == 0
+    runtime.calls.clear()
+    device.close()
+    assert ("cudaSetDevice", 1) in runtime.calls and runtime.current == 0
+    monkeypatch.setitem(ANSWERS, "cudaGetDeviceCount", (2,))
+    monkeypatch.setitem(ANSWERS, "cudaGetDeviceProperties", (SimpleNamespace(name=b"A", major=8, minor=6),))
+    monkeypatch.setitem(ANSWERS, "cudaDriverGetVersion", (12090,))
+    monkeypatch.setitem(ANSWERS, "cudaMemGetInfo", (10, 30))
+    assert cuda.find_gpu(1) == cuda.Gpu("A", "sm86", "12.9")
+    assert ("cudaGetDeviceProperties", 1) in runtime.calls
+    assert str(cuda.find_gpu(2)).startswith("no GPU 2 is visible: the last of 2 is 1")
+    runtime.calls.clear()
+    assert cuda.memory_used(1) == 20
+    assert runtime.calls.index(("cudaSetDevice", 1)) < runtime.calls.index(("cudaMemGetInfo",))
+    assert runtime.current == 0
+
+
 def test_runs_are_copied_by_one_call(opened: Any) -> None:
     device, runtime = opened()
     device.copy_runs(Runs(4096, 64, 7), Runs(8192, 32, 5), 16, 3, 2)

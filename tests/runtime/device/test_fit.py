@@ -13,7 +13,8 @@ from support.fake_cuda import MODEL, engine_info, engine_variant
 from support.manifests import GOOD
 
 from mars_export.runtime import GenerationConfig, Session, SessionError
-from mars_export.runtime.bundle.manifest import Bundle, Variant
+from mars_export.runtime.bundle.manifest import Variant
+from mars_export.runtime.bundle.open import Bundle
 from mars_export.runtime.device import trt_engine
 from mars_export.runtime.device.trt_engine import LoadedEngine
 from mars_export.runtime.device.variants import Here, choose, renewal, why_not, why_not_exact
@@ -41,6 +42,11 @@ def test_an_engine_is_taken_on_a_gpu_and_the_graph_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("changes", "here", "why"),
     [
+        (
+            {"version": "10.16.1.11"},
+            {"tensorrt": {"tensorrt_rtx": "11.4.1.20"}},
+            "10.16.1.11, 11.4.1.20 is installed; build it again or install 10.16.1.11",
+        ),
         ({}, {"tensorrt": {}}, r"tensorrt_rtx 1.7.1.116 is not installed; pip install 'mars-export\[rtx\]'"),
         (
             {},

@@ -13,7 +13,7 @@ from support.agreement import LOOPS, PROMPTS, config
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import Session
+from mars_export.runtime import Batcher, Limits, Session
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort import PROVIDERS, OrtBackend
 from mars_export.runtime.device.ort_memory import OrtMemory, copies
@@ -90,6 +90,27 @@ def test_fp16_sampling_and_continuous_batching_run(opened: Opened) -> None:
     assert sum(a == b for a, b in zip(alone, again, strict=True)) >= len(PROMPTS) - 1, (
         "fp16 may break one tie"
     )
+
+
+@pytest.mark.parametrize("tau", [None, 1.0, 0.3])
+def test_captured_steps_say_what_plain_ones_say(tau: float | None, opened: Opened) -> None:
+    gpu, cpu = opened("fp32", "static")
+    captured = Session.open(gpu.bundle.path, "cuda", options={"enable_cuda_graph": "1"}, cache_bytes=0)
+    assert isinstance(captured.backend, OrtBackend)
+    assert captured.backend.why_no_graphs is None
+    for prompt in (*PROMPTS, LONG) * 2:
+        assert captured.generate(prompt, config(tau)).token_ids == cpu.generate(prompt, config(tau)).token_ids
+    assert captured.backend.num_graphs > 3
+
+
+def test_a_batcher_and_the_prefix_store_give_the_cpus_answers(opened: Opened) -> None:
+    gpu, cpu = opened("fp32", "static")
+    stored = Session.open(gpu.bundle.path, "cuda", cache_bytes=64 << 20)
+    with Batcher(stored, Limits(max_rows=3)) as service:
+        answers = [service.submit(prompt, config(None)) for prompt in (*PROMPTS, LONG) * 3]
+        for prompt, answer in zip((*PROMPTS, LONG) * 3, answers, strict=True):
+            assert answer.result().token_ids == cpu.generate(prompt, config(None)).token_ids
+    assert stored.generate(LONG, config(None)).stats.cached_tokens > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

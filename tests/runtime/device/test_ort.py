@@ -25,7 +25,7 @@ from support.tiny import Named
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime import Session, SessionError
-from mars_export.runtime.bundle.manifest import open_bundle
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.device import ort

@@ -9,6 +9,7 @@ from support.fixtures import Named
 
 from mars_export.runtime import GenerationConfig, Session, SessionError
 from mars_export.runtime.costs import CostFile
+from mars_export.runtime.device.name import DeviceName
 from mars_export.runtime.device.ort_options import LEVEL, parted
 
 SPINNING = "session.intra_op.allow_spinning"
@@ -16,8 +17,19 @@ AFFINITIES = "session.intra_op_thread_affinities"
 
 
 def test_names_with_a_dot_are_the_sessions() -> None:
-    assert parted({SPINNING: "0", "device_id": "1"}, "cuda") == ({SPINNING: "0"}, {"device_id": "1"})
-    assert parted({}, "cpu") == ({}, {})
+    assert parted({SPINNING: "0", "device_id": "1"}, DeviceName("cuda")) == (
+        {SPINNING: "0"},
+        {"device_id": "1"},
+    )
+    assert parted({}, DeviceName("cpu")) == ({}, {})
+
+
+def test_the_devices_number_is_its_device_id() -> None:
+    second = DeviceName("cuda", 1)
+    assert parted({}, second) == ({}, {"device_id": "1"})
+    assert parted({"device_id": "1"}, second) == ({}, {"device_id": "1"})
+    with pytest.raises(SessionError, match=r"number 1 and device_id is 2; say it once, in the device"):
+        parted({"device_id": "2"}, second)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +43,7 @@ def test_names_with_a_dot_are_the_sessions() -> None:
 )
 def test_refusals(options: dict[Any, Any], words: str, bundles: Named) -> None:
     with pytest.raises(SessionError, match=words):
-        parted(options, "cpu")
+        parted(options, DeviceName("cpu"))
     with pytest.raises(SessionError, match=words):
         Session.open(bundles("llama"), options=options)
 

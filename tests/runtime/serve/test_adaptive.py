@@ -18,7 +18,8 @@ need("uvicorn", "serve")
 from support.served import serving, until  # noqa: E402
 
 from mars_export.runtime import Limits, Session, SessionError  # noqa: E402
-from mars_export.runtime.bundle.manifest import Bundle, Profile  # noqa: E402
+from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
+from mars_export.runtime.bundle.open import Bundle  # noqa: E402
 from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.adaptive import Adaptive, read_levels  # noqa: E402

@@ -71,9 +71,11 @@ def test_the_command_s_limit_is_the_batcher_s(
 ) -> None:
     given: list[dict[str, Any]] = []
 
-    def limits(**named: Any) -> None:
-        given.append(named)
-        raise MarsError("enough")
+    def limits(**named: Any) -> Limits:
+        if named:
+            given.append(named)
+            raise MarsError("enough")
+        return Limits()
 
     monkeypatch.setattr("mars_export.runtime.Limits", limits)
     for option in ((), ("--max-rows-per-client", "3")):

@@ -17,12 +17,13 @@ namespace mars {
 /// How much runs at once, and how much one request may ask for; no value is no limit.
 struct MARS_API Limits {
     std::int64_t max_rows = 8;         ///< sequences in one forward; KV memory is allocated for as many, each as long as the longest needs
-    std::int64_t max_waiting = 64;     ///< requests that may wait for a row
+    std::int64_t max_waiting = 64;     ///< requests that may wait, beside those that free rows are about to take
     std::int64_t prefill_tokens = 128; ///< prompt tokens that are read between two decode steps, at most
     std::optional<std::int64_t> max_prompt_tokens, max_new_tokens; ///< longest prompt and answer
     std::optional<std::int64_t> max_stops;                         ///< stop strings, and eos_ids
     std::optional<std::int64_t> kv_bytes; ///< KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in
     double client_share = 1.0;            ///< of all places, rows and waiting ones, what one client may have, above 0, at most 1
+    std::optional<std::int64_t> max_rows_per_client; ///< sequences of one client in one forward; its others wait, also where rows are free
 
     /// Throws SessionError that lists every value that cannot be.
     void check() const;
@@ -108,9 +109,10 @@ class MARS_API Batcher {
     Batcher(const Batcher&) = delete;
     Batcher& operator=(const Batcher&) = delete;
 
-    /// How a request comes in. `wait`: seconds to wait for room, no value for any time until its deadline. `client`: whose share of the
-    /// places it takes. `on_event`: sees each event instead of `next`, mostly in the batcher's thread, between two steps: every row waits
-    /// for it. What it throws ends its request.
+    /// How a request comes in. `wait`: seconds to wait for room, no value for any time until its deadline. `client`: whose turn it
+    /// takes and whose share of the places; nobody's take turns with the others as one client, and have no share that ends. `on_event`:
+    /// sees each event instead of `next`, mostly in the batcher's thread, between two steps: every row waits for it. What it throws ends
+    /// its request.
     struct Entry {
         std::optional<double> wait = 0.0;
         std::optional<std::string> client = std::nullopt;

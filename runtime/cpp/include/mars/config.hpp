@@ -76,6 +76,10 @@ struct GenerationConfig {
 
     /// Whether it asks for exactly one token a step.
     MARS_API bool one_token() const;
+
+    /// The same with full windows where a text that is drawn, or asked for with a seed, would else depend on measured costs: at a tau,
+    /// unless the user chose a window. Exact mode does not depend on windows.
+    MARS_API GenerationConfig repeatable(bool has_window, bool has_seed) const;
 };
 
 } // namespace mars

@@ -70,7 +70,7 @@ typedef void (*mars_on_log)(int32_t level, const char* line, void* user);
 
 typedef struct mars_session_options {
     size_t struct_size;
-    const char* device;  /* an execution provider: "cpu", "cuda", "tensorrt", ...; NULL: "cpu". A missing one is an error, never another */
+    const char* device;  /* an execution provider: "cpu", "cuda", "cuda:1", "tensorrt", ...; NULL: "cpu". A missing one is an error */
     int32_t threads;     /* compute threads; 0: the backend's choice */
     int32_t verify;      /* a mars_verify: whether files are hashed */
     const char* variant; /* NULL: the first that runs here */
@@ -90,7 +90,7 @@ typedef struct mars_session_info {
     int32_t has_text;                          /* whether prompts may be text; else only token ids */
     int32_t reserved;                          /* 0 */
     const char *variant, *backend, *precision; /* of the graph or engine that runs */
-    const char* device;                        /* where it was opened: "cpu", "cuda", ... */
+    const char* device;                        /* where it was opened: "cpu", "cuda", "cuda:1", ... */
     const int64_t* eos_ids;
     size_t num_eos_ids;
     const char* const* profiles; /* the calibrated ones that count for what runs; stale ones are left out */
@@ -306,13 +306,14 @@ typedef struct mars_request mars_request;
 typedef struct mars_limits {
     size_t struct_size;
     int64_t max_rows;          /* 8: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs */
-    int64_t max_waiting;       /* 64: requests that may wait for a row */
+    int64_t max_waiting;       /* 64: requests that may wait, beside those that free rows are about to take */
     int64_t prefill_tokens;    /* 128: prompt tokens that are read between two decode steps, at most */
     int64_t max_prompt_tokens; /* no limit, as the next ones */
     int64_t max_new_tokens;
-    int64_t max_stops;   /* stop strings, and eos_ids */
-    int64_t kv_bytes;    /* KV memory of the whole batch */
-    double client_share; /* 1: of all places what one client may have, above 0, at most 1 */
+    int64_t max_stops;           /* stop strings, and eos_ids */
+    int64_t kv_bytes;            /* KV memory of the whole batch */
+    double client_share;         /* 1: of all places what one client may have, above 0, at most 1 */
+    int64_t max_rows_per_client; /* no limit: sequences of one client in one forward; its others wait, also where rows are free */
 } mars_limits;
 
 MARS_API void mars_limits_init(mars_limits* limits, size_t struct_size);
@@ -324,7 +325,7 @@ MARS_API mars_status mars_batcher_open(const mars_session* session, const mars_l
 typedef struct mars_entry {
     size_t struct_size;
     double wait;            /* 0: seconds to wait for room; MARS_FOREVER: until its deadline */
-    const char* client;     /* NULL: nobody's; whose share of the places it takes */
+    const char* client;     /* NULL: nobody's; whose turn it takes, and whose share of the places */
     mars_on_event on_event; /* NULL: events are asked for; else called with each, mostly in the batcher's thread: every row waits for it */
     void* user;
 } mars_entry;

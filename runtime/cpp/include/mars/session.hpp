@@ -83,7 +83,7 @@ struct Answers;
 /// A session in words and numbers, as the bundle's manifest has them (docs/format.md).
 struct SessionInfo {
     std::string variant, backend, precision; ///< of the graph or engine that runs
-    std::string device;                      ///< "cpu", "cuda", ...: where it was opened
+    std::string device;                      ///< "cpu", "cuda", "cuda:1", ...: where it was opened
     std::vector<std::string> outputs;        ///< what the graph can give, such as "logits"
     std::int64_t vocab_size = 0;
     std::int64_t context_length = 0; ///< most tokens that a row can hold, prompt and answer together
@@ -97,7 +97,9 @@ struct SessionInfo {
 class MARS_API Session {
   public:
     struct Options {
-        std::string device = "cpu";              ///< an execution provider's name; one that is missing is an error, never another
+        /// An execution provider's name, and a GPU's number behind a colon ("cuda:1", of those that CUDA_VISIBLE_DEVICES shows); one that
+        /// is missing is an error, never another.
+        std::string device = "cpu";
         std::optional<int> threads = {};         ///< compute threads; the backend's choice by default
         std::optional<std::string> variant = {}; ///< the first that runs here by default
         Verify verify = Verify::once;            ///< whether files are hashed

@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fcntl.h>
 
 #include <mars/errors.hpp>
 
-#include "bundle/files.hpp"
+#include "bundle/bundle.hpp"
 
 namespace mars {
 
@@ -79,12 +78,9 @@ std::optional<std::uint32_t> Automaton::only(std::int32_t state) const {
     return edge;
 }
 
-Automaton read_automaton(const std::filesystem::path& path) {
-    PlainFile file(path, O_NOFOLLOW);
+Automaton read_automaton(const Bundle& bundle, const std::string& file) {
     constexpr std::size_t limit = header + 4 * (most_states + 1) + 6 * most_edges + most_states / 8 + 1;
-    const std::optional<std::string> content = file.is_open() ? file.read(limit) : std::nullopt;
-    if (!content) throw BundleError(path.string() + ": cannot be read; compile the grammar again with `mars-export grammar`");
-    return parse_automaton(*content, path.string());
+    return parse_automaton(bundle.read(file, limit), (bundle.path / file).string());
 }
 
 Automaton parse_automaton(std::string_view content, const std::string& where) {

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace mars {
+
+struct Bundle;
 
 /// States from 0, where it begins. The edges of state s are first[s] ... first[s + 1] - 1, in the order of their bytes.
 struct Automaton {
@@ -31,8 +32,8 @@ struct Automaton {
     std::optional<std::uint32_t> only(std::int32_t state) const;
 };
 
-/// Throws BundleError for a file that cannot be read, or is no automaton.
-Automaton read_automaton(const std::filesystem::path& path);
+/// Of a bundle's file, as it was when the bundle was opened. Throws BundleError for one that cannot be read, or is no automaton.
+Automaton read_automaton(const Bundle& bundle, const std::string& file);
 
 /// The automaton in the content of a file, in which nothing is trusted. Throws BundleError.
 Automaton parse_automaton(std::string_view content, const std::string& where);

@@ -135,6 +135,10 @@ struct Bundle {
     /// Where a file of the directory that was verified is opened, whatever has its name by now.
     std::filesystem::path place(const std::string& name) const;
 
+    /// The content of a small file, which is that of the manifest, hashed here: whatever was written since it was verified. Throws
+    /// BundleError.
+    std::string read(const std::string& name, std::size_t limit) const;
+
     /// Files that are not as they were when they were verified: what was read of them in between may not be what the manifest says.
     std::vector<std::string> changed() const;
 };

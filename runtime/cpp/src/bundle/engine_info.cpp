@@ -10,6 +10,7 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t longest_extent = std::int64_t{1} << 20;
+constexpr std::size_t most_ranges = 64;
 
 std::int64_t largest(const std::vector<Range>& ranges, Extent Range::* dimension) {
     std::int64_t most = 0;
@@ -50,7 +51,7 @@ std::string this_platform() {
 
 EngineInfo read_engine(Fields fields) {
     EngineInfo info;
-    for (Fields& range : fields.objects("ranges"))
+    for (Fields& range : fields.objects("ranges", most_ranges))
         info.ranges.push_back({range.text("name", {"decode", "prefill"}), read_extent(range.object("batch")),
                                read_extent(range.object("slots")), read_extent(range.object("outputs"))});
     if (info.ranges.empty()) fields.wrong("ranges", "at least one is expected");

@@ -1,6 +1,7 @@
 // A walk over the messages of onnx.proto that lead to tensors, without recursion: a hostile file nests as deep as it likes.
 #include "bundle/external.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -36,6 +37,8 @@ Kind inner(Kind kind, std::uint64_t number) {
     }
 }
 
+constexpr std::uint64_t dims_field = 1, type_field = 2, int64_type = 7; // of a tensor
+
 struct Part {
     Kind kind;
     std::string_view bytes;
@@ -49,8 +52,9 @@ class Reader {
     bool is_over() const { return at_ == bytes_.size(); }
 
     std::uint64_t number = 0;
-    bool is_bytes = false;
-    std::string_view value;
+    bool is_bytes = false, is_number = false;
+    std::string_view value;   // of bytes
+    std::uint64_t single = 0; // of a number
 
     /// False for what is no message.
     bool next() {
@@ -59,7 +63,8 @@ class Reader {
         number = tag >> 3U;
         const unsigned wire = tag & 7U;
         is_bytes = wire == 2;
-        if (wire == 0) return varint(length);
+        is_number = wire == 0;
+        if (is_number) return varint(single);
         if (wire == 1)
             length = 8;
         else if (wire == 5)
@@ -72,7 +77,7 @@ class Reader {
         return true;
     }
 
-  private:
+    /// One number of several that are packed. False for what is none.
     bool varint(std::uint64_t& result) {
         result = 0;
         for (unsigned shift = 0; shift < 70 && at_ < bytes_.size(); shift += 7) {
@@ -83,8 +88,33 @@ class Reader {
         return false;
     }
 
+  private:
     std::string_view bytes_;
     std::size_t at_ = 0;
+};
+
+/// A tensor's element type and its dimensions, of which the first one and their number matter.
+struct Shape {
+    std::uint64_t type = 0, first = 0, count = 0;
+
+    void add(std::uint64_t dim) {
+        if (count++ == 0) first = dim;
+    }
+
+    /// Take in a field. False for what is no message.
+    bool see(const Reader& field) {
+        if (field.number == type_field && field.is_number) type = field.single;
+        if (field.number != dims_field) return true;
+        if (field.is_number) add(field.single);
+        for (Reader packed(field.is_bytes ? field.value : std::string_view()); !packed.is_over();) {
+            std::uint64_t dim = 0;
+            if (!packed.varint(dim)) return false;
+            add(dim);
+        }
+        return true;
+    }
+
+    std::uint64_t list_length() const { return type == int64_type && count == 1 ? first : 0; }
 };
 
 } // namespace
@@ -97,8 +127,9 @@ std::optional<Contents> graph_contents(std::string_view data) {
         const Part part = rest.back();
         rest.pop_back();
         std::string_view key, value;
+        Shape shape;
         for (Reader reader(part.bytes); !reader.is_over();) {
-            if (!reader.next()) return std::nullopt;
+            if (!reader.next() || (part.kind == Kind::tensor && !shape.see(reader))) return std::nullopt;
             if (!reader.is_bytes) continue;
             if (part.kind == Kind::data) {
                 if (reader.number == 1) key = reader.value;
@@ -111,6 +142,7 @@ std::optional<Contents> graph_contents(std::string_view data) {
             rest.push_back({kind, reader.value});
         }
         if (key == "location") found.names.emplace(value);
+        found.longest = std::max(found.longest, shape.list_length());
     }
     return found;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include <mars/config.hpp>
 #include <mars/errors.hpp>
@@ -35,7 +36,7 @@ std::string joined(const std::vector<std::string>& words) {
     return text;
 }
 
-constexpr int max_depth = 100;
+constexpr int max_depth = 100, max_evidence_depth = 32;
 constexpr std::size_t longest_list = 20; // problems printed
 
 /// Whether lists and objects are nested deeper than that, seen before anything is made of them.
@@ -53,6 +54,12 @@ bool is_too_deep(std::string_view text) {
     return false;
 }
 
+/// Whether lists and objects in it are nested deeper than evidence may be.
+bool is_deep(const Json& value, int depth = 0) {
+    if (depth > max_evidence_depth) return true;
+    return value.is_structured() && std::any_of(value.begin(), value.end(), [depth](const Json& each) { return is_deep(each, depth + 1); });
+}
+
 } // namespace
 
 Json parse_json(std::string_view text) {
@@ -63,6 +70,23 @@ Json parse_json(std::string_view text) {
 Json parse_json(std::string_view text, const std::string& where) {
     try {
         return parse_json(text);
+    } catch (const std::exception& error) {
+        throw BundleError(where + ": not valid JSON (" + error.what() + "); copy or export the bundle again");
+    }
+}
+
+Json parse_document(std::string_view text, const std::string& where) {
+    std::vector<std::set<std::string>> names; // of the objects that are open
+    const auto once = [&](int, Json::parse_event_t event, Json& value) {
+        if (event == Json::parse_event_t::object_start) names.emplace_back();
+        if (event == Json::parse_event_t::object_end) names.pop_back();
+        if (event == Json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second)
+            throw std::runtime_error("the name `" + value.get<std::string>().substr(0, 60) + "` is given twice");
+        return true;
+    };
+    try {
+        if (is_too_deep(text)) throw std::runtime_error("lists nested too deep");
+        return Json::parse(text, once);
     } catch (const std::exception& error) {
         throw BundleError(where + ": not valid JSON (" + error.what() + "); copy or export the bundle again");
     }
@@ -90,8 +114,8 @@ std::int64_t Fields::integer(const std::string& name, std::int64_t low, std::int
     return low;
 }
 
-std::optional<std::int64_t> Fields::optional_integer(const std::string& name, std::int64_t low) {
-    return has(name) ? std::optional(integer(name, low)) : std::nullopt;
+std::optional<std::int64_t> Fields::optional_integer(const std::string& name, std::int64_t low, std::int64_t high) {
+    return has(name) ? std::optional(integer(name, low, high)) : std::nullopt;
 }
 
 double Fields::number(const std::string& name) {
@@ -131,9 +155,9 @@ std::string Fields::text(const std::string& name, const std::vector<std::string>
 
 std::optional<std::string> Fields::optional_text(const std::string& name) { return has(name) ? std::optional(text(name)) : std::nullopt; }
 
-std::vector<std::int64_t> Fields::integers(const std::string& name, std::int64_t high) {
+std::vector<std::int64_t> Fields::integers(const std::string& name, std::int64_t high, std::size_t most) {
     std::vector<std::int64_t> good;
-    const Json* values = list(name);
+    const Json* values = list(name, most);
     if (values == nullptr) return good;
     for (const Json& value : *values)
         if (is_within(value, 0, high)) good.push_back(value.get<std::int64_t>());
@@ -141,9 +165,9 @@ std::vector<std::int64_t> Fields::integers(const std::string& name, std::int64_t
     return good;
 }
 
-std::vector<std::string> Fields::texts(const std::string& name) {
+std::vector<std::string> Fields::texts(const std::string& name, std::size_t most) {
     std::vector<std::string> good;
-    const Json* values = list(name);
+    const Json* values = list(name, most);
     if (values == nullptr) return good;
     for (const Json& value : *values)
         if (value.is_string()) good.push_back(value.get<std::string>());
@@ -164,16 +188,25 @@ std::map<std::string, std::string> Fields::named_texts(const std::string& name) 
 
 Fields Fields::object(const std::string& name) { return {find(name), where + "." + name, *problems_}; }
 
-std::vector<Fields> Fields::objects(const std::string& name) {
+std::vector<Fields> Fields::objects(const std::string& name, std::size_t most) {
     std::vector<Fields> found;
-    const Json* values = list(name);
+    const Json* values = list(name, most);
     if (values == nullptr) return found;
     for (const Json& value : *values) found.emplace_back(&value, where + "." + name + "[" + std::to_string(found.size()) + "]", *problems_);
     return found;
 }
 
-std::vector<std::string> Fields::names() const {
+std::string Fields::evidence(const std::string& name) {
+    const Fields value = object(name);
+    if (value.value_ == nullptr || !is_short(name, *value.value_, most_entries)) return "{}";
+    if (!is_deep(*value.value_)) return value.dump();
+    wrong(name, "more than " + std::to_string(max_evidence_depth) + " levels");
+    return "{}";
+}
+
+std::vector<std::string> Fields::names() {
     std::vector<std::string> found;
+    if (value_ != nullptr && !is_short("", *value_, most_entries)) return found;
     for (auto at = value_ == nullptr ? Json::const_iterator() : value_->begin(); value_ != nullptr && at != value_->end(); ++at)
         found.push_back(at.key());
     return found;
@@ -187,11 +220,17 @@ const Json* Fields::find(const std::string& name) const {
     return at == value_->end() || at->is_null() ? nullptr : &*at;
 }
 
-const Json* Fields::list(const std::string& name) {
+const Json* Fields::list(const std::string& name, std::size_t most) {
     const Json* value = find(name);
-    if (value != nullptr && value->is_array()) return value;
+    if (value != nullptr && value->is_array()) return is_short(name, *value, most) ? value : nullptr;
     wrong(name, "a list is expected, not " + kind(value));
     return nullptr;
+}
+
+bool Fields::is_short(const std::string& name, const Json& value, std::size_t most) {
+    if (value.size() <= most) return true;
+    wrong(name, "at most " + std::to_string(most) + " entries are expected, not " + std::to_string(value.size()));
+    return false;
 }
 
 } // namespace mars

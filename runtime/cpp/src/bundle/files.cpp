@@ -63,6 +63,8 @@ void settle(const State& state) {
 std::string problem_inside(const PlainFile& file, const std::vector<FileEntry>& entries, bool safe) {
     const std::optional<Contents> found = file.contents();
     if (!found) return "not an ONNX graph";
+    if (found->longest > most_in_a_row)
+        return "a list of " + std::to_string(found->longest) + " integers, " + std::to_string(most_in_a_row) + " are the most";
     for (const std::string& name : found->names)
         if (std::none_of(entries.begin(), entries.end(), [&](const FileEntry& entry) { return entry.path == name; }))
             return "the graph takes data from `" + name.substr(0, 80) + "`, which `files` does not list";

@@ -1,6 +1,7 @@
 // What fstat says, compared.
 #include "bundle/held.hpp"
 
+#include <algorithm>
 #include <fcntl.h>
 #include <unistd.h>
 #include <utility>
@@ -8,6 +9,8 @@
 #include <mars/errors.hpp>
 
 #include "bundle/bundle.hpp"
+#include "bundle/files.hpp"
+#include "bundle/sha256.hpp"
 
 namespace mars {
 
@@ -73,6 +76,19 @@ void Watched::check() const {
 }
 
 fs::path Bundle::place(const std::string& name) const { return (held ? held->place() : path) / name; }
+
+std::string Bundle::read(const std::string& name, std::size_t limit) const {
+    const std::string where = (path / name).string();
+    const std::optional<std::string> content = PlainFile(place(name)).read(limit);
+    if (!content) throw BundleError(where + ": cannot be read; open the bundle again");
+    Sha256 digest;
+    digest.add(*content);
+    const std::string found = digest.hex();
+    const auto is_it = [&](const FileEntry& entry) { return entry.path == name && entry.sha256 == found; };
+    if (held && std::none_of(manifest.files.begin(), manifest.files.end(), is_it))
+        throw BundleError(where + ": was written to since the bundle was opened; open it again");
+    return *content;
+}
 
 std::vector<std::string> Bundle::changed() const { return held ? held->changed() : std::vector<std::string>(); }
 

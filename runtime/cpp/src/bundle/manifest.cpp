@@ -17,6 +17,10 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Entries of lists, as docs/format.md has them.
+constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_prefixes = 256,
+                      most_grammars = 256;
+
 void check_version(const Json& top, const std::string& where) {
     const auto at = top.is_object() ? top.find("format_version") : top.end();
     const std::string version = top.is_object() && at != top.end() && at->is_string() ? at->get<std::string>() : "";
@@ -65,7 +69,7 @@ QuantizationInfo read_quantization(Fields fields) {
 Variant read_variant(Fields& fields) {
     static const std::vector<std::string> outputs{"token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits"};
     Variant variant;
-    variant.outputs = fields.texts("outputs");
+    variant.outputs = fields.texts("outputs", most_outputs);
     const auto has = [&](const std::string& name) { return std::count(variant.outputs.begin(), variant.outputs.end(), name) > 0; };
     const auto is_known = [&](const std::string& name) { return std::count(outputs.begin(), outputs.end(), name) > 0; };
     if (!has("token_ids") || !has("confidence") || !std::all_of(variant.outputs.begin(), variant.outputs.end(), is_known))
@@ -92,7 +96,7 @@ Variant read_variant(Fields& fields) {
 
 Profile read_profile(Fields& fields) {
     Profile profile;
-    profile.evidence = fields.object("evidence").dump();
+    profile.evidence = fields.evidence("evidence");
     profile.name = fields.text("name");
     profile.tau = fields.number("tau");
     const std::string metric = fields.text("metric", {"probability", "margin", "entropy"});
@@ -110,11 +114,11 @@ Profile read_profile(Fields& fields) {
 StoredPrefix read_stored(Fields& fields) {
     StoredPrefix prefix;
     constexpr std::int64_t most = std::int64_t{1} << 31;
-    if (fields.has("evidence")) fields.object("evidence");
+    if (fields.has("evidence")) fields.evidence("evidence");
     prefix.name = fields.text("name");
     prefix.file = fields.text("file");
     prefix.length = fields.integer("length", 1, most);
-    prefix.piece = fields.optional_integer("piece", 1);
+    prefix.piece = fields.optional_integer("piece", 1, most);
     prefix.variant = fields.text("variant");
     prefix.variant_sha256 = fields.text("variant_sha256");
     prefix.weights_sha256 = fields.optional_text("weights_sha256");
@@ -128,7 +132,7 @@ StoredPrefix read_stored(Fields& fields) {
 
 StoredGrammar read_grammar(Fields& fields) {
     StoredGrammar grammar;
-    if (fields.has("evidence")) fields.object("evidence");
+    if (fields.has("evidence")) fields.evidence("evidence");
     grammar.name = fields.text("name");
     grammar.file = fields.text("file");
     grammar.kind = fields.text("kind", {"schema", "tools", "regex", "choice"});
@@ -163,14 +167,14 @@ Manifest read_manifest(Fields& top) {
     manifest.block = top.integer("block", 1, 4096);
     manifest.tokens = {tokens.integer("mask", 0, last), tokens.integers("eos", last), tokens.integer("pad", 0, last)};
     if (top.has("text")) manifest.text = read_text(top.object("text"));
-    for (Fields& fields : top.objects("variants")) manifest.variants.push_back(read_variant(fields));
-    for (Fields& fields : top.objects("files"))
+    for (Fields& fields : top.objects("variants", most_variants)) manifest.variants.push_back(read_variant(fields));
+    for (Fields& fields : top.objects("files", most_files))
         manifest.files.push_back({fields.text("path"), fields.integer("size"), fields.text("sha256")});
-    for (Fields& fields : top.objects("profiles")) manifest.profiles.push_back(read_profile(fields));
+    for (Fields& fields : top.objects("profiles", most_profiles)) manifest.profiles.push_back(read_profile(fields));
     if (top.has("prefixes"))
-        for (Fields& fields : top.objects("prefixes")) manifest.prefixes.push_back(read_stored(fields));
+        for (Fields& fields : top.objects("prefixes", most_prefixes)) manifest.prefixes.push_back(read_stored(fields));
     if (top.has("grammars"))
-        for (Fields& fields : top.objects("grammars")) manifest.grammars.push_back(read_grammar(fields));
+        for (Fields& fields : top.objects("grammars", most_grammars)) manifest.grammars.push_back(read_grammar(fields));
     manifest.format_version = top.text("format_version");
     return manifest;
 }
@@ -235,7 +239,7 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
 } // namespace
 
 Manifest parse_manifest(std::string_view text, const std::string& where) {
-    const Json value = parse_json(text, where);
+    const Json value = parse_document(text, where);
     std::vector<std::string> problems;
     Fields top(&value, where, problems);
     check_version(value, where);

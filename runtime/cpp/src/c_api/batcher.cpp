@@ -23,7 +23,7 @@ namespace {
 const mars_limits& default_limits() {
     static const mars::Limits own;
     static const mars_limits made{sizeof(mars_limits), own.max_rows,  own.max_waiting, own.prefill_tokens, MARS_NO_LIMIT,
-                                  MARS_NO_LIMIT,       MARS_NO_LIMIT, MARS_NO_LIMIT,   own.client_share};
+                                  MARS_NO_LIMIT,       MARS_NO_LIMIT, MARS_NO_LIMIT,   own.client_share,   MARS_NO_LIMIT};
     return made;
 }
 
@@ -48,6 +48,7 @@ mars::Limits limits_of(const mars_limits* given) {
     limits.max_stops = limit_of(values.max_stops);
     limits.kv_bytes = limit_of(values.kv_bytes);
     limits.client_share = values.client_share;
+    limits.max_rows_per_client = limit_of(values.max_rows_per_client);
     return limits;
 }
 

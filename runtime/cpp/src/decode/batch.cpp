@@ -114,15 +114,31 @@ bool Batch::prefill(Row& row) {
     return true;
 }
 
-void Batch::catch_up(Row& row, std::int64_t most) {
-    most = std::min(most, backend.max_slots().value_or(most));
-    while (row.num_pending() > most && !row.finish_reason) {
-        const Feed feed{most, 0, 0};
-        forward(index_of(row), &feed, 1);
-        row.cursor += most;
-        moved(row);
-        ++row.stats.forwards;
+std::int64_t Batch::most_known(std::int64_t block) const {
+    const std::int64_t most = std::max(piece_, 2 * block);
+    return std::min(most, backend.max_slots().value_or(most));
+}
+
+bool Batch::is_behind(const Row& row, std::int64_t block) const { return row.guide && row.num_pending() > most_known(block) && fits(row); }
+
+void Batch::feed_forced(Row& row, std::int64_t block) {
+    const Feed feed{most_known(block), 0, 0};
+    forward(index_of(row), &feed, 1);
+    row.cursor += feed.known;
+    moved(row);
+    ++row.stats.forwards;
+}
+
+std::vector<std::vector<Row*>> Batch::neighbours(const std::vector<Row*>& rows, std::int64_t block) const {
+    std::vector<std::vector<Row*>> groups;
+    bool is_new = true;
+    for (Row* row : rows) {
+        const bool is_left_out = is_behind(*row, block);
+        if (!is_left_out && is_new) groups.emplace_back();
+        if (!is_left_out) groups.back().push_back(row);
+        is_new = is_left_out;
     }
+    return groups;
 }
 
 std::int64_t Batch::piece() const { return std::min(piece_, backend.max_slots().value_or(piece_)); }

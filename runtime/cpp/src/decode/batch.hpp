@@ -52,8 +52,14 @@ class Batch {
     /// Make KV entries final for one chunk of the row's pending tokens; false when only the last chunk is left.
     bool prefill(Row& row);
 
-    /// More forced tokens than `most`, or than a step holds, are fed first, in pieces of which nothing is asked.
-    void catch_up(Row& row, std::int64_t most);
+    /// Whether a grammar forced more than a step holds: the row decodes again when that is fed.
+    bool is_behind(const Row& row, std::int64_t block) const;
+
+    /// A piece of such a text, of which nothing is asked.
+    void feed_forced(Row& row, std::int64_t block);
+
+    /// Active `rows`, neighbours all of them, in runs of those that are not behind.
+    std::vector<std::vector<Row*>> neighbours(const std::vector<Row*>& rows, std::int64_t block) const;
 
     /// Slots that a step has behind the row's known tokens; below 0 where they do not even fit.
     std::int64_t room(const Row& row) const;
@@ -74,6 +80,9 @@ class Batch {
 
   private:
     void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
+
+    /// Tokens of an answer that a step feeds at once.
+    std::int64_t most_known(std::int64_t block) const;
 
     std::int64_t mask_id_, piece_;
     std::shared_ptr<Cache> cache_;

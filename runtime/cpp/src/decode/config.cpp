@@ -33,6 +33,12 @@ std::optional<std::int64_t> window_of(std::string_view text) {
 
 bool GenerationConfig::one_token() const { return !is_exact() && is_one_token(bound(), metric); }
 
+GenerationConfig GenerationConfig::repeatable(bool has_window, bool has_seed) const {
+    GenerationConfig same = *this;
+    if (!is_exact() && !one_token() && !has_window && (has_seed || !is_greedy())) same.window = full_window;
+    return same;
+}
+
 void GenerationConfig::check() const {
     std::ostringstream wrong;
     const auto check = [&](const char* name, bool good, const char* what, auto value) {

@@ -29,17 +29,19 @@ bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const
 } // namespace
 
 ContinuousSchedule::ContinuousSchedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens,
-                                       KvBudget budget, CostSource cost)
-    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget) {
+                                       KvBudget budget, CostSource cost, std::optional<std::int64_t> max_rows_per_client)
+    : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget),
+      max_rows_per_client_(max_rows_per_client) {
     // A captured step of an engine is bound to its sizes, so it is better to have few of them.
     if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
     renew(budget_.max_rows);
+    publish();
 }
 
 void ContinuousSchedule::add(std::shared_ptr<Row> row) {
     Row* const added = row.get();
     own_.emplace(added, std::move(row));
-    waiting_.push_back(added);
+    waiting_.add(added);
     publish();
 }
 
@@ -48,6 +50,7 @@ std::vector<Accepted> ContinuousSchedule::step() {
     drop_finished();
     read_prompts(events);
     drop_finished();
+    read_forced(events);
     decode(events);
     drop_finished();
     // Gives the KV memory of the longest row back, and memory on which nothing runs any more.
@@ -112,14 +115,11 @@ Row* ContinuousSchedule::reading(Events& events) {
 /// them all. It begins with what is saved of its prompt.
 void ContinuousSchedule::admit(Events& events) {
     const auto first = static_cast<std::size_t>(num_decoding_);
-    auto chosen = waiting_.begin();
-    if (first < batch_->active.size()) {
-        if (num_pieces(*batch_->active.back()) <= 1) return; // its last piece waits for the others
-        const std::int64_t left = num_pieces(*batch_->active[first]);
-        chosen = std::find_if(chosen, waiting_.end(), [&](const Row* row) { return 2 * num_pieces(*row) <= left; });
-    }
-    if (chosen == waiting_.end()) return;
-    Row* const row = *chosen;
+    const bool is_beside = first < batch_->active.size();
+    if (is_beside && num_pieces(*batch_->active.back()) <= 1) return; // its last piece waits for the others
+    const std::int64_t left = is_beside ? num_pieces(*batch_->active[first]) : 0;
+    Row* const row = waiting_.first([&](const Row& each) { return is_welcome(each) && (!is_beside || 2 * num_pieces(each) <= left); });
+    if (row == nullptr) return;
     bool is_in = false;
     const bool good = failing({row}, events, [&] {
         if (!has_room(*row)) return;
@@ -130,7 +130,7 @@ void ContinuousSchedule::admit(Events& events) {
         batch_->active.push_back(row);
         is_in = true;
     });
-    if (!good || is_in) waiting_.erase(chosen);
+    if (!good || is_in) waiting_.take(row);
     if (!good) leave(row);
     if (!is_in) return;
     std::vector<Row*>& active = batch_->active;
@@ -138,6 +138,13 @@ void ContinuousSchedule::admit(Events& events) {
     active[first] = row;
     batch_->recall(*row, budget_.most_entries(batch_->num_rows));
     publish();
+}
+
+/// Whether its client has fewer rows than it may have.
+bool ContinuousSchedule::is_welcome(const Row& row) const {
+    if (!max_rows_per_client_ || !row.client) return true;
+    const auto is_same = [&](const Row* other) { return other->client == row.client; };
+    return std::count_if(batch_->active.begin(), batch_->active.end(), is_same) < *max_rows_per_client_;
 }
 
 /// Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it gets another number it runs empty.
@@ -151,30 +158,37 @@ bool ContinuousSchedule::has_room(Row& row) {
 
 std::vector<Row*> ContinuousSchedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
 
+/// A piece of one row's forced text, of which nothing is asked; the others decode meanwhile.
+void ContinuousSchedule::read_forced(Events& events) {
+    for (Row* row : decoding()) {
+        if (!batch_->is_behind(*row, block_)) continue;
+        failing({row}, events, [&] { batch_->feed_forced(*row, block_); });
+        return drop_finished();
+    }
+}
+
 void ContinuousSchedule::decode(Events& events) {
     std::vector<Row*> rows = decoding();
     const std::size_t before = events.size();
     for (Row* row : rows) {
         if (!batch_->fits(*row))
             events.push_back(row->finish(FinishReason::capacity));
-        else
-            failing({row}, events, [&] {
-                if (row->guide) batch_->catch_up(*row, std::max(prefill_tokens_, 2 * block_));
-                row->look_around(batch_->room(*row));
-            });
+        else if (!batch_->is_behind(*row, block_))
+            failing({row}, events, [&] { row->look_around(batch_->room(*row)); });
     }
     if (events.size() > before) {
         drop_finished();
         rows = decoding();
     }
-    if (rows.empty()) return;
-    std::vector<Feed> feeds;
-    const bool good = failing(rows, events, [&] {
-        std::vector<std::int64_t> rooms;
-        for (const Row* row : rows) rooms.push_back(batch_->room(*row));
-        feeds = policy_ ? policy_->feeds(rows, rooms, block_) : widest_feeds(rows, rooms, block_);
-    });
-    if (good) run(rows, feeds, events);
+    for (const std::vector<Row*>& together : batch_->neighbours(rows, block_)) {
+        std::vector<Feed> feeds;
+        const bool good = failing(together, events, [&] {
+            std::vector<std::int64_t> rooms;
+            for (const Row* row : together) rooms.push_back(batch_->room(*row));
+            feeds = policy_ ? policy_->feeds(together, rooms, block_) : widest_feeds(together, rooms, block_);
+        });
+        if (good) run(together, feeds, events);
+    }
 }
 
 /// One forward over neighbouring rows; what fails ends the rows that it concerns, and no others.
@@ -195,15 +209,7 @@ void ContinuousSchedule::run(const std::vector<Row*>& rows, const std::vector<Fe
 
 /// Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in order.
 void ContinuousSchedule::drop_finished() {
-    for (auto at = waiting_.begin(); at != waiting_.end();) {
-        (*at)->refresh();
-        if ((*at)->finish_reason) {
-            leave(*at);
-            at = waiting_.erase(at);
-        } else {
-            ++at;
-        }
-    }
+    waiting_.drop_finished([this](const Row* row) { leave(row); });
     std::vector<Row*>& active = batch_->active;
     for (Row* row : active) row->refresh();
     for (auto i = static_cast<std::int64_t>(active.size()) - 1; i >= 0; --i) {
@@ -254,6 +260,7 @@ void ContinuousSchedule::renew(std::int64_t num_rows) {
 void ContinuousSchedule::publish() {
     std::int64_t entries = 0;
     for (const Row* row : batch_->active) entries += row->cursor;
+    num_rows_ = batch_->active.empty() ? budget_.max_rows : batch_->num_rows;
     num_running_ = static_cast<std::int64_t>(batch_->active.size());
     num_waiting_ = static_cast<std::int64_t>(waiting_.size());
     num_entries_ = entries;

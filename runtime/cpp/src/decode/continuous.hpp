@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,19 +13,20 @@
 #include "decode/batch.hpp"
 #include "decode/budget.hpp"
 #include "decode/policy.hpp"
+#include "decode/queue.hpp"
 
 namespace mars {
 
 /// Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being read, shorter ones before longer
-/// ones. Steps are decode()'s (schedule.hpp); `prefill_tokens` of prompts are read between two of them, at most. One thread's, but for
-/// what says otherwise.
+/// ones. Steps are decode()'s (schedule.hpp); `prefill_tokens` of prompts are read between two of them, at most. `max_rows_per_client`:
+/// rows of one client, no value for any number. One thread's, but for what says otherwise.
 class ContinuousSchedule {
   public:
     ContinuousSchedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
-                       CostSource cost = nullptr);
+                       CostSource cost = nullptr, std::optional<std::int64_t> max_rows_per_client = std::nullopt);
 
-    /// Queue a row. Rows get their turn in the order in which they were added; only while a long prompt is being read may a shorter one
-    /// come before those that wait.
+    /// Queue a row. Clients take turns, and the rows of each get theirs in the order in which they were added; only while a long prompt is
+    /// being read may a shorter one come before those that wait.
     void add(std::shared_ptr<Row> row);
 
     /// Prompt pieces within the budget, then one forward over all decoding rows: what each row got, or what made it fail.
@@ -36,7 +36,9 @@ class ContinuousSchedule {
 
     bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
 
-    /// Any thread: rows that have a place, rows that wait for one, KV entries of the former; a moment old.
+    /// Any thread: rows that there are for those who come (fewer than the budget's while long ones fill the KV memory), those that have
+    /// a place, those that wait for one, KV entries of the former; a moment old.
+    std::int64_t num_rows() const { return num_rows_; }
     std::int64_t num_running() const { return num_running_; }
     std::int64_t num_waiting() const { return num_waiting_; }
     std::int64_t num_entries() const { return num_entries_; }
@@ -48,10 +50,12 @@ class ContinuousSchedule {
     using Events = std::vector<Accepted>;
 
     void read_prompts(Events& events);
+    void read_forced(Events& events);
     void decode(Events& events);
     void run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, Events& events);
     Row* reading(Events& events);
     void admit(Events& events);
+    bool is_welcome(const Row& row) const;
     bool has_room(Row& row);
     void keep(const Row& row);
     bool is_interrupted();
@@ -67,13 +71,14 @@ class ContinuousSchedule {
     const std::int64_t block_, mask_id_, prefill_tokens_;
     const KvBudget budget_;
     std::optional<Policy> policy_;
-    std::deque<Row*> waiting_;
+    const std::optional<std::int64_t> max_rows_per_client_;
+    Queue waiting_;
     std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // those that wait or run
     std::unique_ptr<Batch> batch_;
     std::int64_t num_decoding_ = 0;
     std::int64_t turn_ = 0; // of the prompts that are being read
 
-    std::atomic<std::int64_t> num_running_{0}, num_waiting_{0}, num_entries_{0};
+    std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
     std::mutex mutex_;          // guards what is below
     std::vector<Row*> present_; // rows of the batch
     std::weak_ptr<Cache> cache_;

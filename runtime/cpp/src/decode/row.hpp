@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <mars/config.hpp>
@@ -60,7 +61,7 @@ struct Predictions {
 /// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
 /// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
 /// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none. `guide`: a grammar that the answer
-/// follows, or none.
+/// follows, or none. `client`: whose turn it takes where rows wait, nobody's without.
 class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -77,6 +78,7 @@ class Row {
     Proposals proposals;
     std::shared_ptr<Stem> stem;
     std::unique_ptr<Guide> guide;
+    std::optional<std::string> client;
 
     const GenerationConfig& config() const { return config_; }
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }

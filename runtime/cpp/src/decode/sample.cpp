@@ -41,8 +41,8 @@ class Ranking {
 
 std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig& config, double number) {
     Ranking ranking(logits, size);
-    const double top = *std::max_element(logits, logits + size) / config.temperature;
-    const auto weight = [&](std::int64_t token) { return std::exp(logits[token] / config.temperature - top); };
+    const double top = *std::max_element(logits, logits + size); // subtracted first: no temperature is too small for what is left
+    const auto weight = [&](std::int64_t token) { return std::exp((logits[token] - top) / config.temperature); };
     std::vector<std::int64_t> kept;
     double total = 0.0;
     if (config.top_k > 0) {
@@ -74,10 +74,11 @@ std::vector<float> penalized(const float* logits, std::int64_t size, double pena
     std::vector<float> changed(logits, logits + size);
     std::sort(seen.begin(), seen.end());
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-    const auto factor = static_cast<float>(penalty);
+    using Limits = std::numeric_limits<float>; // any penalty leaves numbers
+    const auto factor = static_cast<float>(std::clamp(penalty, double{Limits::min()}, double{Limits::max()}));
     for (const std::int64_t token : seen) {
         float& logit = changed[static_cast<std::size_t>(token)];
-        logit = logit > 0 ? logit / factor : logit * factor;
+        logit = std::clamp(logit > 0 ? logit / factor : logit * factor, Limits::lowest(), Limits::max());
     }
     return changed;
 }

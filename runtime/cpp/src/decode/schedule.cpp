@@ -69,15 +69,19 @@ class CursorCommit : public Schedule {
             if (!batch_.fits(*row)) accepted.push_back(row->finish(FinishReason::capacity));
         batch_.drop_finished();
         if (batch_.active.empty()) return accepted;
-        std::vector<std::int64_t> rooms;
-        for (Row* row : batch_.active) {
-            if (row->guide) batch_.catch_up(*row, std::max(prefill_chunk, 2 * block_));
-            rooms.push_back(batch_.room(*row));
-            row->look_around(rooms.back());
+        // A piece of one row's forced text; the others decode meanwhile.
+        const auto is_behind = [this](const Row* row) { return batch_.is_behind(*row, block_); };
+        const auto behind = std::find_if(batch_.active.begin(), batch_.active.end(), is_behind);
+        if (behind != batch_.active.end()) batch_.feed_forced(**behind, block_);
+        for (const std::vector<Row*>& rows : batch_.neighbours(batch_.active, block_)) {
+            std::vector<std::int64_t> rooms;
+            for (Row* row : rows) {
+                rooms.push_back(batch_.room(*row));
+                row->look_around(rooms.back());
+            }
+            const std::vector<Feed> feeds = policy_ ? policy_->feeds(rows, rooms, block_) : widest_feeds(rows, rooms, block_);
+            for (Accepted& each : take(batch_.index_of(*rows.front()), feeds)) accepted.push_back(std::move(each));
         }
-        const std::vector<Row*>& rows = batch_.active;
-        for (Accepted& each : take(0, policy_ ? policy_->feeds(rows, rooms, block_) : widest_feeds(rows, rooms, block_)))
-            accepted.push_back(std::move(each));
         return accepted;
     }
 

@@ -12,7 +12,6 @@ namespace mars {
 
 namespace {
 
-constexpr int ordinal = 0;         // the GPU, of those that CUDA_VISIBLE_DEVICES shows
 constexpr std::size_t least = 256; // bytes: an empty tensor too needs an address of its own
 
 void check(const char* call, cudaError_t error) {
@@ -39,13 +38,16 @@ cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream);
 
 } // namespace
 
-std::variant<Gpu, std::string> find_gpu() {
+std::variant<Gpu, std::string> find_gpu(int number) {
     try {
         int count = 0, driver = 0;
         check("cudaGetDeviceCount", cudaGetDeviceCount(&count));
         if (count == 0) return "no NVIDIA GPU is visible";
+        if (number >= count)
+            return "no GPU " + std::to_string(number) + " is visible: the last of " + std::to_string(count) + " is " +
+                   std::to_string(count - 1) + " (CUDA_VISIBLE_DEVICES, nvidia-smi)";
         cudaDeviceProp properties{};
-        check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, ordinal));
+        check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, number));
         check("cudaDriverGetVersion", cudaDriverGetVersion(&driver));
         return Gpu{properties.name, "sm" + std::to_string(properties.major) + std::to_string(properties.minor),
                    std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10)};
@@ -56,17 +58,17 @@ std::variant<Gpu, std::string> find_gpu() {
 
 void Device::Forget::operator()(void* graph) const { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
 
-Device::Current::Current() {
+Device::Current::Current(int wanted) : wanted_(wanted) {
     check("cudaGetDevice", cudaGetDevice(&found_));
-    if (found_ != ordinal) check("cudaSetDevice", cudaSetDevice(ordinal));
+    if (found_ != wanted_) check("cudaSetDevice", cudaSetDevice(wanted_));
 }
 
 Device::Current::~Current() {
-    if (found_ != ordinal) cudaSetDevice(found_);
+    if (found_ != wanted_) cudaSetDevice(found_);
 }
 
-Device::Device() {
-    const Current current;
+Device::Device(int number) : number_(number) {
+    const Current current(number_);
     cudaStream_t stream = nullptr;
     // Not ordered with the legacy stream, whose use by anybody else in this process would break a capture.
     check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -75,7 +77,7 @@ Device::Device() {
 
 Device::~Device() {
     try {
-        const Current current;
+        const Current current(number_);
         cudaStreamSynchronize(stream_of(stream_));
         for (const Address address : allocated_) cudaFree(pointer(address));
         for (void* memory : pinned_) cudaFreeHost(memory);

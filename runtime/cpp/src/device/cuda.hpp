@@ -16,8 +16,8 @@ struct Gpu {
     std::string name, capability, driver;
 };
 
-/// The first GPU, or one sentence that says why there is none.
-std::variant<Gpu, std::string> find_gpu();
+/// The GPU of that number, of those that CUDA_VISIBLE_DEVICES shows, or one sentence that says why there is none.
+std::variant<Gpu, std::string> find_gpu(int number = 0);
 
 /// An address on the device: never to be followed on the host.
 using Address = std::uintptr_t;
@@ -37,13 +37,16 @@ class Device {
     /// the process choose theirs: memory would come from that one, and a stream refuses work from there.
     class Current {
       public:
-        Current();
+        explicit Current(const Device& device) : Current(device.number_) {}
         ~Current();
         Current(const Current&) = delete;
         Current& operator=(const Current&) = delete;
 
       private:
-        int found_ = 0;
+        friend class Device;
+        explicit Current(int wanted);
+
+        int wanted_, found_ = 0;
     };
 
     struct Forget {
@@ -52,7 +55,7 @@ class Device {
     /// A captured graph that can be launched; empty where there is none.
     using Graph = std::unique_ptr<void, Forget>;
 
-    Device();
+    explicit Device(int number = 0);
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
@@ -89,6 +92,7 @@ class Device {
     void* stream() const { return stream_; }
 
   private:
+    const int number_;
     void* stream_ = nullptr;
     std::vector<Address> allocated_;
     std::vector<void*> pinned_;

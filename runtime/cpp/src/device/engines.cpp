@@ -46,7 +46,7 @@ std::variant<const EnginePlugin*, std::string> plugin_for(const std::string& bac
 
 } // namespace
 
-Here look_around() {
+Here look_around(int gpu) {
     Here here;
     here.platform = this_platform();
     for (const char* backend : backends) {
@@ -55,7 +55,7 @@ Here look_around() {
             here.missing[backend] = *why;
             continue;
         }
-        Here part = std::get<const EnginePlugin*>(found)->look_around();
+        Here part = std::get<const EnginePlugin*>(found)->look_around(gpu);
         part.tensorrt.insert(here.tensorrt.begin(), here.tensorrt.end());
         part.missing = std::move(here.missing);
         here = std::move(part);
@@ -63,11 +63,11 @@ Here look_around() {
     return here;
 }
 
-std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant) {
+std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant, int gpu) {
     const auto found = plugin_for(variant.backend);
     if (const auto* why = std::get_if<std::string>(&found))
         throw SessionError(bundle.path.string() + ": variant " + variant.name + " needs " + file_of(variant.backend) + ": " + *why);
-    return std::get<const EnginePlugin*>(found)->open(bundle, variant);
+    return std::get<const EnginePlugin*>(found)->open(bundle, variant, gpu);
 }
 
 } // namespace mars

@@ -10,7 +10,7 @@
 
 namespace mars {
 
-/// This machine. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu` says why there is none.
+/// This machine, with one GPU of it. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu` says why there is none.
 ///
 /// `tensorrt`: backend -> version of what runs; `missing`: backend -> why there is none. `platform` such as `linux-x86_64`.
 struct Here {
@@ -19,17 +19,17 @@ struct Here {
     std::string gpu, gpu_name, driver, no_gpu;
 };
 
-/// Ask the machine. Loads TensorRT and CUDA where they are.
-Here look_around();
+/// Ask the machine about the GPU of that number. Loads TensorRT and CUDA where they are.
+Here look_around(int gpu = 0);
 
-/// Load an engine variant that fits. Throws SessionError.
-std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant);
+/// Load an engine variant that fits on a GPU. Throws SessionError.
+std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant, int gpu = 0);
 
 /// What libmars_tensorrt.so and libmars_tensorrt_rtx.so offer to the libmars of the same build; `build` says which.
 struct EnginePlugin {
     const char* build;
-    Here (*look_around)();
-    std::unique_ptr<Backend> (*open)(const Bundle& bundle, const Variant& variant);
+    Here (*look_around)(int gpu);
+    std::unique_ptr<Backend> (*open)(const Bundle& bundle, const Variant& variant, int gpu);
 };
 
 /// Of this build. Both sides are compiled together: classes, and the standard library's, cross the border.

@@ -49,12 +49,14 @@ class KvPool {
     /// One thread's turn on the device: take it before anything is put on its stream.
     class Turn {
       public:
-        explicit Turn(KvPool& pool) : lock_(pool.mutex_) {}
+        explicit Turn(KvPool& pool) : lock_(pool.mutex_), current_(pool.device) {}
 
       private:
         std::lock_guard<std::mutex> lock_;
         Device::Current current_;
     };
+
+    explicit KvPool(int gpu) : device(gpu) {}
 
     Device device;
     KvLayout layout;

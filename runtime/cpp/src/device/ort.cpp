@@ -1,20 +1,23 @@
-// ONNX Runtime through its C++ API: load, check the signature, bind, run.
+// ONNX Runtime through its C++ API: check the signature, bind, run.
+#include "device/ort.hpp"
+
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <chrono>
 #include <cstring>
 #include <map>
 #include <set>
-
-#define ORT_API_MANUAL_INIT // the headers' version is asked for below, so that a library that is too old is an error, not a crash
-#include <onnxruntime_cxx_api.h>
+#include <tuple>
 
 #include <mars/errors.hpp>
 
 #include "bundle/held.hpp"
 #include "device/lost.hpp"
-#include "device/ort.hpp"
+#include "device/name.hpp"
+#include "device/ort_api.hpp"
+#include "device/ort_memory.hpp"
+#include "device/ort_open.hpp"
+#include "device/ort_rows.hpp"
 #include "log.hpp"
 
 namespace mars {
@@ -23,192 +26,13 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-constexpr int most_moves = 5;
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
-
-void init_api() {
-    const OrtApi* api = OrtGetApiBase()->GetApi(ORT_API_VERSION);
-    if (api == nullptr)
-        throw SessionError("ONNX Runtime " + OrtBackend::version() + " is older than the headers this library was built with (1." +
-                           std::to_string(ORT_API_VERSION) + "); install that version or a newer one");
-    Ort::InitApi(api);
-}
-
-std::string first_line(const std::exception& error) {
-    const std::string text = error.what();
-    return text.substr(0, text.find('\n'));
-}
 
 std::string replaced(std::string text, const std::string& part, const std::string& with) {
     for (std::size_t at = 0; part != with && (at = text.find(part, at)) != std::string::npos; at += with.size())
         text.replace(at, part.size(), with);
     return text;
 }
-
-/// A session. One that failed because the graph's directory got another name meanwhile is tried again: it is the same directory, and ONNX
-/// Runtime compares names.
-Ort::Session loaded(const Ort::Env& env, const std::filesystem::path& graph, const Ort::SessionOptions& options) {
-    for (int left = most_moves; left > 0; --left) try {
-            return Ort::Session(env, graph.c_str(), options);
-        } catch (const Ort::Exception& error) {
-            if (std::string_view(error.what()).find("escapes model directory") == std::string_view::npos) throw;
-        }
-    return Ort::Session(env, graph.c_str(), options);
-}
-
-std::string lower(std::string text) {
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return text;
-}
-
-/// The provider that `device` names; throws SessionError that lists those there are.
-std::string provider_of(const std::string& device) {
-    std::string known;
-    for (const std::string& provider : OrtBackend::devices()) {
-        if (lower(provider) == lower(device) || lower(provider) == lower(device) + "executionprovider") return provider;
-        known += (known.empty() ? "" : ", ") + provider;
-    }
-    throw SessionError("this ONNX Runtime " + OrtBackend::version() + " has no device `" + device.substr(0, 60) + "` (it has: " + known +
-                       "); use one of these, or an ONNX Runtime built with the one you want");
-}
-
-void append_provider(Ort::SessionOptions& options, const std::string& provider, const OrtOptions& own) {
-    const OrtApi& api = Ort::GetApi();
-    std::vector<const char*> names, values;
-    for (const auto& [name, value] : own) {
-        names.push_back(name.c_str());
-        values.push_back(value.c_str());
-    }
-    if (provider == "CUDAExecutionProvider") {
-        OrtCUDAProviderOptionsV2* settings = nullptr;
-        Ort::ThrowOnError(api.CreateCUDAProviderOptions(&settings));
-        const std::unique_ptr<OrtCUDAProviderOptionsV2, decltype(api.ReleaseCUDAProviderOptions)> owner(settings,
-                                                                                                        api.ReleaseCUDAProviderOptions);
-        if (!names.empty()) Ort::ThrowOnError(api.UpdateCUDAProviderOptions(settings, names.data(), values.data(), names.size()));
-        options.AppendExecutionProvider_CUDA_V2(*settings);
-    } else if (provider == "TensorrtExecutionProvider") {
-        OrtTensorRTProviderOptionsV2* settings = nullptr;
-        Ort::ThrowOnError(api.CreateTensorRTProviderOptions(&settings));
-        const std::unique_ptr<OrtTensorRTProviderOptionsV2, decltype(api.ReleaseTensorRTProviderOptions)> owner(
-            settings, api.ReleaseTensorRTProviderOptions);
-        if (!names.empty()) Ort::ThrowOnError(api.UpdateTensorRTProviderOptions(settings, names.data(), values.data(), names.size()));
-        options.AppendExecutionProvider_TensorRT_V2(*settings);
-    } else if (provider != "CPUExecutionProvider") {
-        options.AppendExecutionProvider(provider.substr(0, provider.rfind("ExecutionProvider")), {own.begin(), own.end()});
-    }
-}
-
-void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
-
-/// `user` is the OnLog of a session that has one.
-void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*, const char*, const char*, const char* message) {
-    const LogLevel level = severity >= ORT_LOGGING_LEVEL_ERROR     ? LogLevel::error
-                           : severity == ORT_LOGGING_LEVEL_WARNING ? LogLevel::warning
-                           : severity == ORT_LOGGING_LEVEL_INFO    ? LogLevel::info
-                                                                   : LogLevel::debug;
-    note(*static_cast<const OnLog*>(user), level, message == nullptr ? "" : message);
-}
-
-/// Of each buffer [kv_heads, length, head_dim], in memory of its own or of somebody else's.
-struct OrtSaved : Saved {
-    using Saved::Saved;
-    std::vector<const unsigned char*> buffers;
-    std::vector<std::vector<unsigned char>> own;
-    std::shared_ptr<const void> owner;
-};
-
-/// KV buffers in host memory: one [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
-class OrtCache : public Cache {
-  public:
-    OrtCache(Ort::Session& session, std::size_t num_buffers, std::int64_t num_rows, std::int64_t kv_heads, std::int64_t entry_bytes)
-        : binding(session), buffers_(num_buffers), num_rows_(num_rows), kv_heads_(kv_heads), entry_bytes_(entry_bytes) {}
-
-    std::int64_t capacity() const override { return capacity_; }
-
-    void reserve(std::int64_t capacity) override {
-        if (capacity <= capacity_) return;
-        const std::int64_t grown = bucket(capacity, capacity_);
-        try {
-            grow(grown);
-        } catch (const std::exception&) { // bad_alloc, or a length no vector can have
-            throw MemoryError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) +
-                              " entries; use fewer rows or shorter prompts");
-        }
-    }
-
-    void move(std::int64_t source, std::int64_t target, std::int64_t length) override {
-        for (Buffer& buffer : buffers_)
-            for (std::int64_t head = 0; head < kv_heads_; ++head)
-                std::memcpy(row(buffer, target) + head * capacity_ * entry_bytes_, row(buffer, source) + head * capacity_ * entry_bytes_,
-                            static_cast<std::size_t>(length * entry_bytes_));
-    }
-
-    std::int64_t entry_bytes() const override { return static_cast<std::int64_t>(buffers_.size()) * kv_heads_ * entry_bytes_; }
-
-    std::shared_ptr<const Saved> save(std::int64_t index, std::int64_t length) override {
-        auto saved = std::make_shared<OrtSaved>(length);
-        const std::int64_t run = length * entry_bytes_, pitch = capacity_ * entry_bytes_;
-        for (Buffer& buffer : buffers_) {
-            Buffer& copy = saved->own.emplace_back(static_cast<std::size_t>(kv_heads_ * run));
-            saved->buffers.push_back(copy.data());
-            for (std::int64_t head = 0; head < kv_heads_; ++head)
-                std::memcpy(copy.data() + head * run, row(buffer, index) + head * pitch, static_cast<std::size_t>(run));
-        }
-        return saved;
-    }
-
-    void load(std::int64_t index, const Saved& saved, std::int64_t length) override {
-        const auto& from = dynamic_cast<const OrtSaved&>(saved);
-        const std::int64_t run = saved.length * entry_bytes_, pitch = capacity_ * entry_bytes_;
-        for (std::size_t i = 0; i < buffers_.size(); ++i)
-            for (std::int64_t head = 0; head < kv_heads_; ++head)
-                std::memcpy(row(buffers_[i], index) + head * pitch, from.buffers[i] + head * run,
-                            static_cast<std::size_t>(length * entry_bytes_));
-    }
-
-    std::shared_ptr<const Saved> bring(const HostEntries& entries) override {
-        auto saved = std::make_shared<OrtSaved>(entries.length);
-        for (std::size_t i = 0; i < buffers_.size(); ++i)
-            saved->buffers.push_back(entries.data + static_cast<std::int64_t>(i) * kv_heads_ * entries.length * entry_bytes_);
-        saved->owner = entries.owner;
-        return saved;
-    }
-
-    /// Memory of buffer `i` from row `first` on.
-    unsigned char* at(std::size_t i, std::int64_t first) { return row(buffers_[i], first); }
-
-    std::int64_t row_bytes() const { return kv_heads_ * capacity_ * entry_bytes_; }
-
-    void interrupt() override {
-        is_interrupted = true;
-        options.SetTerminate();
-    }
-
-    std::atomic<bool> is_interrupted{false};
-    Ort::RunOptions options; // of every run on these rows
-    Ort::IoBinding binding;
-    Shape bound; // what the KV bindings stand for: {first row, rows, capacity, logits wanted}
-
-  private:
-    using Buffer = std::vector<unsigned char>;
-
-    void grow(std::int64_t grown) {
-        const std::int64_t old_head = capacity_ * entry_bytes_, new_head = grown * entry_bytes_;
-        for (Buffer& buffer : buffers_) {
-            // Zeros, not garbage: an entry that is masked out still enters the product 0 * value, and 0 * NaN is NaN.
-            Buffer fresh(static_cast<std::size_t>(num_rows_ * kv_heads_ * new_head));
-            for (std::int64_t head = 0; old_head > 0 && head < num_rows_ * kv_heads_; ++head)
-                std::memcpy(fresh.data() + head * new_head, buffer.data() + head * old_head, static_cast<std::size_t>(old_head));
-            buffer = std::move(fresh);
-        }
-        capacity_ = grown;
-    }
-
-    unsigned char* row(Buffer& buffer, std::int64_t index) const { return buffer.data() + index * row_bytes(); }
-
-    std::vector<Buffer> buffers_;
-    std::int64_t num_rows_, kv_heads_, entry_bytes_, capacity_ = 0;
-};
 
 } // namespace
 
@@ -220,52 +44,159 @@ struct OrtBackend::Graph {
     bool on_cpu = true, is_firm = false;
     Watched weights; // ONNX Runtime has them mapped
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
-    OnLog on_log; // hears the session, to its end
-    Ort::Env env{nullptr};
-    Ort::Session session{nullptr};
-    Ort::MemoryInfo memory{nullptr};
+    std::shared_ptr<OrtGraph> opened;
+    std::shared_ptr<OrtMemory> memory; // of KV rows on a device; without it they are in host memory, and cross off the CPU
+    Ort::MemoryInfo host{nullptr};
+
+    /// Where a step's inputs and results are on their way: in memory that the device copies from and to, or where the caller has them.
+    struct Way {
+        struct Result {
+            unsigned char *target, *source;
+            std::size_t num_bytes;
+        };
+        unsigned char* next = nullptr;
+        std::vector<Result> results;
+    };
+
+    static constexpr std::size_t alignment = 64;
 
     template <typename T>
-    Ort::Value tensor(const std::vector<T>& values, const Shape& shape) const {
+    Ort::Value tensor(Way& way, const std::vector<T>& values, const Shape& shape, bool is_result) const {
         // ONNX Runtime writes through outputs only; its API has no const tensors.
-        return Ort::Value::CreateTensor<T>(memory, const_cast<T*>(values.data()), values.size(), shape.data(), shape.size());
+        auto* data = const_cast<T*>(values.data());
+        if (way.next == nullptr) return Ort::Value::CreateTensor<T>(host, data, values.size(), shape.data(), shape.size());
+        const std::size_t num_bytes = values.size() * sizeof(T);
+        unsigned char* staged = way.next;
+        way.next += (num_bytes + alignment - 1) / alignment * alignment;
+        if (is_result)
+            way.results.push_back({reinterpret_cast<unsigned char*>(data), staged, num_bytes});
+        else
+            std::memcpy(staged, data, num_bytes);
+        (is_result ? memory->fetched : memory->sent) += num_bytes;
+        return memory->host_tensor(staged, num_bytes, shape, Ort::TypeToTensorType<T>::type);
     }
 
-    void bind_kv(OrtCache& cache, std::int64_t first, std::int64_t rows) const {
-        const Shape shape{rows, kv_heads, cache.capacity(), head_dim};
+    /// The way of one step on these rows.
+    Way way(OrtRows& rows, const StepInput& input, bool want_logits) const {
+        if (!memory) return {};
+        const std::int64_t width = 5 + (input.want_topk ? 2 * top_k : 0) + (want_logits ? vocab_size : 0); // numbers of a prediction
+        const auto numbers = static_cast<std::size_t>(input.rows * (input.slots + 1 + input.outputs * (1 + width)));
+        return {dynamic_cast<DeviceRows&>(rows).staging(8 * numbers + alignment * (3 + outputs.size())), {}};
+    }
+
+    void bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const {
+        const Shape shape{count, kv_heads, rows.capacity(), head_dim};
+        const auto num_bytes = static_cast<std::size_t>(count * rows.row_bytes());
         for (std::size_t i = 0; i < past_names.size(); ++i) {
-            const Ort::Value kv = Ort::Value::CreateTensor(memory, cache.at(i, first), static_cast<std::size_t>(rows * cache.row_bytes()),
-                                                           shape.data(), shape.size(), kv_type);
-            cache.binding.BindInput(past_names[i].c_str(), kv);
-            cache.binding.BindOutput(present_names[i].c_str(), kv);
+            unsigned char* data = rows.at(i, first);
+            const Ort::Value kv = memory ? memory->tensor(data, num_bytes, shape, kv_type)
+                                         : Ort::Value::CreateTensor(host, data, num_bytes, shape.data(), shape.size(), kv_type);
+            rows.binding.BindInput(past_names[i].c_str(), kv);
+            rows.binding.BindOutput(present_names[i].c_str(), kv);
         }
     }
 
     template <typename T>
-    void bind_result(OrtCache& cache, const std::string& name, std::vector<T>& values, Shape shape) const {
+    void bind_result(OrtRows& rows, Way& way, const std::string& name, std::vector<T>& values, const Shape& shape) const {
         std::size_t size = 1;
         for (const std::int64_t dimension : shape) size *= static_cast<std::size_t>(dimension);
         values.resize(size);
-        cache.binding.BindOutput(name.c_str(), tensor(values, shape));
+        rows.binding.BindOutput(name.c_str(), tensor(way, values, shape, true));
     }
 
-    void bind_results(OrtCache& cache, const StepInput& input, bool want_logits, StepOutput& output) const {
+    void bind_results(OrtRows& rows, Way& way, const StepInput& input, bool want_logits, StepOutput& output) const {
         for (const std::string& name : outputs) {
-            const Shape shape{input.rows, input.outputs};
-            if (name == "token_ids") bind_result(cache, name, output.token_ids, shape);
-            if (name == "confidence") bind_result(cache, name, output.confidence, shape);
-            if (name == "margin") bind_result(cache, name, output.margin, shape);
-            if (name == "entropy") bind_result(cache, name, output.entropy, shape);
+            const Shape shape{input.rows, input.outputs}, topk{input.rows, input.outputs, top_k};
+            if (name == "token_ids") bind_result(rows, way, name, output.token_ids, shape);
+            if (name == "confidence") bind_result(rows, way, name, output.confidence, shape);
+            if (name == "margin") bind_result(rows, way, name, output.margin, shape);
+            if (name == "entropy") bind_result(rows, way, name, output.entropy, shape);
             // What is not bound is not computed.
-            if (name == "topk_ids" && input.want_topk) bind_result(cache, name, output.topk_ids, {input.rows, input.outputs, top_k});
+            if (name == "topk_ids" && input.want_topk) bind_result(rows, way, name, output.topk_ids, topk);
             if (name == "topk_logprobs" && input.want_topk) {
-                bind_result(cache, name, output.topk_logprobs, {input.rows, input.outputs, top_k});
+                bind_result(rows, way, name, output.topk_logprobs, topk);
                 output.top_k = top_k;
             }
-            if (name == "logits" && want_logits) bind_result(cache, name, output.logits, {input.rows, input.outputs, vocab_size});
+            if (name == "logits" && want_logits) bind_result(rows, way, name, output.logits, {input.rows, input.outputs, vocab_size});
         }
         if (!want_logits) output.logits.clear();
         if (!input.want_topk) output.top_k = 0;
+    }
+
+    void run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
+        const Shape layout{first, input.rows, rows.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
+        // Another device gets a copy of a host tensor when it is bound, so rows in host memory must be bound at every step there, and inputs
+        // always: binding is what sends them.
+        if (rows.bound != layout || (!on_cpu && !memory)) {
+            rows.binding.ClearBoundOutputs();
+            rows.bound.clear(); // a binding that fails half-way stands for nothing
+            bind_kv(rows, first, input.rows);
+            rows.bound = layout;
+        }
+        Way sending = way(rows, input, want_logits);
+        rows.binding.BindInput("input_ids", tensor(sending, input.input_ids, {input.rows, input.slots}, false));
+        rows.binding.BindInput("kv_length", tensor(sending, input.kv_length, {input.rows}, false));
+        rows.binding.BindInput("output_index", tensor(sending, input.output_index, {input.rows, input.outputs}, false));
+        bind_results(rows, sending, input, want_logits, output);
+        const auto begun = std::chrono::steady_clock::now();
+        opened->session.Run(rows.options, rows.binding);
+        run_time += (std::chrono::steady_clock::now() - begun).count();
+        for (const Way::Result& result : sending.results) std::memcpy(result.target, result.source, result.num_bytes);
+    }
+
+    /// Why KV rows cannot stay on the device, found by trying; nothing where they can. What is bound where the graph does not read it is copied
+    /// when it is bound: a later step would read what was there then, and write that over what is there now.
+    std::optional<std::string> why_not_there() {
+        try {
+            DeviceRows rows(memory, opened->session, past_names.size(), 1, kv_heads, head_dim * element_bytes);
+            rows.reserve(2);
+            StepInput input{1, 1, 1, {0}, {0}, {0}};
+            StepOutput output;
+            run(rows, 0, input, false, output);
+            const std::vector<unsigned char> before = rows.fetch(*rows.save(0, 1));
+            input.kv_length = {1};
+            run(rows, 0, input, false, output);
+            return misplaced(before, rows.fetch(*rows.save(0, 1)));
+        } catch (const Ort::Exception& error) {
+            if (is_lasting(error.what())) throw;
+            return first_line(error);
+        } catch (const DeviceLost&) {
+            throw;
+        } catch (const SessionError& error) {
+            return error.what();
+        }
+    }
+
+    std::unique_ptr<OrtRows> new_rows(std::int64_t num_rows) const {
+        if (memory)
+            return std::make_unique<DeviceRows>(memory, opened->session, past_names.size(), num_rows, kv_heads, head_dim * element_bytes);
+        return std::make_unique<HostRows>(opened->session, past_names.size(), num_rows, kv_heads, head_dim * element_bytes);
+    }
+
+    /// Where KV rows lie, and what the log should know of where operators run.
+    void settle(const std::optional<OrtPlace>& place, const std::string& provider, const OrtOptions& of_provider) {
+        if (!on_cpu)
+            if (const auto counts = mars::on_cpu(*opened, provider))
+                if (const auto words = heavy_on_cpu(*counts, provider)) note(opened->on_log, LogLevel::warning, *words);
+        if (!place) return;
+        std::string why;
+        try {
+            memory = std::make_shared<OrtMemory>(
+                opened, *place, [provider, of_provider](Ort::SessionOptions& options) { add_provider(options, provider, of_provider); },
+                kv_type, element_bytes);
+            const auto found = why_not_there();
+            if (!found) {
+                memory->sent = memory->fetched = 0;
+                return;
+            }
+            why = *found;
+        } catch (const Ort::Exception& error) {
+            if (is_lasting(error.what())) throw;
+            why = first_line(error);
+        }
+        memory = nullptr;
+        note(opened->on_log, LogLevel::warning,
+             "KV rows cannot stay in " + place->rows + " memory, so they cross at every step, which is slow: " + why);
     }
 
     void check_signature() {
@@ -289,10 +220,10 @@ struct OrtBackend::Graph {
                 top_k = shape.size() == 3 ? shape[2] : 0;
             }
         };
-        for (std::size_t i = 0; i < session.GetInputCount(); ++i)
-            check(session.GetInputNameAllocated(i, allocator).get(), session.GetInputTypeInfo(i));
-        for (std::size_t i = 0; i < session.GetOutputCount(); ++i)
-            check(session.GetOutputNameAllocated(i, allocator).get(), session.GetOutputTypeInfo(i));
+        for (std::size_t i = 0; i < opened->session.GetInputCount(); ++i)
+            check(opened->session.GetInputNameAllocated(i, allocator).get(), opened->session.GetInputTypeInfo(i));
+        for (std::size_t i = 0; i < opened->session.GetOutputCount(); ++i)
+            check(opened->session.GetOutputNameAllocated(i, allocator).get(), opened->session.GetOutputTypeInfo(i));
         odd.insert(wanted.begin(), wanted.end());
         if (odd.empty()) return;
         std::string names;
@@ -304,7 +235,7 @@ struct OrtBackend::Graph {
 };
 
 OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads,
-                       const OrtOptions& options, OnLog on_log)
+                       const OrtOptions& options, OnLog on_log, const std::optional<OrtPlace>& place)
     : graph_(std::make_unique<Graph>()) {
     const std::map<std::string, std::pair<ONNXTensorElementDataType, int>> kv_types{
         {"float32", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4}}, {"float16", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2}}};
@@ -313,8 +244,9 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
         throw SessionError("variant " + variant.name + ": KV layout " + variant.kv_layout + " in " + variant.kv_dtype +
                            " does not run on ONNX Runtime");
     if (threads && *threads < 1) throw SessionError("threads must be 1 or more, not " + std::to_string(*threads));
-    init_api();
-    const std::string provider = provider_of(device);
+    init_ort();
+    const DeviceName named = DeviceName::of(device);
+    const std::string provider = provider_of(named.kind);
     const ModelInfo& model = bundle.manifest.model;
     Graph& graph = *graph_;
     graph.file = bundle.path / variant.file;
@@ -324,9 +256,8 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     graph.kv_heads = model.num_kv_heads;
     graph.head_dim = model.head_dim;
     std::tie(graph.kv_type, graph.element_bytes) = kv->second;
-    graph.on_cpu = provider == "CPUExecutionProvider";
-    graph.on_log = std::move(on_log);
-    const OrtParts parts = parted(options, graph.on_cpu);
+    graph.on_cpu = provider == cpu_provider;
+    const OrtParts parts = parted(options, graph.on_cpu, named.number);
     // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
     graph.is_firm = graph.on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
@@ -334,25 +265,17 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
             graph.past_names.push_back("past_key_values." + std::to_string(i) + kind);
             graph.present_names.push_back("present." + std::to_string(i) + kind);
         }
-    const std::filesystem::path place = bundle.place(variant.file);
+    const std::filesystem::path opened_at = bundle.place(variant.file);
     try {
-        graph.env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
-        graph.memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-        Ort::SessionOptions settings;
-        settings.SetLogSeverityLevel(graph.on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
-        if (graph.on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(settings, pass_message, &graph.on_log));
-        if (threads) settings.SetIntraOpNumThreads(*threads);
-        settings.AddConfigEntry("session.qdq_matmulnbits_accuracy_level",
-                                std::to_string(variant.accuracy_level.value_or(fastest_level)).c_str());
-        for (const auto& [name, value] : parts.entries) settings.AddConfigEntry(name.c_str(), value.c_str());
-        append_provider(settings, provider, parts.of_provider);
-        graph.session = loaded(graph.env, place, settings);
+        graph.host = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
+        graph.opened = open_graph({opened_at, provider, parts, threads, variant.accuracy_level.value_or(fastest_level), std::move(on_log)});
         if (graph.on_cpu && variant.weights && bundle.held)
             graph.weights = Watched(bundle.place(*variant.weights), bundle.path / *variant.weights);
         graph.check_signature();
+        graph.settle(place ? place : place_of(provider, parts.of_provider), provider, parts.of_provider);
     } catch (const Ort::Exception& error) {
-        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() +
-                           " cannot load the graph: " + replaced(first_line(error), place.parent_path().string(), bundle.path.string()));
+        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " +
+                           replaced(first_line(error), opened_at.parent_path().string(), bundle.path.string()));
     }
 }
 
@@ -364,34 +287,18 @@ std::int64_t OrtBackend::max_capacity() const { return graph_->max_capacity; }
 
 std::optional<std::int64_t> OrtBackend::firm_slots() const { return graph_->is_firm ? std::optional<std::int64_t>(2) : std::nullopt; }
 
-std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) {
-    return std::make_unique<OrtCache>(graph_->session, graph_->past_names.size(), num_rows, graph_->kv_heads,
-                                      graph_->head_dim * graph_->element_bytes);
-}
+std::unique_ptr<Cache> OrtBackend::new_cache(std::int64_t num_rows) { return graph_->new_rows(num_rows); }
 
 void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
-    auto& memory = dynamic_cast<OrtCache&>(cache);
+    auto& rows = dynamic_cast<OrtRows&>(cache);
     Graph& graph = *graph_;
     output.outputs = input.outputs;
     output.vocab_size = graph.vocab_size;
     graph.weights.check();
     try {
-        const Shape layout{first, input.rows, memory.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
-        // Another device gets a copy of a host tensor when it is bound, so there the KV must be bound at every step.
-        if (memory.bound != layout || !graph.on_cpu) {
-            memory.binding.ClearBoundOutputs();
-            graph.bind_kv(memory, first, input.rows);
-            memory.bound = layout;
-        }
-        memory.binding.BindInput("input_ids", graph.tensor(input.input_ids, {input.rows, input.slots}));
-        memory.binding.BindInput("kv_length", graph.tensor(input.kv_length, {input.rows}));
-        memory.binding.BindInput("output_index", graph.tensor(input.output_index, {input.rows, input.outputs}));
-        graph.bind_results(memory, input, want_logits, output);
-        const auto begun = std::chrono::steady_clock::now();
-        graph.session.Run(memory.options, memory.binding);
-        graph.run_time += (std::chrono::steady_clock::now() - begun).count();
+        graph.run(rows, first, input, want_logits, output);
     } catch (const Ort::Exception& error) {
-        if (memory.is_interrupted) throw Interrupted("the answer was ended inside a step");
+        if (rows.is_interrupted) throw Interrupted("the answer was ended inside a step");
         const std::string what = "ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
                                  " slots: " + first_line(error);
         if (is_lasting(error.what())) throw DeviceLost(what + lost_advice);
@@ -399,12 +306,16 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     }
 }
 
+bool OrtBackend::is_on_device() const { return graph_->memory != nullptr; }
+
+OrtTraffic OrtBackend::traffic() const { return graph_->memory ? OrtTraffic{graph_->memory->sent, graph_->memory->fetched} : OrtTraffic{}; }
+
 double OrtBackend::run_seconds() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::duration(graph_->run_time)).count();
 }
 
 std::vector<std::string> OrtBackend::devices() {
-    init_api();
+    init_ort();
     return Ort::GetAvailableProviders();
 }
 

@@ -1,4 +1,5 @@
-// The ONNX Runtime backend: IO binding by address, KV written in place. Its source is the only one that names onnxruntime.
+// The ONNX Runtime backend: IO binding by address, KV written in place, on the host or on a device. Sources device/ort* alone name
+// onnxruntime.
 #pragma once
 
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "bundle/bundle.hpp"
 #include "decode/backend.hpp"
 #include "device/ort_options.hpp"
+#include "device/ort_place.hpp"
 
 namespace mars {
 
@@ -19,13 +21,16 @@ namespace mars {
 class OrtBackend : public Backend {
   public:
     /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without "ExecutionProvider",
-    /// in any case ("cpu", "CUDA", "tensorrt"). `threads`: compute threads, nothing for ONNX Runtime's choice. `on_log` hears ONNX
+    /// in any case, and a number behind a colon ("cpu", "CUDA", "tensorrt", "cuda:1"). `threads`: compute threads, nothing for ONNX Runtime's choice. `on_log` hears ONNX
     /// Runtime's warnings and errors of this graph, from any thread.
+    ///
+    /// KV rows are in `place`, or where `place_of` says; where they cannot stay there (tried when the graph is opened), in host memory,
+    /// and the log says why.
     ///
     /// Throws SessionError when the provider is not in this ONNX Runtime (it lists those that are) or the graph does not
     /// load, BundleError when graph and manifest disagree. Never falls back to another device.
     OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads,
-               const OrtOptions& options = {}, OnLog on_log = nullptr);
+               const OrtOptions& options = {}, OnLog on_log = nullptr, const std::optional<OrtPlace>& place = std::nullopt);
     ~OrtBackend() override;
 
     const std::vector<std::string>& outputs() const override;
@@ -37,6 +42,12 @@ class OrtBackend : public Backend {
 
     /// Seconds inside ONNX Runtime's Run since the graph was loaded, of all threads together: the rest of a step is ours.
     double run_seconds() const;
+
+    /// Whether KV rows are in a device's memory, where no step copies them from or to the host.
+    bool is_on_device() const;
+
+    /// Bytes between host and device, where KV rows are on a device.
+    OrtTraffic traffic() const;
 
     /// Names of the execution providers of the ONNX Runtime this library runs with.
     static std::vector<std::string> devices();

@@ -11,11 +11,14 @@ constexpr const char* level = "session.qdq_matmulnbits_accuracy_level"; // profi
 
 }
 
-OrtParts parted(const OrtOptions& options, bool on_cpu) {
+OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> number) {
     OrtParts parts;
     std::string odd;
     for (const auto& [name, value] : options) {
         if (name == level) throw SessionError(name + " is no option: the variant has it");
+        if (name == "enable_cuda_graph" && value != "0" && value != "false" && value != "False")
+            throw SessionError(name + " is no option here: ONNX Runtime would replay the first step for all others; libmars runs its steps"
+                                      " plainly. Leave it out, or take an engine of TensorRT, whose steps are captured");
         const bool is_entry = name.find('.') != std::string::npos;
         (is_entry ? parts.entries : parts.of_provider)[name] = value;
         if (!is_entry) odd += (odd.empty() ? "" : ", ") + name;
@@ -23,6 +26,11 @@ OrtParts parted(const OrtOptions& options, bool on_cpu) {
     if (on_cpu && !odd.empty())
         throw SessionError("the CPU has no option " + odd +
                            "; names of ONNX Runtime's own have a dot, such as session.intra_op.allow_spinning");
+    if (!number) return parts;
+    const std::string& said = parts.of_provider.emplace("device_id", std::to_string(*number)).first->second;
+    if (said != std::to_string(*number))
+        throw SessionError("the device has number " + std::to_string(*number) + " and device_id is " + said.substr(0, 60) +
+                           "; say it once, in the device");
     return parts;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 namespace mars {
@@ -13,7 +14,9 @@ struct OrtParts {
     OrtOptions entries, of_provider;
 };
 
-/// Throws SessionError for provider options on the CPU, which has none, and for the accuracy level, which is the variant's own.
-OrtParts parted(const OrtOptions& options, bool on_cpu);
+/// `number`: the device's, which providers call device_id. Throws SessionError for provider options on the CPU, which has none, for the
+/// accuracy level, which is the variant's own, for a device_id beside another number, and for `enable_cuda_graph`, which needs steps that are
+/// all alike or are numbered.
+OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> number = std::nullopt);
 
 } // namespace mars

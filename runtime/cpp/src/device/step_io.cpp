@@ -10,6 +10,8 @@ namespace mars {
 
 namespace {
 
+bool is_top_k(const std::string& name) { return name == "topk_ids" || name == "topk_logprobs"; }
+
 bool is_ids(const std::string& name) { return name == "token_ids" || name == "topk_ids"; }
 
 template <typename T>
@@ -21,7 +23,7 @@ std::size_t num_bytes(const std::vector<T>& values) {
 
 StepIO::StepIO(Device& device, std::int64_t rows, std::int64_t slots, std::int64_t outputs,
                const std::map<std::string, std::int64_t>& widths) {
-    std::size_t given = 0, fetched = 0, kept = 0;
+    std::size_t given = 0, fetched = 0;
     const auto place = [](std::map<std::string, std::size_t>& places, const std::string& name, std::size_t size, std::size_t& end) {
         places[name] = end;
         end += (size + alignment - 1) / alignment * alignment;
@@ -30,14 +32,14 @@ StepIO::StepIO(Device& device, std::int64_t rows, std::int64_t slots, std::int64
     place(given_, "kv_length", bytes({rows, 8}), given);
     place(given_, "output_index", bytes({rows, outputs, 8}), given);
     place(given_, "input_ids", bytes({rows, slots, 8}), given);
-    std::map<std::string, std::size_t> stay;
-    for (const auto& [name, width] : widths) {
-        const std::size_t size = bytes({rows, outputs, width, is_ids(name) ? 8 : 4});
-        if (name == "logits" || name == "topk_ids" || name == "topk_logprobs")
-            place(stay, name, size, kept);
-        else
-            place(got_, name, size, fetched);
-        if (name == "logits") vocab_size_ = width;
+    const auto size_of = [&](const auto& each) { return bytes({rows, outputs, each.second, is_ids(each.first) ? 8 : 4}); };
+    for (const auto& each : widths)
+        if (each.first != "logits" && !is_top_k(each.first)) place(got_, each.first, size_of(each), fetched);
+    narrow_size_ = fetched;
+    for (const auto& each : widths) {
+        if (!is_top_k(each.first)) continue;
+        place(got_, each.first, size_of(each), fetched);
+        top_k_ = each.second;
     }
     got_size_ = fetched;
     here_ = device.pinned(given);
@@ -46,9 +48,10 @@ StepIO::StepIO(Device& device, std::int64_t rows, std::int64_t slots, std::int64
     last_ = device.allocate(fetched);
     for (const auto& [name, at] : given_) addresses_[name] = first_ + at;
     for (const auto& [name, at] : got_) addresses_[name] = last_ + at;
-    if (stay.empty()) return;
-    const Address third = device.allocate(kept);
-    for (const auto& [name, at] : stay) addresses_[name] = third + at;
+    const auto logits = widths.find("logits");
+    if (logits == widths.end()) return;
+    vocab_size_ = logits->second;
+    addresses_["logits"] = device.allocate(size_of(*logits));
 }
 
 void StepIO::send(Device& device, const StepInput& input) {
@@ -61,23 +64,26 @@ void StepIO::send(Device& device, const StepInput& input) {
     device.upload(first_, here_, given_.at("input_ids") + num_bytes(input.input_ids));
 }
 
-void StepIO::fetch(Device& device, std::int64_t rows, std::int64_t outputs, bool want_logits, StepOutput& output) {
-    device.download(there_, last_, got_size_);
+void StepIO::fetch(Device& device, std::int64_t rows, std::int64_t outputs, bool want_logits, bool want_topk, StepOutput& output) {
+    device.download(there_, last_, want_topk ? got_size_ : narrow_size_);
     if (want_logits && vocab_size_ > 0) {
         output.logits.resize(bytes({rows, outputs, vocab_size_}));
         device.download(output.logits.data(), addresses_.at("logits"), num_bytes(output.logits));
     }
     device.synchronize();
-    const auto take = [&](const char* name, auto& values) {
+    const auto take = [&](const char* name, auto& values, std::int64_t width) {
         const auto at = got_.find(name);
         if (at == got_.end()) return;
-        values.resize(bytes({rows, outputs}));
+        values.resize(bytes({rows, outputs, width}));
         std::memcpy(values.data(), there_ + at->second, num_bytes(values));
     };
-    take("token_ids", output.token_ids);
-    take("confidence", output.confidence);
-    take("margin", output.margin);
-    take("entropy", output.entropy);
+    take("token_ids", output.token_ids, 1);
+    take("confidence", output.confidence, 1);
+    take("margin", output.margin, 1);
+    take("entropy", output.entropy, 1);
+    output.top_k = want_topk ? top_k_ : 0;
+    take("topk_ids", output.topk_ids, output.top_k);
+    take("topk_logprobs", output.topk_logprobs, output.top_k);
 }
 
 } // namespace mars

@@ -53,11 +53,11 @@ bool is_wide(const std::string& name) { return name == "logits" || name == "topk
 
 } // namespace
 
-TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant)
+TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, int gpu)
     : outputs_(variant.outputs), info_(variant.engine.value()), model_(bundle.manifest.model), capacity_(variant.capacity.value()),
-      in_place_(variant.kv_layout == "static"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>()) {
+      in_place_(variant.kv_layout == "static"), is_exact_(variant.is_static()), pool_(std::make_shared<KvPool>(gpu)) {
     const KvPool::Turn turn(*pool_);
-    engine_.emplace(bundle, variant);
+    engine_.emplace(bundle, variant, gpu);
     const std::int64_t rows = info_.max_rows(), slots = info_.max_slots(), outputs = info_.max_outputs();
     // A step of an engine without symbols is filled up with rows and slots that nobody asked for: what they write goes to the last
     // `slots` entries of a row. Elsewhere the rows of a batch share the widest row's slots, so that a row near its end writes on.
@@ -181,12 +181,14 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
         io_.send(device, fed);
         run(step);
         if (!in_place_) place(memory, step.shape, input.kv_length);
-        io_.fetch(device, fed.rows, fed.outputs, want_logits, output);
+        io_.fetch(device, fed.rows, fed.outputs, want_logits, input.want_topk, output);
         settled.is_done = true;
         if (step.runs == 1) engine_->keep_kernels();
     }
     keep(output.token_ids, fed.outputs, input.rows, input.outputs, 1);
     for (auto* values : {&output.confidence, &output.margin, &output.entropy}) keep(*values, fed.outputs, input.rows, input.outputs, 1);
+    keep(output.topk_ids, fed.outputs, input.rows, input.outputs, output.top_k);
+    keep(output.topk_logprobs, fed.outputs, input.rows, input.outputs, output.top_k);
     keep(output.logits, fed.outputs, input.rows, input.outputs, model_.vocab_size);
 }
 

@@ -21,8 +21,8 @@ namespace mars {
 /// An engine variant on a GPU. KV memory, input and output buffers are allocated once; a step copies ids in and ids out.
 class TrtBackend : public Backend {
   public:
-    /// Throws SessionError that names what the engine was built for and what is here.
-    TrtBackend(const Bundle& bundle, const Variant& variant);
+    /// On the GPU of that number. Throws SessionError that names what the engine was built for and what is here.
+    TrtBackend(const Bundle& bundle, const Variant& variant, int gpu = 0);
     ~TrtBackend() override;
     TrtBackend(const TrtBackend&) = delete;
     TrtBackend& operator=(const TrtBackend&) = delete;

@@ -24,8 +24,8 @@ std::string built_for(const Variant& variant) {
     return "built with " + variant.backend + " " + info.version + " (CUDA " + info.cuda + ") for " + capabilities + " on " + info.platform;
 }
 
-std::string here() {
-    const auto gpu = find_gpu();
+std::string here(int number) {
+    const auto gpu = find_gpu(number);
     const Gpu* found = std::get_if<Gpu>(&gpu);
     const std::string device =
         found == nullptr ? std::get<std::string>(gpu) : found->name + ", " + found->capability + ", driver for CUDA " + found->driver;
@@ -160,15 +160,15 @@ struct LoadedEngine::Loaded {
     }
 };
 
-LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant) : loaded_(std::make_unique<Loaded>()) {
+LoadedEngine::LoadedEngine(const Bundle& bundle, const Variant& variant, int gpu) : loaded_(std::make_unique<Loaded>()) {
     const std::filesystem::path path = bundle.path / variant.file;
     const MappedFile data(bundle.place(variant.file));
     Loaded& loaded = *loaded_;
     loaded.runtime.reset(nvinfer1::createInferRuntime(loaded.logger));
-    if (!loaded.runtime) throw SessionError("TensorRT does not start (" + here() + "): " + loaded.logger.last(3));
+    if (!loaded.runtime) throw SessionError("TensorRT does not start (" + here(gpu) + "): " + loaded.logger.last(3));
     loaded.engine.reset(loaded.runtime->deserializeCudaEngine(data.data(), data.size()));
     if (!loaded.engine)
-        throw SessionError(path.string() + ": " + built_for(variant) + " and cannot be loaded here (" + here() +
+        throw SessionError(path.string() + ": " + built_for(variant) + " and cannot be loaded here (" + here(gpu) +
                            "): " + diagnostics(*loaded.runtime, data) + loaded.logger.last(3));
 #ifdef TRT_MAJOR_RTX
     loaded.kernels = kernel_file(bundle, variant);

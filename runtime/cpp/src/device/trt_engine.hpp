@@ -52,8 +52,8 @@ struct EngineTensor {
 /// An engine in device memory.
 class LoadedEngine {
   public:
-    /// Load a variant's engine; a context on the GPU must exist. Throws SessionError that names what it was built for and what is here.
-    LoadedEngine(const Bundle& bundle, const Variant& variant);
+    /// Load a variant's engine on `gpu`, which is the current one. Throws SessionError that names what it was built for and what is here.
+    LoadedEngine(const Bundle& bundle, const Variant& variant, int gpu);
     ~LoadedEngine();
 
     std::vector<EngineTensor> tensors() const;

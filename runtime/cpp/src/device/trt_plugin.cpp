@@ -6,11 +6,11 @@
 
 namespace {
 
-mars::Here look_around() {
+mars::Here look_around(int number) {
     mars::Here here;
     here.platform = mars::this_platform();
     here.tensorrt[mars::tensorrt_flavor()] = mars::tensorrt_version();
-    const auto gpu = mars::find_gpu();
+    const auto gpu = mars::find_gpu(number);
     if (const auto* found = std::get_if<mars::Gpu>(&gpu)) {
         here.gpu = found->capability;
         here.gpu_name = found->name;
@@ -21,8 +21,8 @@ mars::Here look_around() {
     return here;
 }
 
-std::unique_ptr<mars::Backend> open(const mars::Bundle& bundle, const mars::Variant& variant) {
-    return std::make_unique<mars::TrtBackend>(bundle, variant);
+std::unique_ptr<mars::Backend> open(const mars::Bundle& bundle, const mars::Variant& variant, int gpu) {
+    return std::make_unique<mars::TrtBackend>(bundle, variant, gpu);
 }
 
 } // namespace

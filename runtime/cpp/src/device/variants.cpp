@@ -2,11 +2,12 @@
 #include "device/variants.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <sstream>
 #include <vector>
 
 #include <mars/errors.hpp>
+
+#include "device/name.hpp"
 
 namespace mars {
 
@@ -68,11 +69,7 @@ std::string other(const Variant& variant, const std::string& device) {
 
 } // namespace
 
-bool runs_engines(const std::string& device) {
-    std::string lower = device;
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return lower == "cuda" || lower == "cudaexecutionprovider";
-}
+bool runs_engines(const std::string& device) { return DeviceName::of(device).kind == "cuda"; }
 
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here) {
     if (!variant.is_engine()) {
@@ -97,7 +94,7 @@ const Variant& choose(const Bundle& bundle, const std::string& device, const Her
     const bool engines =
         runs_engines(device) && std::any_of(variants.begin(), variants.end(), [](const Variant& v) { return v.is_engine(); });
     std::optional<Here> found;
-    if (engines && here == nullptr) here = &found.emplace(look_around());
+    if (engines && here == nullptr) here = &found.emplace(look_around(DeviceName::of(device).ordinal()));
     std::string wanted, others;
     for (const Variant& variant : variants) {
         const bool is_wanted = variant.is_engine() == engines;
@@ -111,7 +108,8 @@ const Variant& choose(const Bundle& bundle, const std::string& device, const Her
 const Variant& choose_named(const Bundle& bundle, const std::string& name, const std::string& device, const Here* here) {
     const Variant& variant = bundle.variant(name);
     std::optional<Here> found;
-    if (here == nullptr && variant.is_engine() && runs_engines(device)) here = &found.emplace(look_around());
+    if (here == nullptr && variant.is_engine() && runs_engines(device))
+        here = &found.emplace(look_around(DeviceName::of(device).ordinal()));
     if (const auto reason = why_not(variant, device, here))
         throw SessionError(bundle.path.string() + ": variant " + variant.name + " does not run in this session: " + *reason);
     return variant;

@@ -9,7 +9,7 @@
 
 namespace mars {
 
-/// Whether `device` is where engines run: `cuda`, in any case, with or without "ExecutionProvider".
+/// Whether `device` is where engines run: `cuda`, in any case, with or without "ExecutionProvider" and a GPU's number.
 bool runs_engines(const std::string& device);
 
 /// Why `variant` does not run on `device` here; nothing if nothing is known against it. `here` is needed for engines only.

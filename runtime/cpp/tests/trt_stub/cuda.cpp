@@ -48,6 +48,7 @@ State State::of_machine() {
     if (text == nullptr) return all;
     const auto said = nlohmann::json::parse(text);
     all.num_devices = said.value("num_devices", all.num_devices);
+    all.gpu = said.value("gpu", all.gpu);
     all.capability = said.value("capability", all.capability);
     all.version = said.value("version", all.version);
     all.loses_masks = said.value("loses_masks", false);
@@ -98,7 +99,7 @@ cudaError_t failed(cudaError_t error) { return last_error() = error; }
 /// What every call that the stream or the memory is for fails with, if it does.
 cudaError_t refusal(cudaStream_t stream = nullptr) {
     if (state().is_broken) return failed(cudaErrorIllegalAddress);
-    if (current() != 0) return failed(cudaErrorInvalidResourceHandle); // the stream and the memory are of the first GPU
+    if (current() != state().gpu) return failed(cudaErrorInvalidResourceHandle); // the stream and the memory are of one GPU
     // Nothing here may be captured, and none of it is allowed in the thread that captures.
     if (stream != nullptr ? stream->is_capturing : state().is_capturing) {
         state().is_spoiled = true;
@@ -146,8 +147,10 @@ cudaError_t cudaGetDeviceCount(int* count) {
     return stub::state().num_devices < 0 ? cudaErrorNoDevice : cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-    *properties = {"Stub GPU", stub::state().capability / 10, stub::state().capability % 10};
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+    const auto other = stub::state().others.find(device);
+    const int capability = other == stub::state().others.end() ? stub::state().capability : other->second;
+    *properties = {"Stub GPU", capability / 10, capability % 10};
     return cudaSuccess;
 }
 

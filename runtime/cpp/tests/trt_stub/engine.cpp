@@ -54,11 +54,7 @@ class Execution {
             for (const char* kind : {".key", ".value"}) write(std::to_string(layer) + kind);
         predict(view<std::int64_t>(bound_, "output_index", wanted), view<std::int64_t>(bound_, "token_ids", wanted),
                 view<float>(bound_, "confidence", wanted));
-        if (const std::int64_t k = engine_.at("top_k"); k > 0) {
-            const stub::Shape wide{wanted[0], wanted[1], k};
-            std::fill_n(view<std::int64_t>(bound_, "topk_ids", wide), size_of(wide), -7);
-            std::fill_n(view<float>(bound_, "topk_logprobs", wide), size_of(wide), -7.0F);
-        }
+        if (const std::int64_t k = engine_.at("top_k"); k > 0) choose(wanted, k);
     }
 
   private:
@@ -105,6 +101,23 @@ class Execution {
                     is_stale ? std::pair(std::int64_t{-7}, -1.0F)
                              : state().predict(known, static_cast<std::int64_t>(length - known.size()));
             }
+    }
+
+    /// The top-k of each prediction, whose log-probabilities are 0, -1, -2 and so on; nonsense where nobody says what it is.
+    void choose(const stub::Shape& wanted, std::int64_t k) const {
+        const stub::Shape wide{wanted[0], wanted[1], k};
+        auto* ids = view<std::int64_t>(bound_, "topk_ids", wide);
+        auto* logprobs = view<float>(bound_, "topk_logprobs", wide);
+        std::fill_n(ids, size_of(wide), -7);
+        std::fill_n(logprobs, size_of(wide), -7.0F);
+        if (!state().wide) return;
+        const auto *index = view<std::int64_t>(bound_, "output_index", wanted), *first = view<std::int64_t>(bound_, "token_ids", wanted);
+        for (std::int64_t i = 0; i < wanted[0] * wanted[1]; ++i, ids += k, logprobs += k) {
+            const fake::Tokens likely = state().wide(lengths_[i / wanted[1]] + index[i] + 1, first[i]);
+            want(static_cast<std::int64_t>(likely.size()) == k, "as many tokens as the engine gives");
+            std::copy(likely.begin(), likely.end(), ids);
+            for (std::int64_t j = 0; j < k; ++j) logprobs[j] = static_cast<float>(-j);
+        }
     }
 
     const Json& engine_;
@@ -187,7 +200,7 @@ class Context : public nvinfer1::IExecutionContext {
     std::string refusal(cudaStream_t stream) const {
         if (state().is_broken) return "Cuda Runtime (an illegal memory access was encountered)";
         if (state().fails) return "the stub was told to fail";
-        if (stub::current() != 0) return "another GPU is the current one";
+        if (stub::current() != state().gpu) return "another GPU is the current one";
         if (stub::last_error() != cudaSuccess) return "an error of an earlier call was not asked for";
         if (scratch_ == nullptr) return "no memory to work in";
         if (stream != stream_) return "not the stream that the profile was chosen on";

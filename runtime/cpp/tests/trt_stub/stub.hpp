@@ -34,9 +34,12 @@ enum class Refuses { nothing, begin, end, instantiate };
 struct State {
     // what the machine is
     int num_devices = 1, driver = 12090, capability = 86;
+    int gpu = 0;               // whose memory and streams everything is
+    std::map<int, int> others; // GPUs of another capability
     std::vector<int> version{10, 16, 0, 72};
     // what it shall do
     fake::Predict predict = fake::hashed;
+    std::function<fake::Tokens(std::int64_t, std::int64_t)> wide; // (position, first) -> the top-k of a prediction, if there is one
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
     bool breaks = false;      // the next step breaks the GPU
@@ -57,7 +60,7 @@ struct State {
     int orphans = 0;                                         // graphs that went after their contexts
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;
 
-    /// As a program finds it: the defaults, or what the variable MARS_STUB says in JSON: num_devices, capability, version,
+    /// As a program finds it: the defaults, or what the variable MARS_STUB says in JSON: num_devices, gpu, capability, version,
     /// loses_masks, breaks_after.
     static State of_machine();
 };

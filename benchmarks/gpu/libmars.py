@@ -1,0 +1,62 @@
+"""libmars's own tests on a GPU: the programs that were built here, or that gpu_pack.py brought.
+
+    python benchmarks/gpu/libmars.py BUNDLE [--joined build/gpu-joined]
+
+Exit code 77: there is nothing to run, and the last line says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = ROOT / "build" / "cpp" / "release" / "tests"
+PROGRAMS = ("mars-gpu-ort", "mars-gpu")
+SKIPPED = 77
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle", type=Path, help="in fp32, with what it has for this GPU")
+    parser.add_argument("--joined", type=Path, help="what gpu_pack.py unpacked")
+    args = parser.parse_args()
+    folder = BUILT if args.joined is None else args.joined / "cpp"
+    programs = [folder / name for name in PROGRAMS if (folder / name).exists()]
+    if not programs:
+        print(f"no program of libmars in {folder}: `make cpp` builds them, gpu_pack.py brings them")
+        return SKIPPED
+    env = {**os.environ, "MARS_GPU_BUNDLE": str(args.bundle)}
+    if (library := onnxruntime()) is not None:
+        place = folder / "lib"
+        place.mkdir(exist_ok=True)
+        name = place / "libonnxruntime.so.1"  # the name that it calls itself
+        name.unlink(missing_ok=True)
+        name.symlink_to(library)
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(
+            [str(place), str(library.parent), env.get("LD_LIBRARY_PATH", "")]
+        )
+    codes = []
+    for program in programs:
+        program.chmod(0o755)
+        codes.append(subprocess.run([program], env=env, check=False).returncode)
+    bad = [code for code in codes if code not in (0, SKIPPED)]
+    return bad[0] if bad else 0 if 0 in codes else SKIPPED
+
+
+def onnxruntime() -> Path | None:
+    """The library of the wheel, which has the provider beside it."""
+    spec = find_spec("onnxruntime")
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    found = [library for place in places for library in sorted(place.glob("capi/libonnxruntime.so.1.*"))]
+    return found[0] if found else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

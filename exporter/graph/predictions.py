@@ -1,0 +1,96 @@
+"""From logits to what a step returns of them: token ids, confidences, metrics, the likeliest tokens, in fp32.
+
+Shapes in comments: b rows, o outputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .nodes import Nodes
+
+LAST = "last_axis"
+
+
+def write(nodes: Nodes, logits: str, metrics: bool, top_k: int, *, in_one_pass: bool) -> None:
+    """Write what is returned of logits [b, o, vocab]. `in_one_pass`: by operators that are quick on a CPU."""
+    last = nodes.constant(LAST, [-1])
+    top = _best(nodes, logits, in_one_pass)
+    shifted = nodes.add("Sub", logits, top, name="shifted")
+    weights = nodes.add("Exp", shifted, name="weights")
+    total = nodes.add("ReduceSum", weights, last, name="partition", keepdims=0)
+    nodes.add("Reciprocal", total, name="confidence_node", output="confidence")
+    if metrics:
+        _metrics(nodes, logits, shifted, weights, total)
+    if top_k:
+        _top_k(nodes, top_k, shifted, total)
+
+
+def _best(nodes: Nodes, logits: str, in_one_pass: bool) -> str:
+    """`token_ids`, the first of the largest logits; returns that logit [b, o, 1].
+
+    On a CPU TopK is one pass for both; of equal logits it takes the first, too.
+    """
+    if in_one_pass:
+        one = nodes.constant("one_best", [1])
+        top, place = nodes.add_many(
+            "TopK", logits, one, name="best", outputs=["top_logit", "top_id"], axis=-1
+        )
+        nodes.add("Squeeze", place, LAST, name="argmax", output="token_ids")
+        return top
+    nodes.add("ArgMax", logits, name="argmax", output="token_ids", axis=-1, keepdims=0)
+    return nodes.add("ReduceMax", logits, LAST, name="top_logit", keepdims=1)
+
+
+def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) -> None:
+    best, _ = nodes.add_many(
+        "TopK",
+        logits,
+        nodes.constant("two", [2]),
+        name="top2",
+        outputs=["top2_logits", "top2_ids"],
+        axis=-1,
+    )
+    first, second = nodes.add_many(
+        "Split",
+        best,
+        nodes.constant("ones", [1, 1]),
+        name="top2_split",
+        outputs=["top1", "top2"],
+        axis=-1,
+    )
+    ratio = nodes.add("Exp", nodes.add("Sub", second, first, name="top_gap"), name="top_ratio_1")
+    ratio = nodes.add("Squeeze", ratio, LAST, name="top_ratio")
+    share = nodes.add("Sub", nodes.constant("one_f32", 1.0, np.float32), ratio, name="top_share")
+    nodes.add("Mul", "confidence", share, name="margin_node", output="margin")
+    expected = nodes.add(
+        "ReduceSum",
+        nodes.add("Mul", weights, shifted, name="weighted"),
+        LAST,
+        name="weighted_sum",
+        keepdims=0,
+    )
+    mean = nodes.add("Div", expected, total, name="mean_shifted")
+    nodes.add(
+        "Sub", nodes.add("Log", total, name="log_partition"), mean, name="entropy_node", output="entropy"
+    )
+
+
+def _top_k(nodes: Nodes, top_k: int, shifted: str, total: str) -> None:
+    """The likeliest tokens of each output, best first, and their natural log-probabilities."""
+    best, _ = nodes.add_many(
+        "TopK",
+        shifted,
+        nodes.constant("num_topk", [top_k]),
+        name="topk",
+        outputs=["topk_shifted", "topk_ids"],
+        axis=-1,
+    )
+    wide = nodes.add("Unsqueeze", total, LAST, name="partition_column")
+    nodes.add(
+        "Sub",
+        best,
+        nodes.add("Log", wide, name="log_partition_column"),
+        name="topk_logprobs_node",
+        output="topk_logprobs",
+    )

@@ -1,0 +1,31 @@
+// ONNX Runtime's C++ interface as this library includes it, and a loaded session with what must live as long. Only files of device/ort*
+// include this.
+#pragma once
+
+#define ORT_API_MANUAL_INIT // the headers' version is asked for by init_ort, so that a library that is too old is an error, not a crash
+#include <exception>
+#include <string>
+#include <utility>
+
+#include <onnxruntime_cxx_api.h>
+
+#include <mars/config.hpp>
+
+namespace mars {
+
+/// Before anything else of ONNX Runtime. Throws SessionError when the library is older than the headers.
+void init_ort();
+
+/// A graph in ONNX Runtime. Memory that its allocators gave, and everything that is bound, goes before it.
+struct OrtGraph {
+    OnLog on_log; // hears the session, to its end
+    Ort::Env env{nullptr};
+    Ort::Session session{nullptr};
+};
+
+inline std::string first_line(const std::exception& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find('\n'));
+}
+
+} // namespace mars

@@ -1,0 +1,94 @@
+// Memory of the device that a session computes on, and copies there: ONNX Runtime has no call for these that works on every device, so each is
+// a graph of one operator for every tensor, bound by address. Knows no model. Twin of runtime/device/ort_memory.py.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "device/copy_graph.hpp"
+#include "device/ort_api.hpp"
+#include "device/ort_place.hpp"
+
+namespace mars {
+
+/// Memory of one allocator, given back at the end.
+class OrtBlock {
+  public:
+    OrtBlock() = default;
+    OrtBlock(std::shared_ptr<Ort::Allocator> allocator, std::size_t num_bytes);
+    ~OrtBlock() { release(); }
+    OrtBlock(OrtBlock&& other) noexcept { *this = std::move(other); }
+    OrtBlock& operator=(OrtBlock&& other) noexcept;
+
+    /// An address that may be one of a device: not to be read.
+    unsigned char* data() const { return data_; }
+    std::size_t size() const { return size_; }
+
+  private:
+    void release() noexcept;
+
+    std::shared_ptr<Ort::Allocator> allocator_;
+    unsigned char* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+/// `count` runs of `length` elements, one behind the other.
+struct OrtRuns {
+    std::int64_t count, length;
+};
+
+class OrtMemory {
+  public:
+    using Pair = std::pair<const unsigned char*, unsigned char*>; ///< source, target
+
+    /// Of `graph`'s device. `add_provider` makes other sessions compute there, too. KV elements are of `type`.
+    ///
+    /// Throws Ort::Exception where the session has no such memory.
+    OrtMemory(std::shared_ptr<OrtGraph> graph, const OrtPlace& place, std::function<void(Ort::SessionOptions&)> add_provider,
+              ONNXTensorElementDataType type, std::int64_t element_bytes);
+
+    OrtBlock allocate(std::size_t num_bytes) { return {rows_, num_bytes}; }
+
+    /// Host memory that is locked where the device can lock it.
+    OrtBlock staging(std::size_t num_bytes) { return {host_, num_bytes}; }
+
+    Ort::Value tensor(unsigned char* address, std::size_t num_bytes, const std::vector<std::int64_t>& shape,
+                      ONNXTensorElementDataType type) const;
+    Ort::Value host_tensor(unsigned char* address, std::size_t num_bytes, const std::vector<std::int64_t>& shape,
+                           ONNXTensorElementDataType type) const;
+
+    /// All of each, `num_bytes` long, in one run. Sources and targets do not overlap.
+    void copy(const std::vector<Pair>& pairs, std::size_t num_bytes);
+
+    /// Of each the beginning of every run where the target's are shorter, else all of it with zeros behind.
+    void pad(const std::vector<Pair>& pairs, OrtRuns from, OrtRuns to);
+
+    void upload(unsigned char* target, const unsigned char* source, std::size_t num_bytes);
+    void download(unsigned char* target, const unsigned char* source, std::size_t num_bytes);
+
+    ONNXTensorElementDataType type() const { return type_; }
+    std::int64_t element_bytes() const { return element_bytes_; }
+
+    std::atomic<std::uint64_t> sent{0}, fetched{0}; ///< bytes between host and device
+
+  private:
+    Ort::Session& copies(CopyKind kind, std::size_t count);
+
+    std::shared_ptr<OrtGraph> graph_;
+    std::function<void(Ort::SessionOptions&)> add_provider_;
+    ONNXTensorElementDataType type_;
+    std::int64_t element_bytes_;
+    Ort::MemoryInfo bound_, pageable_, staged_;
+    std::shared_ptr<Ort::Allocator> rows_, host_;
+    std::mutex mutex_;
+    std::map<std::pair<CopyKind, std::size_t>, Ort::Session> sessions_;
+};
+
+} // namespace mars

@@ -1,0 +1,113 @@
+"""What is too much in a bundle is too much for both: the same manifests and graphs, refused alike."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support.cabi import CSession, Library, MarsStatusError, build
+from support.fixtures import Named
+
+from mars_export.runtime import BundleError
+from mars_export.runtime.bundle.files import describe
+from mars_export.runtime.bundle.open import open_bundle
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(build() / "libmars.so")
+
+
+@pytest.fixture
+def path(bundles: Named, tmp_path: Path) -> Path:
+    return shutil.copytree(bundles("llama"), tmp_path / "mars.bundle")
+
+
+def seal(path: Path, text: str) -> None:
+    (path / "manifest.json").write_text(text)
+    digest = sha256((path / "manifest.json").read_bytes()).hexdigest()
+    (path / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
+
+
+def refused(library: Library, path: Path, words: str) -> None:
+    with pytest.raises(BundleError, match=re.escape(words)):
+        open_bundle(path)
+    with pytest.raises(MarsStatusError, match=re.escape(words)):
+        CSession(library, path, threads=1)
+
+
+def many(name: str, num: int, each: Any) -> Change:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest[name] = [each] * num
+
+    return change
+
+
+def levels(num: int) -> Any:
+    return [levels(num - 1)] if num else 1
+
+
+PROFILE = {"name": "p", "tau": 0.9, "metric": "margin", "variant": "onnx-fp32", "variant_sha256": "a"}
+TOO_MUCH: dict[str, Change] = {
+    "variants: at most 64 entries are expected, not 65": many("variants", 65, {}),
+    "files: at most 1000 entries are expected, not 1001": many("files", 1001, {}),
+    "profiles: at most 10000 entries are expected, not 10001": many("profiles", 10001, {}),
+    "prefixes: at most 256 entries are expected, not 257": many("prefixes", 257, {}),
+    "grammars: at most 256 entries are expected, not 257": many("grammars", 257, {}),
+    "outputs: at most 16 entries are expected, not 17": lambda m: m["variants"][0].update(outputs=["x"] * 17),
+    "tokens.eos: at most 100000 entries are expected, not 1000000": lambda m: m["tokens"].update(
+        eos=[1] * 1_000_000
+    ),
+    "profiles[0].evidence: more than 32 levels": lambda m: m.update(
+        profiles=[PROFILE | {"evidence": {"n": levels(32)}}]
+    ),
+}
+
+
+@pytest.mark.parametrize("words", TOO_MUCH)
+def test_lists_of_a_manifest(words: str, library: Library, path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    TOO_MUCH[words](manifest)
+    seal(path, json.dumps(manifest))
+    refused(library, path, words)
+
+
+def test_a_name_that_is_given_twice(library: Library, path: Path) -> None:
+    """Of which one reader may take the first and another the last."""
+    text = (path / "manifest.json").read_text()
+    seal(path, text.replace('"mask"', '"m\\u0061sk": 3, "mask"', 1))
+    with pytest.raises(BundleError, match="the name 'mask' is given twice"):
+        open_bundle(path)
+    with pytest.raises(MarsStatusError, match="the name `mask` is given twice"):
+        CSession(library, path)
+
+
+@pytest.mark.parametrize(("num", "is_good"), [(65_536, True), (65_537, False), (1_000_000, False)])
+def test_lists_of_a_graph(num: int, is_good: bool, library: Library, path: Path) -> None:
+    """As a shape ONNX Runtime takes gigabytes for a long one."""
+    graph = onnx.load(path / "model.onnx", load_external_data=False)
+    extra = onnx.numpy_helper.from_array(np.ones(num, np.int64), "extra")
+    graph.graph.initializer.append(extra)
+    (path / "model.onnx").write_bytes(graph.SerializeToString())
+    manifest = json.loads((path / "manifest.json").read_text())
+    entry = describe(path / "model.onnx")
+    for each in manifest["files"]:
+        if each["path"] == entry.path:
+            each.update(size=entry.size, sha256=entry.sha256)
+    seal(path, json.dumps(manifest))
+    if is_good:
+        open_bundle(path)
+        with CSession(library, path, threads=1) as session:
+            assert session.has_text
+    else:
+        refused(library, path, f"a list of {num} integers, 65536 are the most")

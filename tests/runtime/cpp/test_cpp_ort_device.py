@@ -1,0 +1,61 @@
+"""libmars's KV rows in the memory of a device, with the CPU as the device: tests/ort_device_test.cpp on
+bundles of every output, in fp32 and fp16, and the program that a GPU is proven with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.agreement import MAIN
+from support.cabi import build
+from support.tiny import Named
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("cpp-device")
+
+    @cache
+    def exported(precision: str) -> Path:
+        options = ExportOptions(block=6, metrics=True, logits=True, top_k=4, precision=precision)
+        export_onnx(open_checkpoint(str(checkpoints(MAIN))), root / precision, options)
+        return root / precision
+
+    return exported
+
+
+@pytest.mark.parametrize("preset", ["release", "asan"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_rows_on_a_device(precision: str, preset: str, graphs: Callable[[str], Path]) -> None:
+    done = subprocess.run(
+        [build(preset) / "tests" / "mars-ort-device"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, "MARS_BUNDLE": str(graphs(precision))},
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert f"{10 if preset == 'asan' else 11} passed" in done.stdout
+
+
+def test_the_program_for_a_gpu_rehearsed(graphs: Callable[[str], Path]) -> None:
+    """benchmarks/gpu/libmars.py runs it where there is a GPU; elsewhere it says what it lacks."""
+    program, bundle = build() / "tests" / "mars-gpu-ort", str(graphs("fp32"))
+    for env, code, words in (
+        ({"MARS_GPU_REHEARSAL": "1", "MARS_GPU_BUNDLE": bundle}, 0, "40 of 40 checks hold"),
+        ({"MARS_GPU_REHEARSAL": "1"}, 77, "skipped: MARS_GPU_BUNDLE names no bundle"),
+        ({"MARS_GPU_BUNDLE": bundle}, 77, "has no CUDAExecutionProvider"),
+    ):
+        done = subprocess.run(
+            [program], capture_output=True, text=True, timeout=300, env={**os.environ, **env}
+        )
+        assert words in done.stdout, done.stdout + done.stderr
+        assert done.returncode == code

@@ -1,0 +1,110 @@
+"""Whom a batcher lets in: places.json, which libmars reads too, and bursts, floods and cancels."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.fixtures import Sessions
+from support.paths import ROOT
+from support.stalling import behind_a_gate
+
+from mars_export.runtime import Batcher, GenerationConfig, Limits, Overloaded, Session
+from mars_export.runtime.places import Places
+
+CASES = json.loads((ROOT / "tests/conformance/places.json").read_text(encoding="utf-8"))
+LIMITS = ("max_rows", "max_waiting", "client_share", "max_rows_per_client")
+LONG = GenerationConfig(max_new_tokens=300, tau=1.0, eos_ids=())
+SHORT = GenerationConfig(max_new_tokens=2, tau=1.0, eos_ids=())
+
+
+@pytest.fixture
+def session(sessions: Sessions) -> Session:
+    return sessions("llama")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_who_is_let_in(case: dict[str, Any]) -> None:
+    places = Places(Limits(**{name: case[name] for name in LIMITS}))
+    for event in case["events"]:
+        if len(event) == 1:
+            places.forget(event[0])
+            continue
+        client, rows, held, said = event
+        refusal = places.refusal(client, rows, held)
+        assert (said is None) == (refusal is None) and str(said or "") in str(refusal), event
+        if refusal is None:
+            places.enter(client)
+
+
+def test_the_file_has_what_matters() -> None:
+    said = [event[3] for case in CASES for event in case["events"] if len(event) > 1]
+    assert {None, "max_waiting", "client_share"} == set(said)
+    assert all(said.count(what) > 50 for what in set(said))
+
+
+def test_a_burst_finds_rows_and_places(session: Session) -> None:
+    """However early it comes: whoever a free row takes at the next step does not wait."""
+    session, backend = behind_a_gate(session)
+    with Batcher(session, Limits(max_rows=3, max_waiting=2)) as batcher:
+        burst = [batcher.submit([1], SHORT) for _ in range(5)]
+        for _ in range(3):
+            with pytest.raises(Overloaded, match=r"2 requests wait already \(max_waiting\)"):
+                batcher.submit([1], SHORT)
+        assert backend.entered.wait(60)
+        burst[0].cancel()
+        burst[0] = batcher.submit([1], SHORT)
+        backend.gate.set()
+        assert all(len(request.result(60).token_ids) == 2 for request in burst)
+
+
+def test_a_flood_leaves_rows_to_others(session: Session) -> None:
+    """What waits because its client has its rows takes none of those that others find free."""
+    session, backend = behind_a_gate(session)
+    with Batcher(session, Limits(max_rows=3, max_rows_per_client=1, max_waiting=4)) as batcher:
+        flood = [batcher.submit([1], SHORT, client="flood") for _ in range(5)]
+        with pytest.raises(Overloaded, match="4 requests wait already"):
+            batcher.submit([1], SHORT, client="flood")
+        others = [batcher.submit([1], SHORT, client=name) for name in ("a", None)]
+        for client in ("a", "b", None):  # no row is free now
+            with pytest.raises(Overloaded, match="4 requests wait already"):
+                batcher.submit([1], SHORT, client=client)
+        backend.gate.set()
+        assert all(len(request.result(60).token_ids) == 2 for request in flood + others)
+        assert not batcher._places._clients, "nobody is remembered"
+
+
+def test_who_sends_and_cancels_fills_no_memory(session: Session) -> None:
+    """While a step runs, cancelled requests are still held: there are no more of them than places."""
+    session, backend = behind_a_gate(session)
+    with Batcher(session, Limits(max_rows=2, max_waiting=3)) as batcher:
+        running = batcher.submit([1], LONG)
+        assert backend.entered.wait(60)
+        for _ in range(5):
+            batcher.submit([1], LONG).cancel()
+        with pytest.raises(Overloaded, match=r"requests wait already \(max_waiting\)"):
+            batcher.submit([1], LONG)
+        assert batcher.num_waiting == 5
+        running.cancel()
+        backend.gate.set()
+        assert batcher.submit([1], SHORT, wait=60).result(60).finish_reason == "length"
+
+
+def test_long_requests_that_fill_the_memory_leave_no_free_rows(session: Session) -> None:
+    """Rows that the KV memory has no room for are not free, and are again once it has."""
+    whole = session.kv_budget(1, 10**9)._row_bytes  # what one row takes
+    row, _ = session.new_row(0, [1], LONG, None)
+    session, backend = behind_a_gate(session)
+    with Batcher(session, Limits(max_rows=4, max_waiting=1, kv_bytes=whole(row))) as batcher:
+        assert batcher._schedule.num_rows == 4
+        long = batcher.submit([1], LONG)
+        assert backend.entered.wait(60)
+        assert batcher._schedule.num_rows == 1
+        next_one = batcher.submit([1], LONG)
+        with pytest.raises(Overloaded, match="1 requests wait already"):
+            batcher.submit([1], LONG)
+        for request in (long, next_one):
+            request.cancel()
+        backend.gate.set()
+        assert batcher.submit([1], SHORT, wait=60).result(60).finish_reason == "length"

@@ -1,0 +1,29 @@
+"""The bundle that the fuzzing of the C interface opens: `python -m support.fuzzed PATH`. Knows no fuzzer."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import GenerationConfig
+from mars_export.runtime.grammar_maker import make
+from support import tiny
+
+
+def bundle(path: Path) -> Path:
+    """A tiny model with every output and two grammars. `path` is made, or left as it is."""
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as checkpoint:
+            tiny.write(tiny.TINIES["llama"], Path(checkpoint))
+            options = ExportOptions(block=6, metrics=True, logits=True, top_k=4)
+            export_onnx(open_checkpoint(checkpoint), path, options)
+        make(path, "g0", GenerationConfig(regex="[a-z]{2,9}( ok)?"))
+        make(path, "g1", GenerationConfig(choice=("yes", "no", "yes, but")))
+    return path
+
+
+if __name__ == "__main__":
+    bundle(Path(sys.argv[1]))
