@@ -19,6 +19,9 @@ DATA = Path(__file__).parent / "data"
 BUILT_IN = Path(__file__).parents[2] / "calibration" / "tasks" / "data"
 SHARES = {"assistant": 0.40, "arithmetic": 0.32, "chat": 0.28}  # of response tokens
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
+# The text that GPTQ chooses the default checkpoint's int4 codes on: the first rows of each calibration split.
+TEXT = Path(__file__).parents[2] / "exporter" / "default" / "calibration.jsonl"
+TEXT_ROWS = {"assistant": 40, "arithmetic": 40, "chat": 20}
 LIMITS = {"assistant": 128, "arithmetic": 112, "chat": 64}
 ROWS = {
     "test": {"assistant": 500, "arithmetic": 500, "chat": 105},
@@ -130,5 +133,22 @@ def write_held_out(folder: Path, built_in: Path) -> None:
             (place / f"{task}.{split}.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def write_text(path: Path) -> None:
+    """Writes messages and answers of `TEXT_ROWS` calibration rows, shuffled."""
+    rows = [row for task, count in TEXT_ROWS.items() for row in held_out_rows(task)["calibration"][:count]]
+    random.Random(7).shuffle(rows)
+    lines = [
+        json.dumps(
+            {
+                "messages": [{"role": role, "content": text} for role, text in row.messages],
+                "answer": row.answer,
+            }
+        )
+        for row in rows
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
 if __name__ == "__main__":
     write_held_out(DATA, BUILT_IN)
+    write_text(TEXT)
