@@ -75,7 +75,7 @@ void StepIO::fetch(Device& device, std::int64_t rows, std::int64_t outputs, bool
         const auto at = got_.find(name);
         if (at == got_.end()) return;
         values.resize(bytes({rows, outputs, width}));
-        std::memcpy(values.data(), there_ + at->second, num_bytes(values));
+        if (!values.empty()) std::memcpy(values.data(), there_ + at->second, num_bytes(values));
     };
     take("token_ids", output.token_ids, 1);
     take("confidence", output.confidence, 1);
