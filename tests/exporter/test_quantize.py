@@ -24,6 +24,7 @@ from support.oracle import Oracle
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.codes import Codec, Quantization, pack
 from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.graph import predictions
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.quantized import integer_product
 from mars_export.exporter.graph.step import StepGraph, _Writer
@@ -328,19 +329,21 @@ def test_rows_of_zeros_and_of_the_smallest_numbers_have_their_products() -> None
 
 def test_the_best_logit_is_the_same_in_one_pass_or_two(checkpoints: Named) -> None:
     dims = open_checkpoint(str(checkpoints("llama"))).dims
+    for scheme in ("w8a8", "int8"):
+        graph = StepGraph(dims, 4, tiny.MASK, quantization=Quantization(scheme))
+        assert _Writer(graph).is_steady == (scheme == "w8a8")
     logits = np.random.default_rng(0).integers(0, 9, (2, 7, 288)).astype(np.float32)  # many equal ones
     logits[0, 0] = -1e9
     found = {}
-    for scheme in ("w8a8", "int8"):
-        writer = _Writer(StepGraph(dims, 4, tiny.MASK, quantization=Quantization(scheme)))
-        writer.nodes.constant("last_axis", [-1])
-        top = writer.best("logits")
-        kinds = {node.op_type for node in writer.nodes.nodes}
-        assert ("TopK" in kinds) == (scheme == "w8a8") != ("ArgMax" in kinds)
-        found[scheme] = run_nodes(writer.nodes, 24, {"logits": logits}, "token_ids", top)
+    for in_one_pass in (True, False):
+        nodes = Nodes()
+        predictions.write(nodes, "logits", False, 0, in_one_pass=in_one_pass)
+        kinds = {node.op_type for node in nodes.nodes}
+        assert ("TopK" in kinds) == in_one_pass != ("ArgMax" in kinds)
+        found[in_one_pass] = run_nodes(nodes, 24, {"logits": logits}, "token_ids", "confidence")
     for one, two in zip(*found.values(), strict=True):
         np.testing.assert_array_equal(one, two)
-    assert (found["w8a8"][0] == logits.argmax(-1)).all()
+    assert (found[True][0] == logits.argmax(-1)).all()
 
 
 def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:

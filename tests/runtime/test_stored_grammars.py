@@ -227,7 +227,7 @@ def test_a_changed_file_is_found(bundle: Path) -> None:
     made = make(bundle, "g", GenerationConfig(choice=("a", "b")))
     session = Session.open(bundle)
     (bundle / made.file).write_bytes(b"nonsense")
-    with pytest.raises(BundleError, match="not the automaton of a grammar"):
+    with pytest.raises(BundleError, match="was written to since the bundle was opened; open it again"):
         session.generate(PROMPT, GenerationConfig(grammar="g"))
     with pytest.raises(BundleError, match="damaged or incomplete"):
         Session.open(bundle, verify=True)
