@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes as c
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,25 @@ def test_a_session_says_what_runs(library: Library, bundles: Named, sessions: Se
         assert tuple(info.eos_ids[: info.num_eos_ids]) == tuple(python.bundle.manifest.tokens.eos)
         assert [name.decode() for name in info.outputs[: info.num_outputs]] == [*python.variant.outputs]
         assert info.num_profiles == 0 and info.has_text
+
+
+TELLS = """
+import ctypes, sys
+from support.cabi import CSession, Library
+from pathlib import Path
+with CSession(Library(Path(sys.argv[1])), Path(sys.argv[2]), threads=1):
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    print(getenv(b"ORT_DISABLE_TELEMETRY").decode())
+"""
+
+
+@pytest.mark.parametrize("said", [None, "0"])
+def test_onnx_runtime_tells_nobody_unless_it_was_asked_to(bundles: Named, said: str | None) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"ORT_DISABLE_TELEMETRY": said} if said else {})
+    command = [sys.executable, "-c", TELLS, str(build() / "libmars.so"), str(bundles("llama"))]
+    assert subprocess.check_output(command, env=env, text=True).split() == [said or "1"]
 
 
 def test_an_older_program_gets_what_it_knows(library: Library, bundles: Named) -> None:
