@@ -40,11 +40,6 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def library() -> Library:
-    return Library(build() / "libmars.so")
-
-
-@pytest.fixture(scope="module")
 def twin(library: Library, bundles: Named) -> Iterator[CSession]:
     with CSession(library, bundles("llama"), threads=1) as session:
         yield session

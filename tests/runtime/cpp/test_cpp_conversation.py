@@ -36,11 +36,6 @@ Both = Callable[..., tuple[Session, CSession]]
 
 
 @pytest.fixture(scope="module")
-def library() -> Library:
-    return Library(build() / "libmars.so")
-
-
-@pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     root = tmp_path_factory.mktemp("talk")
     checkpoint = tiny.write(WIDE, root / "checkpoint")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import CSession, Library, MarsStatusError
 from support.fixtures import Named
 
 from mars_export.exporter.output import _exchanged
@@ -24,16 +24,6 @@ from mars_export.runtime.bundle.open import open_bundle, write_manifest
 from mars_export.runtime.grammar_maker import make
 
 PROMPT, FEW = [5, 9, 200, 17], {"max_new_tokens": 6, "tau": 1.0, "eos_ids": ()}
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return Library(build() / "libmars.so")
-
-
-@pytest.fixture
-def path(bundles: Named, tmp_path: Path) -> Path:
-    return shutil.copytree(bundles("llama"), tmp_path / "mars.bundle")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -13,24 +12,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.cabi import CSession, Library, MarsStatusError, build
-from support.fixtures import Named
+from support.cabi import CSession, Library, MarsStatusError
 
 from mars_export.runtime import BundleError
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.open import open_bundle
 
 Change = Callable[[dict[str, Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return Library(build() / "libmars.so")
-
-
-@pytest.fixture
-def path(bundles: Named, tmp_path: Path) -> Path:
-    return shutil.copytree(bundles("llama"), tmp_path / "mars.bundle")
 
 
 def seal(path: Path, text: str) -> None:

@@ -18,11 +18,6 @@ SPINNING = "session.intra_op.allow_spinning"
 BUNDLE, SESSION = 1, 2  # of mars_status
 
 
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return Library(build() / "libmars.so")
-
-
 @pytest.fixture
 def copied(bundles: Named, tmp_path: Path) -> Path:
     directory = tmp_path / "bundle"

@@ -256,7 +256,9 @@ def test_the_real_bindings_take_what_a_copy_says() -> None:
 
 
 def test_what_stays_is_known_by_name_and_by_number() -> None:
-    runtime = pytest.importorskip("cuda.bindings.runtime")
+    need("cuda.bindings.runtime", "rtx")
+    from cuda.bindings import runtime
+
     assert {name: int(getattr(runtime.cudaError_t, name)) for name in LASTING} == LASTING
     said = "Non-zero status code returned while running Attention node. CUDA failure 700: an illegal memory"
     assert is_lasting(said)

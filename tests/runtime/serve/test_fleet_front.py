@@ -343,7 +343,9 @@ def test_metrics_of_all_replicas_are_one_page() -> None:
 
 
 def test_the_page_is_one_that_prometheus_reads() -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
+    need("prometheus_client", "serve")
+    from prometheus_client import parser
+
     front = Fronted(Scripted(answer("x"), pages=[Whole(n, 200, PAGE.encode()) for n in ('a"', "b")]))
     front.chat()
     families = {f.name: f for f in parser.text_string_to_metric_families(front.call("/metrics")[1].decode())}
