@@ -3,7 +3,7 @@
     python benchmarks/attention.py [--lengths 512 2048 4096 7680] [--slots 1 8 64 256] [--threads 1]
                                    [--layers 8] [--rounds 12] [--json FILE]
 
-`rows` and `heads` are what w8a8 graphs have below and from 64 slots on (exporter/graph/steady.py), and
+`rows` and `heads` are what w8a8 graphs have below and from 128 slots on (exporter/graph/steady.py), and
 `truths` is `rows` with a mask that each layer must read as truths. `turned` is K q^T in plain operators, keys
 in two halves, which one more thread can share; `pieces` takes values in pieces of 256, too, and adds them up.
 The smallest of all rounds counts: CPU time of the one thread with --threads 1, wall clock with more. Each
