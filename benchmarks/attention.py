@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels import Graph, measure, session
+from forms import Graph, measure, session
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.steady import UNSEEN
 
