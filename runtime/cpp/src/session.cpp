@@ -1,5 +1,6 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
+#include <new>
 #include <set>
 
 #include <mars/conversation.hpp>
@@ -133,7 +134,7 @@ Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optio
     return Session(std::make_shared<Opened>(std::move(opened)));
 }
 
-Session Session::open(const std::filesystem::path& path, const Options& options) {
+Session Session::open(const std::filesystem::path& path, const Options& options) try {
     if (options.cache_bytes && *options.cache_bytes < 0)
         throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
     Opened opened = from_verified(path, options);
@@ -151,6 +152,8 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
                                "; export both from checkpoints of one family");
     }
     return Session(std::make_shared<Opened>(std::move(opened)));
+} catch (const std::bad_alloc&) {
+    throw MemoryError(path.string() + ": not enough memory to open this bundle; use a model of fewer or smaller weights, or free memory");
 }
 
 Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event, const Commit& commit) const {
@@ -285,7 +288,7 @@ const Text& Opened::needs_text() const {
 
 NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
                        std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
-                       std::optional<std::int64_t> most) const {
+                       std::optional<std::int64_t> most) const try {
     check(config);
     NewRow made;
     std::function<bool(std::int64_t)> stop;
@@ -299,6 +302,8 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
     made.row->guide = new_guide(config);
     made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
     return made;
+} catch (const std::bad_alloc&) {
+    throw MemoryError("not enough memory to take this request in; shorten the prompt, or free memory");
 }
 
 std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
