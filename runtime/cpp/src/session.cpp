@@ -14,6 +14,7 @@
 #include "device/name.hpp"
 #include "device/ort.hpp"
 #include "device/variants.hpp"
+#include "headroom.hpp"
 #include "log.hpp"
 #include "machine.hpp"
 
@@ -22,6 +23,7 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
+constexpr std::int64_t tokenizer_cost = 16;                                  // bytes for each byte of its file: 9 were measured
 constexpr int most_attempts = 5;                                             // to read a bundle that others write to meanwhile
 constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;              // where nobody says how much memory is free, as on a GPU
 constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
@@ -54,6 +56,9 @@ std::optional<Text> text_of(const Bundle& bundle) {
     if (!bundle.manifest.text) return std::nullopt;
     const TextInfo& info = *bundle.manifest.text;
     const std::filesystem::path file = bundle.path / info.tokenizer;
+    for (const FileEntry& entry : bundle.manifest.files)
+        if (entry.path == info.tokenizer)
+            Headroom().require({tokenizer_cost * entry.size, file.string() + ": the tokenizer", "open the bundle where there is more"});
     const std::optional<std::string> json = read_file(bundle.place(info.tokenizer));
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
     return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")));

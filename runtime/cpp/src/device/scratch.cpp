@@ -8,7 +8,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t of_library = std::int64_t{16}
+constexpr std::int64_t of_library = std::int64_t{10}
                                     << 20;               // what ONNX Runtime's first environment takes; its code is there since the start
 constexpr std::int64_t of_graph = std::int64_t{8} << 20; // of a session without weights: nodes, plans, small tensors
 constexpr double of_float = 4.0;                         // bytes: activations are computed in so many, whatever the weights
