@@ -28,8 +28,11 @@ def require_session(
 ) -> None:
     """Raise SessionError where a limit leaves less memory than opening a graph on the CPU takes.
 
-    `weights` are bytes. `loaded`: the library is there already.
+    `weights` are bytes. `loaded`: the library is there already. Under a limit memory goes back when it is
+    freed, from here on.
     """
+    if headroom.is_limited():
+        headroom.return_freed()
     # Weights in the layout that products like best take the place of those that were read; of the
     # vocabulary's there are two, one as a table and one for the product.
     copies = 2.0 if precision == "float16" else 1.1

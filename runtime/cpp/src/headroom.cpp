@@ -6,6 +6,9 @@
 #include <mutex>
 #include <sys/resource.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <mars/errors.hpp>
 
@@ -82,6 +85,12 @@ void Headroom::weigh(const Need& need, std::int64_t running) const {
     if (need.num_bytes < large) return;
     if (const auto left = group_left(readings_.files); left && *left - running < needed)
         refuse(need, needed, *left - running, of_group, running);
+}
+
+void Headroom::return_freed() {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 128 << 10); // what it begins with
+#endif
 }
 
 std::int64_t Headroom::stacks(std::int64_t threads) const {

@@ -38,6 +38,7 @@ bool holds(const Scratch::Size& larger, const Scratch::Size& smaller) {
 
 void require_session(const Headroom& headroom, const ModelInfo& model, std::int64_t weights, const std::string& precision,
                      std::optional<int> threads, bool has_begun) {
+    if (headroom.is_limited()) Headroom::return_freed();
     // Weights in the layout that products like best take the place of those that were read; of the vocabulary's there are two, one as a table
     // and one for the product.
     const double copies = precision == "float16" ? 2.0 : 1.1;

@@ -15,7 +15,7 @@
 namespace mars {
 
 /// Throws MemoryError where a limit leaves less memory than opening a graph on the CPU takes. `weights` are bytes, `threads` nothing for one a
-/// core. `has_begun`: ONNX Runtime has an environment already.
+/// core. `has_begun`: ONNX Runtime has an environment already. Under a limit memory goes back when it is freed, from here on.
 void require_session(const Headroom& headroom, const ModelInfo& model, std::int64_t weights, const std::string& precision,
                      std::optional<int> threads, bool has_begun);
 
