@@ -234,9 +234,10 @@ class OrtBackend:
             raise SessionError(what + advice(error)) from error
 
     def _plainly(self, cache: KvRows, first: int, given: StepInput, want_logits: bool) -> StepOutput:
-        if self._scratch is None:
+        scratch, (rows, slots) = self._scratch, given.input_ids.shape
+        if scratch is None:
             return self._run(cache, first, given, want_logits)
-        with self._scratch.step(*given.input_ids.shape, cache.capacity, given.output_index.shape[1]):
+        with scratch.step(rows, slots, cache.capacity, given.output_index.shape[1]):
             return self._run(cache, first, given, want_logits)
 
     def _run(self, cache: KvRows, first: int, given: StepInput, want_logits: bool) -> StepOutput:

@@ -1,5 +1,5 @@
-"""libmars in a process that may take so much memory and not a byte more: right answers or clear errors, never a
-signal.
+"""libmars in a process that may take so much memory and not a byte more: right answers or clear errors,
+never a signal.
 """
 
 from __future__ import annotations
