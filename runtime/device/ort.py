@@ -110,8 +110,7 @@ class OrtBackend:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", str(int(device != "cpu")))
         if threads is not None:
             options.intra_op_num_threads = threads
-        self._has_arena = device != "cpu" or not headroom.is_limited()
-        options.enable_cpu_mem_arena = self._has_arena
+        options.enable_cpu_mem_arena = self._has_arena = device != "cpu" or not headroom.is_limited()
         try:
             for key, value in entries.items():
                 options.add_session_config_entry(key, value)

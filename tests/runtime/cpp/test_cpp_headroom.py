@@ -21,6 +21,7 @@ ASKED = ("--token-ids", "--prompt", " ".join(["5 6 7 8"] * 40), "--max-new-token
 LIMITS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 SAYS = re.compile(r"^error: .*not enough memory.*; .*$", re.MULTILINE)
 MB = 1 << 20
+MEMORY = 4  # MARS_ERROR_MEMORY
 
 
 def run(*arguments: str, kind: int, most: int) -> subprocess.CompletedProcess[str]:
@@ -118,3 +119,27 @@ def test_threads_that_step_at_once_under_a_limit() -> None:
     assert all(right + short == 48 for right, short, _ in counts.values()), counts
     assert counts["0"][1] > 0
     assert counts["400"][0] == 48
+
+
+DEADLINE = """
+sys.path.insert(0, sys.argv[2])
+from support.cabi import CSession, Library, MarsStatusError, build
+session = CSession(Library(build() / "libmars.so"), sys.argv[1], threads=1, cache_bytes=0)
+before = resource.getrlimit(resource.RLIMIT_AS)
+now = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (now + 2**20, before[1]))
+try:
+    session.generate([5, 6, 7], deadline=20.0)
+except MarsStatusError as error:
+    print(error.status, error)
+resource.setrlimit(resource.RLIMIT_AS, before)
+print(len(session.generate([5, 6, 7], deadline=20.0, max_new_tokens=3, eos_ids=[]).token_ids))
+"""
+
+
+def test_a_deadline_for_which_there_is_no_thread() -> None:
+    """It was the words of the system, as a fault of the library."""
+    said, tokens = confined(DEADLINE, str(BUNDLE), str(Path(__file__).parents[2])).splitlines()
+    assert "the thread of a deadline cannot be started" in said
+    assert said.startswith(f"{MEMORY} ")
+    assert tokens == "3"
