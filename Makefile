@@ -74,6 +74,9 @@ attack: $(STAMP)
 	$(BIN)/python benchmarks/attack --kind checkpoints --trials 20000 --state build/checkpoints.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.kills --state build/kills.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.memory --state build/memory.jsonl
+	if [ -x build/cpp/release/mars-run ]; then \
+	PYTHONPATH=benchmarks $(BIN)/python -m attack.memory --runs 40 --runner cpp build/cpp/release/mars-run \
+	--state build/memory-cpp.jsonl; else echo "libmars is not built (make cpp): its runs are left out"; fi
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.soak --seconds 7200 --state build/soak.jsonl \
 	--figures build/soak.json

@@ -122,8 +122,10 @@ class Text:
                 f"the prompt holds half a character (a lone surrogate, U+{ord(text[error.start]):04X}) at"
                 f" {error.start}; give whole Unicode text"
             ) from error
-        headroom.require(TEXT_COST * num_bytes, f"a prompt of {len(text)} characters", "shorten it")
-        with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
+        with (
+            headroom.granted(TEXT_COST * num_bytes, f"a prompt of {len(text)} characters", "shorten it"),
+            _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"),
+        ):
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def render(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:

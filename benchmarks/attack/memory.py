@@ -2,10 +2,11 @@
 answer is right or a clear error, and no run ends by a signal.
 
 PYTHONPATH=benchmarks python -m attack.memory --runs 100 --state memory.jsonl      # resumable
+PYTHONPATH=benchmarks python -m attack.memory --runs 40 --runner cpp build/cpp/release/mars-run
 
 A run is a seed: the limit (address space or data, set before or after the bundle is opened) and how much is
-given. The state has one JSON line for each; what is wrong is printed. Without a bundle a small random model
-is made.
+given; with `--runner cpp` it is libmars's program on one long prompt (memory_cpp.py). The state has one JSON
+line for each; what is wrong is printed. Without a bundle a small random model is made.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from attack import memory_cpp
 from attack.kills import ended, fork, kill
 from attack.schemas import small_bundle
 from mars_export.runtime import Batcher, GenerationConfig, Limits, MarsError, Session
@@ -165,18 +167,24 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--state", type=Path, help="JSON lines; only what was wrong is done again")
+    parser.add_argument(
+        "--runner", nargs=2, metavar=("cpp", "PATH"), help="mars-run in place of Python's batcher"
+    )
     args = parser.parse_args()
+    if args.runner and args.runner[0] != "cpp":
+        parser.error("--runner: the one there is is cpp, with the path of mars-run")
     lines: dict[int, dict[str, Any]] = {}
     if args.state is not None and args.state.exists():
         read = map(json.loads, args.state.read_text(encoding="utf-8").splitlines())
         lines = {line["seed"]: line for line in read}
     with tempfile.TemporaryDirectory(prefix="attack-") as place:
         bundle = args.bundle or made(Path(place))
-        wanted = without_limit(bundle)
+        program = memory_cpp.Program(Path(args.runner[1]), bundle) if args.runner else None
+        wanted = [] if program else without_limit(bundle)
         for seed in range(args.first, args.first + args.runs):
             if seed in lines and not lines[seed]["wrong"]:
                 continue
-            lines[seed] = run(bundle, seed, wanted)
+            lines[seed] = program.run(seed, args.runs) if program else run(bundle, seed, wanted)
             if args.state is not None:
                 with args.state.open("a", encoding="utf-8") as state:
                     state.write(json.dumps(lines[seed]) + "\n")
@@ -186,7 +194,8 @@ def main() -> int:
     for line in lines.values():
         counts.update(line["counts"])
     wrong = sum(bool(line["wrong"]) for line in lines.values())
-    served_all = sum(line["counts"].get("right") == CLIENTS * EACH for line in lines.values())
+    whole = 1 if args.runner else CLIENTS * EACH
+    served_all = sum(line["counts"].get("right") == whole for line in lines.values())
     print(f"{len(lines)} runs: {dict(counts)}; {served_all} with all answers; {wrong} wrong")
     return int(wrong > 0)
 

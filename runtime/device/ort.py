@@ -110,8 +110,7 @@ class OrtBackend:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", str(int(device != "cpu")))
         if threads is not None:
             options.intra_op_num_threads = threads
-        self._has_arena = device != "cpu" or not headroom.is_limited()
-        options.enable_cpu_mem_arena = self._has_arena
+        options.enable_cpu_mem_arena = self._has_arena = device != "cpu" or not headroom.is_limited()
         try:
             for key, value in entries.items():
                 options.add_session_config_entry(key, value)
@@ -234,9 +233,14 @@ class OrtBackend:
             raise SessionError(what + advice(error)) from error
 
     def _plainly(self, cache: KvRows, first: int, given: StepInput, want_logits: bool) -> StepOutput:
-        (rows, slots), outputs = given.input_ids.shape, given.output_index.shape[1]
-        scratch = self._scratch
-        size = scratch.check(rows, slots, cache.capacity, outputs) if scratch is not None else None
+        scratch, (rows, slots) = self._scratch, given.input_ids.shape
+        if scratch is None:
+            return self._run(cache, first, given, want_logits)
+        with scratch.step(rows, slots, cache.capacity, given.output_index.shape[1]):
+            return self._run(cache, first, given, want_logits)
+
+    def _run(self, cache: KvRows, first: int, given: StepInput, want_logits: bool) -> StepOutput:
+        rows, slots = given.input_ids.shape
         binding = self._binding(cache, first, rows, want_logits)
         results = self._ready(binding, given, want_logits)
         plain = self._graphs.plain if self._graphs else None
@@ -247,8 +251,6 @@ class OrtBackend:
             new = [binding.expect(f"present.{s}", shape, self._dtype) for s in self._suffixes]
             binding.run(plain)
             cache.place(first, given.kv_length, new)
-        if scratch is not None and size is not None:
-            scratch.ran(size)
         if want_logits and "logits" in results:
             results["logits"] = binding.take("logits")
         return StepOutput(**{n: value if n == "logits" else value.read() for n, value in results.items()})

@@ -7,6 +7,9 @@ limit stands already a session is opened without one, and where it comes later, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from .. import headroom, machine
 from ..bundle.manifest import ModelInfo, Variant
 
@@ -25,8 +28,11 @@ def require_session(
 ) -> None:
     """Raise SessionError where a limit leaves less memory than opening a graph on the CPU takes.
 
-    `weights` are bytes. `loaded`: the library is there already.
+    `weights` are bytes. `loaded`: the library is there already. Under a limit memory goes back when it is
+    freed, from here on.
     """
+    if headroom.is_limited():
+        headroom.return_freed()
     # Weights in the layout that products like best take the place of those that were read; of the
     # vocabulary's there are two, one as a table and one for the product.
     copies = 2.0 if precision == "float16" else 1.1
@@ -50,7 +56,7 @@ class Scratch:
         self._position = FLOAT * (8 * model.hidden_size + 4 * inner) + slot_bytes
         self._score, self._choice = 3 * FLOAT * model.num_heads, 4 * FLOAT * model.vocab_size
         self._arena, self._ran = arena, tuple[Size, ...]()
-        self._before = self._grown = 0  # address space before a step, and what steps took of it
+        self._grown = 0  # address space that steps took
 
     @classmethod
     def of(cls, model: ModelInfo, variant: Variant, weights: int, *, arena: bool) -> Scratch:
@@ -61,32 +67,35 @@ class Scratch:
         slot_bytes = model.entry_bytes(variant.kv_dtype) if variant.kv_layout != "static" else 0
         return cls(model, inner, slot_bytes, arena=arena)
 
-    def check(self, rows: int, slots: int, capacity: int, outputs: int) -> Size | None:
-        """Raise SessionError where a limit leaves too little for a step.
-
-        Returns its size, for `ran` to know once it ran; None where that tells nothing.
+    @contextmanager
+    def step(self, rows: int, slots: int, capacity: int, outputs: int) -> Iterator[None]:
+        """Raise SessionError where a limit leaves too little for a step; as long as it runs nobody else is
+        given its bytes. What it took without an error is known from then on.
         """
         size = (rows * slots, rows * slots * capacity, rows * outputs)
         is_known, is_limited = self._arena and self._has_run(size), headroom.is_limited()
         if is_known and not is_limited:
-            return None
-        self._before = headroom.address_space()
+            yield
+            return
+        before = headroom.address_space() if self._arena else 0
         needed = 0 if is_known else self.num_bytes(size)
         if self._arena:
             # It grows by twice what it last grew by, whatever is asked of it; where that is not there, by all
             # that is, and leaves nothing for anybody.
             growth = self._grown + FIRST_GROWTH if is_limited else 0
             needed = max(2 * needed, growth)
-        headroom.require(
+        with headroom.granted(
             needed,
             f"a step of {rows} x {slots} slots",
             "run fewer rows at once, shorten the prompt, or give another prefill_tokens",
-        )
-        return size if self._arena else None
+        ):
+            yield
+        if self._arena:
+            self._keep(size, headroom.address_space() - before)
 
-    def ran(self, size: Size) -> None:
+    def _keep(self, size: Size, grown: int) -> None:
         """A step of this size got what it needed, and its session keeps that."""
-        self._grown += max(0, headroom.address_space() - self._before)
+        self._grown += max(0, grown)
         if not self._has_run(size):
             self._ran = (*[s for s in self._ran if not _holds(size, s)], size)[-MOST_SIZES:]
 

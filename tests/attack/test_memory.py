@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from attack.memory import kind_of
+from support.cabi import build
 from support.paths import ROOT
 
 BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
@@ -49,3 +51,35 @@ def test_another_answer_is_wrong(tmp_path: Path) -> None:
     assert "1 wrong" in done.stdout
     done = attack("--first", "99", "--runs", "1", "--state", str(state))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_libmars_under_a_limit_is_right_or_says_so(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    done = attack("--runs", "8", "--runner", "cpp", str(build() / "mars-run"), "--state", str(state))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in state.read_text().splitlines()]
+    assert [line["limit"] for line in lines] == ["address space", "data"] * 4
+    assert [line["counts"] for line in lines[:2]] == [{"errors": 1}] * 2
+    assert [line["counts"] for line in lines[-2:]] == [{"right": 1}] * 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("kill -SEGV $$", "run 0: ended with -11"),
+        ("echo terminate called >&2; kill -ABRT $$", "run 0: ended with -6: terminate called"),
+        ("echo error: std::bad_alloc >&2; exit 1", "run 0: ended with 1: error: std::bad_alloc"),
+        ("echo '{\"token_ids\": [2]}'; exit 0", "run 0: ended with 0"),
+    ],
+)
+def test_a_program_that_falls_is_seen(tmp_path: Path, fault: str, words: str) -> None:
+    """One that needs 80 MB of address space."""
+    program = tmp_path / "program"
+    program.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exit 0\nmost=$(ulimit -v)\n"
+        f"[ $most = unlimited ] || [ $most -gt 80000 ] || {{ {fault}; }}\necho '{{\"token_ids\": [1]}}'\n"
+    )
+    program.chmod(0o755)
+    done = attack("--runs", "2", "--runner", "cpp", str(program))
+    assert done.returncode == 1
+    assert words in done.stdout

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,7 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[int, int]:
     (tmp_path / "statm").write_text("1000 500 100 1 0 200 0\n")
     monkeypatch.setattr(headroom, "STATM", tmp_path / "statm")
     monkeypatch.setattr(machine, "group_left", lambda: None)
+    monkeypatch.setattr(headroom, "return_freed", lambda: None)
     return limits
 
 
@@ -45,7 +50,7 @@ def test_without_a_limit_nothing_is_refused_and_nothing_read(monkeypatch: pytest
     monkeypatch.setattr(headroom, "STATM", Path("/nowhere"))
     headroom.require(1 << 50, "all", "less", stacks=1 << 50, code=1 << 50)
     require_session(MODEL, 1 << 50, "float32", 1000, loaded=False)
-    Scratch(MODEL, 8192, 0).check(1000, 10**6, 10**6, 1000)
+    step(Scratch(MODEL, 8192, 0), 1000, 10**6, 10**6, 1000)
 
 
 def test_a_limit_says_how_much_is_missing_of_what_and_what_to_do(limits: dict[int, int]) -> None:
@@ -105,32 +110,47 @@ def test_opening_counts_weights_the_vocabulary_threads_and_the_library(limits: d
     assert 1.05e9 < least(weights=10**9) - least() < 1.2e9
 
 
+def step(scratch: Scratch, *size: int) -> None:
+    """One that is let through, or not, and ends well."""
+    with scratch.step(*size):
+        pass
+
+
+def size_of(rows: int, slots: int, capacity: int, outputs: int) -> tuple[int, int, int]:
+    return rows * slots, rows * slots * capacity, rows * outputs
+
+
 @given(SIZES, SIZES)
 def test_a_step_takes_at_most_what_a_larger_one_takes(
     one: tuple[int, int, int, int], more: tuple[int, int, int, int]
 ) -> None:
     scratch = Scratch(MODEL, 8192, 0)
-    larger = [a + b for a, b in zip(one, more, strict=True)]
-    small, large = scratch.check(*one), scratch.check(*larger)
-    assert small is not None and large is not None
-    assert 0 < scratch.num_bytes(small) < scratch.num_bytes(large)
+    rows, slots, capacity, outputs = (a + b for a, b in zip(one, more, strict=True))
+    larger = size_of(rows, slots, capacity, outputs)
+    assert 0 < scratch.num_bytes(size_of(*one)) < scratch.num_bytes(larger)
 
 
 def test_steps_no_larger_than_one_that_ran_need_what_an_arena_likes_to_take(limits: dict[int, int]) -> None:
     scratch = Scratch(MODEL, 8192, 0)
-    size = scratch.check(2, 64, 1024, 8)
-    assert size is not None
-    scratch.ran(size)
-    assert scratch.check(2, 64, 1024, 8) is None
+    step(scratch, 2, 64, 1024, 8)
     left(limits, resource.RLIMIT_AS, 1000, headroom.RESERVE + FIRST_GROWTH)
     for size in ((2, 64, 1024, 8), (1, 128, 1024, 8), (1, 1, 128, 1), (16, 8, 512, 1)):
-        scratch.check(*size)
+        step(scratch, *size)
     for size in ((2, 64, 1025, 8), (1, 129, 1, 1), (1, 1, 128, 17), (3, 64, 128, 1)):
         with pytest.raises(SessionError, match=f"a step of {size[0]} x {size[1]} slots needs about"):
-            scratch.check(*size)
+            step(scratch, *size)
     left(limits, resource.RLIMIT_AS, 1000, headroom.RESERVE + FIRST_GROWTH - 1)
     with pytest.raises(SessionError, match="a step of 1 x 1 slots"):
-        scratch.check(1, 1, 128, 1)
+        step(scratch, 1, 1, 128, 1)
+
+
+def test_a_step_that_failed_is_not_known(limits: dict[int, int]) -> None:
+    scratch = Scratch(MODEL, 8192, 0)
+    with pytest.raises(KeyError), scratch.step(2, 64, 1024, 8):
+        raise KeyError
+    left(limits, resource.RLIMIT_AS, 1000, headroom.RESERVE + FIRST_GROWTH)
+    with pytest.raises(SessionError, match="a step of 2 x 64 slots"):
+        step(scratch, 2, 64, 1024, 8)
 
 
 def test_without_an_arena_every_step_needs_its_own(limits: dict[int, int]) -> None:
@@ -139,16 +159,79 @@ def test_without_an_arena_every_step_needs_its_own(limits: dict[int, int]) -> No
     for spare, is_enough in ((needed, True), (needed - 1, False), (needed, True)):
         left(limits, resource.RLIMIT_AS, 1000, headroom.RESERVE + spare)
         if is_enough:
-            assert scratch.check(2, 64, 1024, 8) is None
+            step(scratch, 2, 64, 1024, 8)
         else:
             with pytest.raises(SessionError, match="a step of 2 x 64 slots"):
-                scratch.check(2, 64, 1024, 8)
+                step(scratch, 2, 64, 1024, 8)
+
+
+def test_what_runs_is_not_given_to_another(limits: dict[int, int]) -> None:
+    """Neither another step of any session nor KV memory nor a prompt; what ends, well or not, gives back."""
+    one, other = (Scratch(MODEL, 8192, 0, arena=False) for _ in range(2))
+    needed = one.num_bytes(size_of(2, 64, 1024, 8))
+    left(limits, resource.RLIMIT_AS, 1000, headroom.RESERVE + 2 * needed - 1)
+    beside = f"leaves {(headroom.RESERVE + needed - 1) // 10**6} MB beside what runs already; raise it"
+    for _ in range(3):
+        with suppress(KeyError), one.step(2, 64, 1024, 8):
+            with pytest.raises(SessionError, match=beside):
+                step(other, 2, 64, 1024, 8)
+            with pytest.raises(SessionError, match=beside):
+                headroom.require(needed, "this", "that")
+            step(other, 1, 64, 1024, 8)
+            raise KeyError
+        step(other, 2, 64, 1024, 8)
+    left(limits, resource.RLIMIT_AS, 1000, headroom.RESERVE + 2 * needed)
+    with one.step(2, 64, 1024, 8):
+        step(other, 2, 64, 1024, 8)
+
+
+def test_steps_in_threads_are_let_through_as_far_as_there_is_room(limits: dict[int, int]) -> None:
+    scratch = Scratch(MODEL, 8192, 0, arena=False)
+    needed = scratch.num_bytes(size_of(2, 64, 1024, 8))
+    left(limits, resource.RLIMIT_AS, 1000, headroom.RESERVE + 3 * needed)
+    at_once, most, refused = 0, 0, 0
+    lock = threading.Lock()
+
+    def steps() -> None:
+        nonlocal at_once, most, refused
+        for _ in range(50):
+            try:
+                with scratch.step(2, 64, 1024, 8):
+                    with lock:
+                        at_once += 1
+                        most = max(most, at_once)
+                    time.sleep(0.002)
+                    with lock:
+                        at_once -= 1
+            except SessionError:
+                refused += 1
+
+    threads = [threading.Thread(target=steps) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 3 and refused > 0
+    step(Scratch(MODEL, 8192, 0, arena=False), 6, 64, 1024, 8)  # nothing of them is left
+
+
+def test_a_forked_process_has_nothing_that_ran_elsewhere(limits: dict[int, int]) -> None:
+    left(limits, resource.RLIMIT_AS, 1000, 30 * MB)
+    with headroom.granted(20 * MB, "this", "that"):
+        child = os.fork()
+        if child == 0:
+            try:
+                headroom.require(20 * MB, "this", "that")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_many_sizes_are_forgotten_but_never_believed() -> None:
     scratch = Scratch(MODEL, 8192, 0)
     for i in range(1, 200):
-        scratch.ran((i, 200 - i, 1))
+        scratch._keep((i, 200 - i, 1), 0)
     assert len(scratch._ran) <= 16
     assert scratch._has_run((199, 1, 1)) and not scratch._has_run((199, 2, 1))
 
@@ -160,13 +243,16 @@ if sys.argv[2] == "first":
 from mars_export.runtime import Session
 from mars_export.runtime import headroom
 import numpy as np
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmPeak"))
 session = Session.open(sys.argv[1], threads=1, cache_bytes=0)
 backend, vocabulary = session.backend, session.bundle.manifest.model.vocab_size
 scratch, needs = backend._scratch, []
 assert scratch._arena == (sys.argv[2] == "later")
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-known, require = np.random.default_rng(0), headroom.require
-headroom.require = lambda num_bytes, *_: needs.append(num_bytes)
+known = np.random.default_rng(0)
+headroom.require = lambda num_bytes, *_, **__: needs.append(num_bytes)
 most = 0
 for _ in range(150):
     rows, slots = int(known.integers(1, 9)), int(known.integers(1, 200))
@@ -176,9 +262,9 @@ for _ in range(150):
     first = np.zeros(rows, np.int64)
     index = np.zeros((rows, int(known.integers(1, min(slots, 16) + 1))), np.int64)
     needs.clear()
-    before = headroom.address_space()
+    before, highest = headroom.address_space(), peak()
     backend.step(cache, 0, ids, first, index, False)
-    grown = headroom.address_space() - before
+    grown = max(headroom.address_space(), peak() if peak() > highest else 0) - before
     assert grown <= needs[-1] + headroom.RESERVE, (rows, slots, cache.capacity, grown, needs)
     most = max(most, grown)
 print(most)
@@ -290,6 +376,29 @@ def test_groups_of_the_first_kind(groups: Path) -> None:
     assert machine.group_left() is None
     (place / "memory.limit_in_bytes").write_text("1000\n")
     assert machine.group_left() == 1000 - 600 + 50
+
+
+FREED = """
+import ctypes
+from mars_export.runtime import headroom
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+if sys.argv[1] == "returned":
+    headroom.return_freed()
+libc.free(libc.malloc(30 << 20))
+before = headroom.address_space()
+large = [libc.malloc(1 << 20) for _ in range(16)]
+small = libc.malloc(1 << 10)  # lies behind them
+for block in large:
+    libc.free(block)
+print(headroom.address_space() - before)
+"""
+
+
+@pytest.mark.parametrize("how", ["kept", "returned"])
+def test_under_a_limit_what_is_freed_goes_back_at_once(how: str) -> None:
+    held = int(confined(FREED, how))
+    assert held < MB if how == "returned" else held > 8 * MB
 
 
 QUIET = """

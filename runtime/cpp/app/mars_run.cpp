@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <new>
 #include <sstream>
 #include <unistd.h>
 
@@ -153,6 +154,9 @@ int main(int argc, char** argv) {
     } catch (const UsageError& error) {
         std::cerr << "mars-run: " << error.what() << " (mars-run --help)\n";
         return 2;
+    } catch (const std::bad_alloc&) {
+        std::cerr << "error: not enough memory; shorten the prompt, or free memory\n";
+        return 1;
     } catch (const std::exception& error) {
         std::cerr << "error: " << error.what() << "\n";
         return 1;

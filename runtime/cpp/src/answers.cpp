@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <system_error>
+
+#include <mars/errors.hpp>
 
 #include "decode/blocks.hpp"
 
@@ -40,7 +43,7 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
 }
 
 /// Deadlines are heard between two steps and inside of one.
-void Answers::watch(std::chrono::steady_clock::time_point began) {
+void Answers::watch(std::chrono::steady_clock::time_point began) try {
     running_ = schedule_->cache();
     for (Answer& answer : answers_) {
         Row* row = answer.row.get();
@@ -52,6 +55,8 @@ void Answers::watch(std::chrono::steady_clock::time_point began) {
                 interrupt();
             }));
     }
+} catch (const std::system_error& error) {
+    throw MemoryError(std::string("the thread of a deadline cannot be started (") + error.what() + "); free memory, or allow more threads");
 }
 
 /// End the forward that runs, where nobody wants its outcome any more.

@@ -1,5 +1,6 @@
 // Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
+#include <new>
 #include <set>
 
 #include <mars/conversation.hpp>
@@ -13,6 +14,7 @@
 #include "device/name.hpp"
 #include "device/ort.hpp"
 #include "device/variants.hpp"
+#include "headroom.hpp"
 #include "log.hpp"
 #include "machine.hpp"
 
@@ -21,6 +23,7 @@ namespace mars {
 namespace {
 
 constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
+constexpr std::int64_t tokenizer_cost = 16;                                  // bytes for each byte of its file: 9 were measured
 constexpr int most_attempts = 5;                                             // to read a bundle that others write to meanwhile
 constexpr std::int64_t cache_unknown = std::int64_t{256} << 20;              // where nobody says how much memory is free, as on a GPU
 constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
@@ -53,6 +56,9 @@ std::optional<Text> text_of(const Bundle& bundle) {
     if (!bundle.manifest.text) return std::nullopt;
     const TextInfo& info = *bundle.manifest.text;
     const std::filesystem::path file = bundle.path / info.tokenizer;
+    for (const FileEntry& entry : bundle.manifest.files)
+        if (entry.path == info.tokenizer)
+            Headroom().require({tokenizer_cost * entry.size, file.string() + ": the tokenizer", "open the bundle where there is more"});
     const std::optional<std::string> json = read_file(bundle.place(info.tokenizer));
     if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
     return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")));
@@ -133,7 +139,7 @@ Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optio
     return Session(std::make_shared<Opened>(std::move(opened)));
 }
 
-Session Session::open(const std::filesystem::path& path, const Options& options) {
+Session Session::open(const std::filesystem::path& path, const Options& options) try {
     if (options.cache_bytes && *options.cache_bytes < 0)
         throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
     Opened opened = from_verified(path, options);
@@ -151,6 +157,8 @@ Session Session::open(const std::filesystem::path& path, const Options& options)
                                "; export both from checkpoints of one family");
     }
     return Session(std::make_shared<Opened>(std::move(opened)));
+} catch (const std::bad_alloc&) {
+    throw MemoryError(path.string() + ": not enough memory to open this bundle; use a model of fewer or smaller weights, or free memory");
 }
 
 Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event, const Commit& commit) const {
@@ -285,7 +293,7 @@ const Text& Opened::needs_text() const {
 
 NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
                        std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
-                       std::optional<std::int64_t> most) const {
+                       std::optional<std::int64_t> most) const try {
     check(config);
     NewRow made;
     std::function<bool(std::int64_t)> stop;
@@ -299,6 +307,8 @@ NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const Generatio
     made.row->guide = new_guide(config);
     made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
     return made;
+} catch (const std::bad_alloc&) {
+    throw MemoryError("not enough memory to take this request in; shorten the prompt, or free memory");
 }
 
 std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {

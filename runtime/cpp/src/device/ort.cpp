@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <new>
 #include <set>
 #include <tuple>
 
@@ -18,6 +19,7 @@
 #include "device/ort_memory.hpp"
 #include "device/ort_open.hpp"
 #include "device/ort_rows.hpp"
+#include "device/scratch.hpp"
 #include "log.hpp"
 
 namespace mars {
@@ -27,11 +29,20 @@ namespace {
 using Shape = std::vector<std::int64_t>;
 
 constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weights: activations in 8-bit blocks
+constexpr const char* step_advice = "; not enough memory: run fewer rows at once, shorten the prompt, or free memory";
+constexpr const char* open_advice = "; not enough memory: use a model of fewer or smaller weights, or free memory";
 
 std::string replaced(std::string text, const std::string& part, const std::string& with) {
     for (std::size_t at = 0; part != with && (at = text.find(part, at)) != std::string::npos; at += with.size())
         text.replace(at, part.size(), with);
     return text;
+}
+
+/// Bytes of a file of the bundle; 0 for one it does not list.
+std::int64_t size_of(const Bundle& bundle, const std::string& file) {
+    for (const FileEntry& entry : bundle.manifest.files)
+        if (entry.path == file) return entry.size;
+    return 0;
 }
 
 } // namespace
@@ -44,6 +55,7 @@ struct OrtBackend::Graph {
     bool on_cpu = true, is_firm = false;
     Watched weights; // ONNX Runtime has them mapped
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
+    std::optional<Scratch> scratch; // on the CPU
     std::shared_ptr<OrtGraph> opened;
     std::shared_ptr<OrtMemory> memory; // of KV rows on a device; without it they are in host memory, and cross off the CPU
     Ort::MemoryInfo host{nullptr};
@@ -124,6 +136,7 @@ struct OrtBackend::Graph {
     }
 
     void run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) {
+        Scratch::Step step = scratch ? scratch->step(input.rows, input.slots, rows.capacity(), input.outputs) : Scratch::Step();
         const Shape layout{first, input.rows, rows.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
         // Another device gets a copy of a host tensor when it is bound, so rows in host memory must be bound at every step there, and inputs
         // always: binding is what sends them.
@@ -141,6 +154,7 @@ struct OrtBackend::Graph {
         const auto begun = std::chrono::steady_clock::now();
         opened->session.Run(rows.options, rows.binding);
         run_time += (std::chrono::steady_clock::now() - begun).count();
+        step.ran();
         for (const Way::Result& result : sending.results) std::memcpy(result.target, result.source, result.num_bytes);
     }
 
@@ -266,16 +280,26 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
             graph.present_names.push_back("present." + std::to_string(i) + kind);
         }
     const std::filesystem::path opened_at = bundle.place(variant.file);
+    const Headroom headroom;
+    const bool has_arena = !graph.on_cpu || !headroom.is_limited();
+    if (graph.on_cpu) {
+        const std::int64_t weights = size_of(bundle, variant.weights.value_or(variant.file));
+        require_session(headroom, model, weights, variant.precision, threads, has_begun());
+        graph.scratch.emplace(model, variant, weights, has_arena);
+    }
     try {
         graph.host = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
-        graph.opened = open_graph({opened_at, provider, parts, threads, variant.accuracy_level.value_or(fastest_level), std::move(on_log)});
+        graph.opened =
+            open_graph({opened_at, provider, parts, threads, variant.accuracy_level.value_or(fastest_level), std::move(on_log), has_arena});
         if (graph.on_cpu && variant.weights && bundle.held)
             graph.weights = Watched(bundle.place(*variant.weights), bundle.path / *variant.weights);
         graph.check_signature();
         graph.settle(place ? place : place_of(provider, parts.of_provider), provider, parts.of_provider);
     } catch (const Ort::Exception& error) {
-        throw SessionError(graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " +
-                           replaced(first_line(error), opened_at.parent_path().string(), bundle.path.string()));
+        const std::string what = graph.file.string() + ": ONNX Runtime " + version() + " cannot load the graph: " +
+                                 replaced(first_line(error), opened_at.parent_path().string(), bundle.path.string());
+        if (is_shortage(error)) throw MemoryError(what + open_advice);
+        throw SessionError(what);
     }
 }
 
@@ -295,14 +319,19 @@ void OrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     output.outputs = input.outputs;
     output.vocab_size = graph.vocab_size;
     graph.weights.check();
+    const auto what = [&input](const char* how) {
+        return how + (" a step of " + std::to_string(input.rows)) + " x " + std::to_string(input.slots) + " slots";
+    };
     try {
         graph.run(rows, first, input, want_logits, output);
     } catch (const Ort::Exception& error) {
         if (rows.is_interrupted) throw Interrupted("the answer was ended inside a step");
-        const std::string what = "ONNX Runtime failed in a step of " + std::to_string(input.rows) + " x " + std::to_string(input.slots) +
-                                 " slots: " + first_line(error);
-        if (is_lasting(error.what())) throw DeviceLost(what + lost_advice);
-        throw DeviceError(what);
+        const std::string why = what("ONNX Runtime failed in") + ": " + first_line(error);
+        if (is_lasting(error.what())) throw DeviceLost(why + lost_advice);
+        if (is_shortage(error)) throw MemoryError(why + step_advice);
+        throw DeviceError(why);
+    } catch (const std::bad_alloc&) {
+        throw MemoryError(what("no memory for inputs and results of") + step_advice);
     }
 }
 

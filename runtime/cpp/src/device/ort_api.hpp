@@ -28,4 +28,7 @@ inline std::string first_line(const std::exception& error) {
     return text.substr(0, text.find('\n'));
 }
 
+/// Whether an error of ONNX Runtime says that memory was missing.
+bool is_shortage(const std::exception& error);
+
 } // namespace mars

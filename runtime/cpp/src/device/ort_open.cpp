@@ -2,6 +2,7 @@
 #include "device/ort_open.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cstdlib>
 #include <string_view>
@@ -24,6 +25,7 @@ void tell_nobody() {
 }
 
 constexpr int most_moves = 5;
+std::atomic<bool> begun{false};
 
 // What a step's time goes into; a few nodes on shapes are left to the CPU by ONNX Runtime's own choice.
 constexpr const char* heavy[] = {"Attention",   "DequantizeLinear", "GatherBlockQuantized", "MatMul",       "MatMulInteger",
@@ -105,11 +107,20 @@ void add_provider(Ort::SessionOptions& options, const std::string& provider, con
     }
 }
 
+bool has_begun() { return begun; }
+
+bool is_shortage(const std::exception& error) {
+    const std::string words = lower(error.what());
+    const auto& known = {"bad_alloc", "failed to allocate", "cannot allocate memory", "allocaterawinternal", "out of memory"};
+    return std::any_of(known.begin(), known.end(), [&](const char* each) { return words.find(each) != std::string::npos; });
+}
+
 std::shared_ptr<OrtGraph> open_graph(const OrtRequest& request) {
     tell_nobody();
     auto graph = std::make_shared<OrtGraph>();
     graph->on_log = request.on_log;
     graph->env = Ort::Env(ORT_LOGGING_LEVEL_FATAL, "mars", drop_message, nullptr);
+    begun = true;
     Ort::SessionOptions settings;
     settings.SetLogSeverityLevel(graph->on_log ? ORT_LOGGING_LEVEL_WARNING : ORT_LOGGING_LEVEL_FATAL);
     if (graph->on_log) Ort::ThrowOnError(Ort::GetApi().SetUserLoggingFunction(settings, pass_message, &graph->on_log));
@@ -117,6 +128,7 @@ std::shared_ptr<OrtGraph> open_graph(const OrtRequest& request) {
     settings.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", std::to_string(request.accuracy_level).c_str());
     if (request.provider != cpu_provider) settings.AddConfigEntry("session.record_ep_graph_assignment_info", "1");
     for (const auto& [name, value] : request.options.entries) settings.AddConfigEntry(name.c_str(), value.c_str());
+    if (!request.arena) settings.DisableCpuMemArena();
     add_provider(settings, request.provider, request.options.of_provider);
     graph->session = loaded(graph->env, request.place, settings);
     return graph;

@@ -31,7 +31,11 @@ struct OrtRequest {
     std::optional<int> threads;
     std::int64_t accuracy_level = 0;
     OnLog on_log;
+    bool arena = true; // on the CPU: memory of a step is kept for the next
 };
+
+/// Whether ONNX Runtime has had an environment in this process: what that takes stays.
+bool has_begun();
 
 /// Throws Ort::Exception.
 std::shared_ptr<OrtGraph> open_graph(const OrtRequest& request);

@@ -10,6 +10,7 @@
 #include <mars/errors.hpp>
 
 #include "device/lost.hpp"
+#include "headroom.hpp"
 
 namespace mars {
 
@@ -43,11 +44,17 @@ void on_device(const char* what, const Work& work) {
     }
 }
 
+constexpr const char* advice = "shorten the prompt or max_new_tokens, or run fewer rows at once";
+
 } // namespace
 
 void OrtRows::reserve(std::int64_t capacity) {
     if (capacity <= capacity_) return;
     const std::int64_t grown = bucket(capacity, capacity_);
+    const std::string rows = std::to_string(num_rows_) + " row(s) of " + std::to_string(grown);
+    const double product = static_cast<double>(num_rows_) * static_cast<double>(grown) * static_cast<double>(entry_bytes());
+    const auto taken = static_cast<std::int64_t>(std::min(product, 1e18));
+    if (is_on_host()) Headroom().require({taken, "KV memory of " + rows + " entries", advice});
     std::string why;
     try {
         grow(grown);
@@ -58,8 +65,8 @@ void OrtRows::reserve(std::int64_t capacity) {
         why = " (" + first_line(error) + ")";
     } catch (const std::exception&) { // bad_alloc, or a length no vector can have
     }
-    throw MemoryError("no memory for a KV cache of " + std::to_string(num_rows_) + " rows of " + std::to_string(grown) + " entries" + why +
-                      "; use fewer rows or shorter prompts");
+    throw MemoryError("not enough memory: the KV entries of " + rows + " take " + std::to_string(taken / 1'000'000) + " MB" + why + "; " +
+                      advice + ", or free memory");
 }
 
 void HostRows::grow(std::int64_t capacity) {

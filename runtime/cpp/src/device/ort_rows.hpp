@@ -44,6 +44,7 @@ class OrtRows : public Cache {
 
   protected:
     virtual unsigned char* buffer(std::size_t i) const = 0;
+    virtual bool is_on_host() const = 0;
 
     /// Zeroed memory for `capacity` entries a row in place of the present one, with what is there. Zeros, not garbage: an entry that is
     /// masked out still enters the product 0 * value, and 0 * NaN is NaN.
@@ -65,6 +66,7 @@ class HostRows : public OrtRows {
 
   private:
     unsigned char* buffer(std::size_t i) const override { return const_cast<unsigned char*>(buffers_[i].data()); }
+    bool is_on_host() const override { return true; }
     void grow(std::int64_t capacity) override;
 
     std::vector<std::vector<unsigned char>> buffers_;
@@ -92,6 +94,7 @@ class DeviceRows : public OrtRows {
 
   private:
     unsigned char* buffer(std::size_t i) const override { return buffers_[i].data(); }
+    bool is_on_host() const override { return false; }
     void grow(std::int64_t capacity) override;
     std::int64_t elements(std::int64_t entries) const { return entries * entry_bytes_ / memory_->element_bytes(); }
 
