@@ -16,6 +16,10 @@ from .fleet import Fleet
 
 LOG = logging.getLogger("mars_export.serve")
 NAME = "mars"
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's own 15 is for batch work: whatever else runs here would go first
+}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -25,10 +29,12 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
 
     Raises MarsError where Ray is not installed or a bundle cannot be served.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
         from ray import serve
+        from ray.exceptions import RayError
 
         from .application import application
     except ModuleNotFoundError as error:
@@ -61,7 +67,7 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
             while not stop.wait(1.0):
                 pass
             LOG.info("closing: running answers get %g s", fleet.options.drain)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError, RayError) as error:
         raise MarsError(f"the replicas could not be started: {error}") from error
     finally:
         if address is None:
