@@ -106,3 +106,23 @@ def test_a_head_that_is_lost_is_not_missed_and_the_next_one_goes_on(
     check(run(fleet.closed(cluster.port, [chat(i) for i in range(CHATS)], 4)), expected)
     for port in (cluster.port, cluster.head_port):
         run(fleet.wait_for(port, 2))
+
+
+def test_without_redis_answers_go_on_until_the_next_head_ends_them(
+    bundles: Named, expected: list[str]
+) -> None:
+    """The next head knows nothing of the nodes that wait for it, and has them end themselves."""
+    with Cluster(PYTHON, 3, has_redis=False) as alone:
+        alone.deploy(arguments(bundles("llama")))
+
+        async def lose() -> None:
+            alone.kill("head")
+            await asyncio.sleep(AWAY)
+
+        counts = answered(run(fleet.during(alone.port, chat, CLIENTS, lose())), expected)
+        assert counts["whole"] == counts["requests"] > 2 * CLIENTS
+        alone.start_head()
+        until = time.monotonic() + BACK
+        while alone.processes("worker", b"ray::Serve"):
+            assert time.monotonic() < until, "they outlive it"
+            time.sleep(0.5)

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
 
 from ...bundle.open import open_bundle
 from ...errors import MarsError
@@ -67,9 +69,20 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
             while not stop.wait(1.0):
                 pass
             LOG.info("closing: running answers get %g s", fleet.options.drain)
+            _drain(serve, fleet.options.drain)
     except (RuntimeError, TimeoutError, RayError) as error:
         raise MarsError(f"the replicas could not be started: {error}") from error
     finally:
         if address is None:
             serve.shutdown()
         ray.shutdown()
+
+
+def _drain(serve: Any, seconds: float) -> None:
+    """End replicas and fronts when they have answered. Ray's own shutdown ends its proxy first, and with it
+    every connection.
+    """
+    serve.delete(NAME, _blocking=False)
+    until = monotonic() + seconds
+    while NAME in serve.status().applications and monotonic() < until:
+        sleep(0.1)
