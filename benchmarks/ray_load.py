@@ -2,6 +2,7 @@
 
     python benchmarks/ray_load.py answers BUNDLE --requests 400  # once each, with the one process's text
     python benchmarks/ray_load.py kill BUNDLE --times 20  # a replica killed in mid-stream each time
+    python benchmarks/ray_load.py head BUNDLE --times 2  # Ray's head killed, and started again, each time
     python benchmarks/ray_load.py throughput BUNDLE --rounds 3  # 2 replicas of 1 thread, 1 process of 2
     python benchmarks/ray_load.py routing BUNDLE --talks 20 --turns 6  # prefix hits with and without it
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -25,6 +28,7 @@ from typing import Any
 
 from peers import machine
 from serving import fleet, loops, prompts
+from serving.cluster import Cluster
 from serving.figures import table
 from serving.loops import asker
 from serving.server import Server, ours
@@ -106,6 +110,44 @@ def kill(args: argparse.Namespace) -> None:
     print(json.dumps({k: v for k, v in value.items() if k != "rounds"}))
 
 
+def head(args: argparse.Namespace) -> None:
+    """Rounds of requests; in each Ray's head is killed with all that runs there, and another one started. Its
+    state is in a Redis (`redis-server` must be there); a replica killed afterwards shows that it has it.
+    """
+    bodies = asked(args, args.requests)
+    expected, rounds = alone(args, bodies), []
+
+    async def restart(cluster: Cluster) -> None:
+        await asyncio.sleep(2)
+        cluster.kill("head")
+        await asyncio.sleep(args.away)
+        await asyncio.to_thread(cluster.start_head)
+        os.kill(lost := cluster.processes("worker", fleet.REPLICA)[0], signal.SIGKILL)
+        began = perf_counter()
+        while lost in (there := cluster.processes("worker", fleet.REPLICA)) or len(there) != args.replicas:
+            assert perf_counter() - began < fleet.BACK, "the killed replica did not come back"
+            await asyncio.sleep(0.2)
+        await fleet.wait_for(cluster.port, args.replicas)
+
+    def body(number: int) -> dict[str, Any]:
+        return bodies[number % len(bodies)]
+
+    with Cluster(args.python, args.replicas + 1, has_redis=True) as cluster:
+        fronts = {"fronts": 2, "front_cpus": 0.5, "max_rows": args.max_rows}
+        bundle = {"bundles": {"served": str(args.bundle)}, "replicas": args.replicas, "threads": 1}
+        cluster.deploy({**bundle, **fronts})
+        for number in range(args.times):
+            told = asyncio.run(fleet.during(cluster.port, body, args.clients, restart(cluster)))
+            said = fleet.verdict([each for _, each in told], [expected[n % len(bodies)] for n, _ in told])
+            rounds.append(said)
+            say(f"head {number + 1}: {said}")
+    names = ("requests", "whole", "ended_by_an_error")
+    value = {"heads": len(rounds), **{name: sum(r[name] for r in rounds) for name in names}}
+    value |= {"wrong": sum(sum(r["wrong"].values()) for r in rounds), "rounds": rounds}
+    save(args, value)
+    print(json.dumps({k: v for k, v in value.items() if k != "rounds"}))
+
+
 def throughput(args: argparse.Namespace) -> None:
     """The same closed loop in turns: replicas of one thread, and one process with as many threads."""
     bodies, rows = asked(args, args.requests), []
@@ -162,7 +204,7 @@ def routing(args: argparse.Namespace) -> None:
     print(table(rows, ("routing", "requests", "prompt_tokens", "cached_tokens", "hit_share")))
 
 
-COMMANDS = {"answers": answers, "kill": kill, "throughput": throughput, "routing": routing}
+COMMANDS = {"answers": answers, "kill": kill, "head": head, "throughput": throughput, "routing": routing}
 
 
 def main() -> None:
@@ -178,6 +220,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--within", type=float, default=5.0, help="seconds in which a replica is killed")
+    parser.add_argument("--away", type=float, default=8.0, help="seconds without a head")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--talks", type=int, default=20)
     parser.add_argument("--turns", type=int, default=6)

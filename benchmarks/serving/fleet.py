@@ -9,7 +9,7 @@ import random
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -98,6 +98,29 @@ async def closed(port: int, asked: Sequence[dict[str, Any]], num_clients: int) -
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
     return [told for told in answers if told is not None]
+
+
+async def during(
+    port: int, body: Callable[[int], dict[str, Any]], num_clients: int, work: Awaitable[Any]
+) -> list[tuple[int, Told]]:
+    """Numbers and answers of requests from before `work` until it is done; each client counts from its
+    own.
+    """
+    answers: list[tuple[int, Told]] = []
+    over = asyncio.Event()
+
+    async def client(number: int) -> None:
+        while not over.is_set():
+            answers.append((number, await ask(port, body(number))))
+            number += 1
+
+    clients = [asyncio.create_task(client(i)) for i in range(num_clients)]
+    try:
+        await work
+    finally:
+        over.set()
+        await asyncio.gather(*clients)
+    return answers
 
 
 def processes(pid: int, name: bytes = REPLICA) -> list[int]:

@@ -76,6 +76,30 @@ def test_a_worker_holds_a_replica_and_outlives_its_drain() -> None:
     assert cluster["authOptions"] == {"mode": "token"}
 
 
+def test_the_loss_of_the_head_takes_no_front_with_it() -> None:
+    """The head has no CPUs, a front needs some, a worker has them beside its replica's, requests go there."""
+    [share], cluster = fleet().shares, service()["rayClusterConfig"]
+    [workers] = cluster["workerGroupSpecs"]
+    assert fleet().front_cpus > 0 and cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    left = int(workers["rayStartParams"]["num-cpus"]) - share.threads
+    assert share.least * left >= fleet().fronts * fleet().front_cpus and left < share.threads
+    assert service()["excludeHeadPodFromServeSvc"] is True
+
+
+def test_the_state_of_the_head_in_redis_is_a_comment_away() -> None:
+    text, lines = SERVICE.read_text(encoding="utf-8"), re.compile(r"^    # (?=gcsFault|  )", re.MULTILINE)
+    assert "gcsFaultToleranceOptions" not in service()["rayClusterConfig"]
+    cluster = read(lines.sub("    ", text))["spec"]["rayClusterConfig"]
+    options = cluster.pop("gcsFaultToleranceOptions")
+    assert cluster == service()["rayClusterConfig"], "nothing else changes"
+    assert set(options) == {"redisAddress", "redisPassword"} and options["redisAddress"].startswith(
+        "redis://"
+    )
+    secret = options["redisPassword"]["valueFrom"]["secretKeyRef"]
+    made = re.search(r"kubectl create secret generic (\S+) --from-literal=(\w+)=", text)
+    assert made is not None and secret == {"name": made[1], "key": made[2]}
+
+
 def test_the_cluster_has_a_ray_that_the_extra_allows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     [floor] = [
@@ -130,6 +154,9 @@ def test_what_holds_for_all_and_what_for_one() -> None:
         ({"threads": 0}, "threads must be"),
         ({"gpus": -1}, "gpus must be"),
         ({"fronts": 0}, "fronts must be"),
+        ({"front_cpus": -0.5}, "front_cpus must be"),
+        ({"front_cpus": True}, "front_cpus must be"),
+        ({"gpus": float("nan")}, "gpus must be"),
         ({"bound": -1}, "bound must be"),
         ({"routing": "random"}, "routing must be"),
         ({"log_level": "loud"}, "log_level must be"),

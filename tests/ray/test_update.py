@@ -19,22 +19,10 @@ from serving.fleet import Told
 async def updated(served: Fleet, bundle: Path, log: Path) -> tuple[list[tuple[int, Told]], int]:
     """Requests by eight clients from before the update until after it; its exit code."""
     words = [PYTHON, "-m", "mars_export", "serve", str(bundle), "--ray", "--replicas", "2", "--threads", "1"]
-    answers: list[tuple[int, Told]] = []
-    over = asyncio.Event()
-
-    async def client(first: int) -> None:
-        number = first
-        while not over.is_set():
-            answers.append((number, await fleet.ask(served.port, chat(number))))
-            number += 1
-
-    clients = [asyncio.create_task(client(i)) for i in range(8)]
     with log.open("w") as out:
         update = await asyncio.create_subprocess_exec(*words, "--address", "auto", stdout=out, stderr=out)
-        code = await asyncio.wait_for(update.wait(), 240)
-    over.set()
-    await asyncio.gather(*clients)
-    return answers, code
+        answers = await fleet.during(served.port, chat, 8, asyncio.wait_for(update.wait(), 240))
+    return answers, update.returncode or 0
 
 
 def test_a_new_version_takes_over_without_a_dropped_request(

@@ -62,8 +62,10 @@ def check(answers: Sequence[Told], expected: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def program(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A program in the Python that has Ray."""
-    return subprocess.run(
-        [PYTHON, "-c", code, *words], capture_output=True, text=True, timeout=200, check=True
-    )
+def program(code: str, *words: str, **environment: str) -> str:
+    """What a program says in the Python that has Ray."""
+    done = subprocess.run(
+        [PYTHON, "-c", code, *words], capture_output=True, text=True, timeout=200, check=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    return done.stdout.strip()

@@ -39,7 +39,7 @@ def application(fleet: Fleet) -> Application:
         serve.ingress(_builder(fleet))(Holder),
         name=FRONT,
         num_replicas=fleet.fronts,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": fleet.front_cpus},
         max_ongoing_requests=MOST_CONNECTIONS,
         graceful_shutdown_timeout_s=fleet.options.drain + LAST_WORDS,
         max_surge_percent=100,

@@ -40,13 +40,15 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """All shares, and what holds for all. `bound`: how many more requests than the idlest replica one may
-    have that gets one more because it knows its beginning. `key_file` lies on every machine.
+    have that gets one more because it knows its beginning. `key_file` lies on every machine. `front_cpus`:
+    what a front takes of a node's CPUs; above 0, no front is put on a head without CPUs, and they outlive it.
     """
 
     shares: tuple[Share, ...]
     options: ServeOptions = field(default_factory=ServeOptions)
     key_file: str | None = None
     fronts: int = 1
+    front_cpus: float = 0.0
     routing: Routing = "prefix"
     bound: int = 2
     log_level: str = "info"
@@ -93,6 +95,8 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
     for name, least in (("fronts", 1), ("bound", 0)):
         if not _is_count(own.get(name, least), least):
             wrong.append(f"{name} must be an integer of {least} or more, not {own[name]!r}")
+    if not _is_amount(own.get("front_cpus", 0.0)):
+        wrong.append(f"front_cpus must be a number of 0 or more, not {own['front_cpus']!r}")
     if own.get("log_level", "info") not in LEVELS:
         wrong.append(f"log_level must be one of {', '.join(LEVELS)}, not {own['log_level']!r}")
     if not isinstance(own.get("json_logs", False), bool):
@@ -134,9 +138,8 @@ def _share(name: str, given: Any, common: Mapping[str, Any], wrong: list[str]) -
         wrong.append(f"bundles.{name}: replicas must be N or MIN:MAX, 1 or more, not {asked!r}")
     if not _is_count(values.get("threads", 1), 1):
         wrong.append(f"bundles.{name}: threads must be an integer of 1 or more, not {values['threads']!r}")
-    gpus = values.get("gpus", 0.0)
-    if isinstance(gpus, bool) or not isinstance(gpus, int | float) or gpus < 0:
-        wrong.append(f"bundles.{name}: gpus must be a number of 0 or more, not {gpus!r}")
+    if not _is_amount(values.get("gpus", 0.0)):
+        wrong.append(f"bundles.{name}: gpus must be a number of 0 or more, not {values['gpus']!r}")
     if len(wrong) > before or replicas is None:
         return None
     least, most = replicas
@@ -153,6 +156,10 @@ def read_replicas(value: Any) -> tuple[int, int] | None:
         return None
     first, last = map(int, numbers)
     return (first, last) if 1 <= first <= last else None
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _is_count(value: Any, least: int) -> bool:

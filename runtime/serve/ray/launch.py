@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
 
 from ...bundle.open import open_bundle
 from ...errors import MarsError
@@ -16,6 +18,10 @@ from .fleet import Fleet
 
 LOG = logging.getLogger("mars_export.serve")
 NAME = "mars"
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's own 15 is for batch work: whatever else runs here would go first
+}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -25,10 +31,12 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
 
     Raises MarsError where Ray is not installed or a bundle cannot be served.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
         from ray import serve
+        from ray.exceptions import RayError
 
         from .application import application
     except ModuleNotFoundError as error:
@@ -61,9 +69,23 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
             while not stop.wait(1.0):
                 pass
             LOG.info("closing: running answers get %g s", fleet.options.drain)
-    except RuntimeError as error:
+            _drain(serve, fleet.options.drain)
+    except (RuntimeError, TimeoutError, RayError) as error:
         raise MarsError(f"the replicas could not be started: {error}") from error
     finally:
         if address is None:
             serve.shutdown()
         ray.shutdown()
+
+
+def _drain(serve: Any, seconds: float) -> None:
+    """End replicas and fronts when they have answered. Ray's own shutdown ends its proxy first, and with it
+    every connection.
+    """
+    until = monotonic() + seconds
+    try:
+        serve.delete(NAME, _blocking=False)
+        while NAME in serve.status().applications and monotonic() < until:
+            sleep(0.1)
+    except Exception as error:  # the signal was for Ray's own processes, too
+        LOG.warning("Ray ended before the running answers: %s", type(error).__name__)

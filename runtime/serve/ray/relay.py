@@ -96,6 +96,7 @@ class Relay:
                 if self._has_told or self.retries + 1 >= ATTEMPTS:
                     raise
                 self.retries += 1
+                self._until = monotonic() + self._patience  # it may have run for longer than that already
                 avoid |= {replica} - {""}
 
     # --- parts ---

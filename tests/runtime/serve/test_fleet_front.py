@@ -191,6 +191,18 @@ def test_who_waits_too_long_for_a_place_is_told() -> None:
     assert pool.closed == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_is_lost_late_has_time_to_find_another_replica(stream: bool) -> None:
+    """A replica that hangs is ended after longer than anybody waits for a place."""
+    lost = [Begun("a"), 0.3, Lost()]
+    whole = [Start(200, STREAM), FIRST, DONE] if stream else answer("again", replica="b")[1:]
+    pool = Scripted(lost, [0.05, Begun("b"), *whole])
+    status, data = Fronted(pool, queue_timeout=0.2).chat(stream=stream)
+    assert (status, data) == (200, FIRST + DONE if stream else b'{"text": "again"}')
+    pool = Scripted(lost, [5.0])
+    assert Fronted(pool, queue_timeout=0.2).chat(stream=stream)[0] == 429
+
+
 def test_a_long_silence_has_signs_of_life_and_can_still_be_retried() -> None:
     lost = [Begun("a"), Start(200, STREAM), OPENING, 0.3, Lost()]
     pool = Scripted(lost, [Begun("b"), Start(200, STREAM), OPENING, FIRST, DONE])
