@@ -54,8 +54,8 @@ struct State {
     std::map<const OrtIoBinding*, Binding> bindings;
     std::map<const OrtValue*, Tensor> values;
     std::map<const OrtRunOptions*, std::int64_t> numbers;
-    std::set<const OrtMemoryInfo*> infos;
-    std::set<const OrtAllocator*> allocators;
+    std::map<const OrtMemoryInfo*, bool> infos;     // of the provider: whether its memory is on the GPU, or page-locked on the host
+    std::map<const OrtAllocator*, bool> allocators; // the same
     std::map<unsigned char*, std::size_t> memory;
     std::atomic<int> num_capturing{0};
 };
@@ -87,9 +87,9 @@ class Alone {
     Alone() {
         if (state().num_capturing == 0) return;
         is_mine_ = state().gpu.try_lock();
-        if (is_mine_) return;
         const std::lock_guard<std::mutex> lock(state().mutex);
-        state().said.violations.emplace_back("two threads on the GPU while a step may be captured");
+        state().said.threads.insert(std::this_thread::get_id());
+        if (!is_mine_) state().said.violations.emplace_back("two threads on the GPU while a step may be captured");
     }
     ~Alone() {
         if (is_mine_) state().gpu.unlock();
@@ -147,7 +147,6 @@ OrtStatus* run(OrtSession* session, const OrtRunOptions* options, const Binding&
     OrtStub& said = state().said;
     Session& known = state().sessions[session];
     if (!known.captures) return compute(session, options, bound.inputs, bound.outputs);
-    said.threads.insert(std::this_thread::get_id());
     const auto given = state().numbers.find(options);
     if (given == state().numbers.end()) return broken("a run without a number is captured under 0, and replayed for every other");
     const std::int64_t number = given->second;
@@ -235,16 +234,19 @@ OrtApi patched() {
         return created(options, out, [&] { return real().CreateSessionFromArray(env, data, size, options, out); });
     };
     api.ReleaseSession = [](OrtSession* session) noexcept {
+        std::unique_lock<std::mutex> lock(state().mutex);
+        const auto at = state().sessions.find(session);
+        const bool is_ours = at != state().sessions.end(), captures = is_ours && at->second.captures;
+        lock.unlock();
+        if (!is_ours) return real().ReleaseSession(session);
         {
             const Alone alone;
-            const std::lock_guard<std::mutex> lock(state().mutex);
-            const auto at = state().sessions.find(session);
-            if (at != state().sessions.end()) {
-                state().num_capturing -= at->second.captures ? 1 : 0;
-                state().sessions.erase(at);
-            }
+            lock.lock();
+            state().sessions.erase(session);
+            lock.unlock();
+            real().ReleaseSession(session);
         }
-        real().ReleaseSession(session);
+        state().num_capturing -= captures ? 1 : 0;
     };
     api.CreateMemoryInfo = [](const char* name, OrtAllocatorType type, int id, OrtMemType kind, OrtMemoryInfo** out) noexcept {
         const std::string place = name;
@@ -252,7 +254,7 @@ OrtApi patched() {
         OrtStatus* status = is_ours ? real().CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, out)
                                     : real().CreateMemoryInfo(name, type, id, kind, out);
         const std::lock_guard<std::mutex> lock(state().mutex);
-        if (status == nullptr && place == "Cuda") state().infos.insert(*out);
+        if (status == nullptr && is_ours) state().infos[*out] = place == "Cuda";
         return status;
     };
     api.ReleaseMemoryInfo = [](OrtMemoryInfo* info) noexcept {
@@ -268,15 +270,21 @@ OrtApi patched() {
         if (status != nullptr || state().infos.count(info) == 0) return status;
         const auto at = state().sessions.find(session);
         if (at == state().sessions.end()) return broken("memory of the GPU from a session that is not there");
-        if (at->second.captures) return broken("memory that captured steps write intermediate results to");
-        state().allocators.insert(*out);
+        const bool is_there = state().infos.at(info);
+        if (is_there && at->second.captures) return broken("memory that captured steps write intermediate results to");
+        state().allocators[*out] = is_there;
         return status;
     };
     api.AllocatorAlloc = [](OrtAllocator* allocator, std::size_t size, void** out) noexcept {
+        std::unique_lock<std::mutex> lock(state().mutex);
+        const auto at = state().allocators.find(allocator);
+        const bool is_ours = at != state().allocators.end(), is_there = is_ours && at->second;
+        lock.unlock();
+        if (!is_ours) return real().AllocatorAlloc(allocator, size, out);
         const Alone alone;
         OrtStatus* status = real().AllocatorAlloc(allocator, size, out);
-        const std::lock_guard<std::mutex> lock(state().mutex);
-        if (status != nullptr || state().allocators.count(allocator) == 0) return status;
+        if (status != nullptr || !is_there) return status;
+        lock.lock();
         std::memset(*out, 77, size); // it is not zero on a GPU
         state().memory[static_cast<unsigned char*>(*out)] = size;
         state().said.live = state().memory.size();
@@ -294,9 +302,10 @@ OrtApi patched() {
                                             std::size_t rank, ONNXTensorElementDataType type, OrtValue** out) noexcept {
         OrtStatus* status = real().CreateTensorWithDataAsOrtValue(info, data, size, shape, rank, type, out);
         const std::lock_guard<std::mutex> lock(state().mutex);
+        const auto at = state().infos.find(info);
+        const bool is_there = at != state().infos.end() && at->second;
         if (status == nullptr)
-            state().values[*out] = {static_cast<unsigned char*>(data), size,   {shape, shape + rank}, type,
-                                    state().infos.count(info) != 0,    nullptr};
+            state().values[*out] = {static_cast<unsigned char*>(data), size, {shape, shape + rank}, type, is_there, nullptr};
         return status;
     };
     api.ReleaseValue = [](OrtValue* value) noexcept {
@@ -320,10 +329,13 @@ OrtApi patched() {
         real().ReleaseIoBinding(binding);
     };
     api.BindInput = [](OrtIoBinding* binding, const char* name, const OrtValue* value) noexcept -> OrtStatus* {
-        const Alone alone;
-        const std::lock_guard<std::mutex> lock(state().mutex);
+        std::unique_lock<std::mutex> lock(state().mutex);
         const auto at = state().bindings.find(binding);
-        if (at == state().bindings.end()) return real().BindInput(binding, name, value);
+        const bool is_ours = at != state().bindings.end();
+        lock.unlock();
+        if (!is_ours) return real().BindInput(binding, name, value);
+        const Alone alone;
+        lock.lock();
         Tensor tensor = state().values.at(value);
         const bool is_read_there = std::string(name) != "shared" && !state().said.on_host(name);
         if (is_read_there != tensor.is_there) tensor.take(); // copied now; nobody looks there again

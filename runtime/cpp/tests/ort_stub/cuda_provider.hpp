@@ -29,9 +29,9 @@ struct OrtStub {
     std::size_t failing = 0; // from this run of sessions that capture on, those with a number fail
     std::string failure;
 
-    std::vector<Run> runs;                                 // of sessions that capture
-    std::set<std::pair<std::int64_t, std::int64_t>> sizes; // slots and predictions of captured runs
-    std::set<std::thread::id> threads;
+    std::vector<Run> runs;                                   // of sessions that capture
+    std::set<std::pair<std::int64_t, std::int64_t>> sizes;   // slots and predictions of captured runs
+    std::set<std::thread::id> threads;                       // that called CUDA while there was a session that captures
     std::vector<std::map<std::string, std::string>> options; // of each session of the provider
     std::vector<std::string> violations;                     // rules that were broken
     std::size_t live = 0;                                    // blocks of its memory
