@@ -6,18 +6,21 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
 namespace mars {
 
 /// A thread that ends with its last owner, which may be work of its own.
 class Worker {
   public:
-    /// The one of all sessions that capture; it lives as long as one of them.
+    /// The one of all sessions that capture; it lives as long as one of them. Throws MemoryError.
     static std::shared_ptr<Worker> shared();
 
     Worker();
@@ -29,23 +32,32 @@ class Worker {
     template <typename Work>
     auto run(const Work& work) -> decltype(work()) {
         if (is_here()) return work();
-        // Shared: the thread is not through with it when the result is there.
-        const auto task = std::make_shared<std::packaged_task<decltype(work())()>>(work);
-        auto done = task->get_future();
-        put([task] { (*task)(); });
-        return done.get();
+        if constexpr (std::is_void_v<decltype(work())>) {
+            wait_for([&] { work(); });
+        } else {
+            std::optional<decltype(work())> result;
+            wait_for([&] { result.emplace(work()); });
+            return std::move(*result);
+        }
     }
 
   private:
+    /// Of who waits for it, on his stack: the thread is through with it when it is done.
+    struct Task {
+        const std::function<void()>& work;
+        std::exception_ptr error;
+        bool is_done = false;
+    };
+
     struct Queue {
         std::mutex mutex;
-        std::condition_variable changed;
-        std::deque<std::function<void()>> works;
+        std::condition_variable changed, finished;
+        std::deque<Task*> tasks;
         bool is_over = false;
     };
 
     bool is_here() const { return std::this_thread::get_id() == thread_.get_id(); }
-    void put(std::function<void()> work);
+    void wait_for(const std::function<void()>& work);
 
     const std::shared_ptr<Queue> queue_; // the thread may outlive this object, for as long as it takes to end
     std::thread thread_;
