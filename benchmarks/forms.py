@@ -1,7 +1,7 @@
 """Forms of the two parts of a step that all models have, each as a graph of its own, in interleaved rounds:
 
-    python benchmarks/kernels.py products            the four products of a layer of SmolLM2-135M's shape
-    python benchmarks/kernels.py tail                from logits to token and confidence
+    python benchmarks/forms.py products            the four products of a layer of SmolLM2-135M's shape
+    python benchmarks/forms.py tail                from logits to token and confidence
 
 The smallest of all rounds counts: CPU time of the one thread with --threads 1, wall clock with more. Weights
 are random, each layer's own, so that they come from memory as in a model; inputs have outliers.

@@ -1,4 +1,4 @@
-"""benchmarks/kernels.py: every form runs, and the forms agree as far as they should."""
+"""benchmarks/forms.py: every form runs, and the forms agree as far as they should."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-import kernels
+import forms
 
 
 def test_products(tmp_path: Path) -> None:
     words = ("--layers", "1", "--rounds", "1", "--json", str(tmp_path / "out.json"))
-    kernels.main(["products", *words])
+    forms.main(["products", *words])
     found = json.loads((tmp_path / "out.json").read_text())["found"]
-    assert list(found) == list(kernels.FORMS)
+    assert list(found) == list(forms.FORMS)
     for form, figures in found.items():
         assert set(figures["ms_a_layer"]) == {"1", "2", "4", "8", "15", "64"}
         assert figures["error"] < (0.2 if "int4" in form else 0.05)
@@ -23,10 +23,10 @@ def test_products(tmp_path: Path) -> None:
 
 
 def test_tails_agree() -> None:
-    logits = np.random.default_rng(0).normal(0, 3, (1, 3, kernels.VOCAB)).astype(np.float32)
+    logits = np.random.default_rng(0).normal(0, 3, (1, 3, forms.VOCAB)).astype(np.float32)
     found = []
-    for form in kernels.TAILS:
-        found.append(kernels.session(*kernels.tail_graph(form), 1).session.run(None, {"raw": logits}))
+    for form in forms.TAILS:
+        found.append(forms.session(*forms.tail_graph(form), 1).session.run(None, {"raw": logits}))
     for token_ids, confidence in found:
         assert (token_ids == logits.argmax(-1)).all()
         np.testing.assert_allclose(confidence.reshape(1, 3), found[0][1].reshape(1, 3), rtol=1e-3)
