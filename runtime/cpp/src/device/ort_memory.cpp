@@ -114,6 +114,7 @@ const std::shared_ptr<Ort::Session>& OrtMemory::copies(CopyKind kind, std::size_
     if (at != sessions_.end()) return at->second;
     Ort::SessionOptions options;
     options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_FATAL);
+    options.SetIntraOpNumThreads(1); // the device copies
     add_provider_(options);
     const std::string model = copy_graph(kind, count, static_cast<int>(kind == CopyKind::pad ? type_ : byte));
     auto session = std::make_shared<Ort::Session>(graph_->env, model.data(), model.size(), options);
