@@ -175,6 +175,7 @@ class _Writer:
                 inside = nodes.add("Greater", keys, first, name=f"window_{window}_inside")
                 self.masks[window] = nodes.add("And", causal, inside, name=f"window_{window}_mask")
         if self.is_steady:
+            steady.write_rows(nodes, self.dims)
             self.masks = {
                 window: steady.rows_of(nodes, self.dims, mask) for window, mask in self.masks.items()
             }

@@ -41,6 +41,8 @@ class Policy:
         ones.
         """
         feeds = widest_feeds(rows, rooms, block)
+        if not any(feed.masks or row.config.exact for feed, row in zip(feeds, rows, strict=True)):
+            return feeds  # nothing to choose, and behind a forward each line that is not run counts
         by_tau = [i for i, row in enumerate(rows) if not row.config.exact]
         if any(feeds[i].masks for i in by_tau):
             masks = self.masks([rows[i] for i in by_tau], [feeds[i].masks for i in by_tau])
