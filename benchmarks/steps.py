@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -28,95 +26,15 @@ from unittest.mock import patch
 import numpy as np
 import onnxruntime
 
-from mars_export.calibration.tasks.tasks import Task, load
-from mars_export.calibration.tau.record import Trace, record
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.decode.backend import Backend, bucket
-from mars_export.runtime.decode.config import Window
-from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.policy import Policy
-from mars_export.runtime.decode.row import Row
+from step_times import CURSOR, Steps, Times, Work, one_round, step_of, steps_of_an_answer
+from step_windows import replay, window
 
 HERE = Path(__file__).resolve().parent
-DATA = HERE.parent / "examples" / "default-checkpoint" / "data"
 PROGRAM = HERE.parent / "build" / "cpp" / "release" / "tests" / "mars-host-time"
-CURSOR = 128
-PROMPT = [1 + i % 200 for i in range(CURSOR)]
 SLOTS = (1, 2, 4, 8, 15)
 TEXT, NEW_TOKENS = "The history of the steam engine begins in the first century, when", 48
-TASKS = ("assistant", "arithmetic", "chat")
-FIXED = (1, 2, 3, 4, 6, 8)  # windows; 1 feeds no masks
-WINDOWS: tuple[Window, ...] = (*FIXED, "auto")
-
-Work = Callable[[], object]
-Steps = list[tuple[float, float]]
-"""(seconds outside ONNX Runtime, seconds in all) of each step."""
-
-
-@dataclass(slots=True)
-class Times:
-    """Wall and CPU milliseconds of something done again and again."""
-
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    def measure(self, work: Work) -> None:
-        wall, cpu = perf_counter(), process_time()
-        work()
-        self.wall.append(1000 * (perf_counter() - wall))
-        self.cpu.append(1000 * (process_time() - cpu))
-
-    def summary(self) -> dict[str, float]:
-        found = {"median": median(self.wall), "smallest": min(self.wall), "smallest_cpu": min(self.cpu)}
-        return {name: round(value, 3) for name, value in found.items()}
-
-    def __str__(self) -> str:
-        return "{median:.1f} ({smallest:.1f}, cpu {smallest_cpu:.1f})".format_map(self.summary())
-
-
-def one_round(works: Mapping[Any, Work], times: Mapping[Any, Times], repeats: Callable[[Any], int]) -> None:
-    """Each work once, because another's weights are in the processor's cache, and then with the clock."""
-    for name, work in works.items():
-        work()
-        for _ in range(repeats(name)):
-            times[name].measure(work)
-
-
-def step_of(backend: Backend, slots: int, cursor: int, capacity: int) -> Work:
-    cache = backend.new_cache(1)
-    cache.reserve(capacity)
-    ids, index = np.full((1, slots), 5, np.int64), np.arange(slots, dtype=np.int64)[None]
-    return lambda: backend.step(cache, 0, ids, np.array([cursor], np.int64), index, False)
-
-
-@contextmanager
-def clocked(clock: Callable[[], float]) -> Iterator[list[float]]:
-    """Seconds inside ONNX Runtime's runs, summed in the list's one entry."""
-    inside, plain = [0.0], onnxruntime.InferenceSession.run_with_iobinding
-
-    def run(*arguments: Any) -> None:
-        begun = clock()
-        plain(*arguments)
-        inside[0] += clock() - begun
-
-    with patch.object(onnxruntime.InferenceSession, "run_with_iobinding", run):
-        yield inside
-
-
-def steps_of_an_answer(session: Session, tokens: int, clock: Callable[[], float]) -> Steps:
-    """One answer at tau 1, one slot a step; the prompt's steps are left out."""
-    found: Steps = []
-    with clocked(clock) as inside:
-        stream = session.stream(PROMPT, GenerationConfig(tau=1.0, max_new_tokens=tokens, eos_ids=()))
-        events = iter(stream)
-        while not next(events).token_ids:
-            pass
-        while True:
-            before, begun = inside[0], clock()
-            if next(events, None) is None:
-                return found
-            whole = clock() - begun
-            found.append((whole - (inside[0] - before), whole))
 
 
 def cost(args: argparse.Namespace) -> dict[str, Any]:
@@ -277,99 +195,6 @@ def one_token(args: argparse.Namespace) -> dict[str, Any]:
     ratio = medians[theirs] / medians[ours]
     print(f"one-token mode is {ratio:.2f}x as fast as transformers")
     return {"median_ms": medians, "ratio": ratio}
-
-
-def window(args: argparse.Namespace) -> dict[str, Any]:
-    """Rows are the first test rows, one at a time, each with its least time; the first step is left out."""
-    session = Session.open(args.bundle, threads=args.threads, cache_bytes=0)
-    points = [[positions, round(seconds * 1000, 2)] for positions, seconds in session.cost.points]
-    print("cost of a step, ms by positions:", "  ".join(f"{p}: {ms:g}" for p, ms in points))
-    results = []
-    for name in TASKS:
-        rows = _rows(name, args.rows)
-        _decoded(session, rows[0], 0.95, "auto")  # warm up
-        for tau in args.taus:
-            least: dict[tuple[int, Window], tuple[int, float]] = {}
-            for _ in range(args.rounds):
-                for i, row in enumerate(rows):
-                    for size in WINDOWS:
-                        tokens, seconds = _decoded(session, row, tau, size)
-                        least[i, size] = (tokens, min(seconds, least.get((i, size), (0, seconds))[1]))
-            times = {size: _per_token(least[i, size] for i in range(len(rows))) for size in WINDOWS}
-            results.append(_judged(name, tau, times))
-    return {"rows": args.rows, "cost_ms": points, "results": results}
-
-
-def replay(args: argparse.Namespace) -> dict[str, Any]:
-    """No clock: what the record pass saw under every mask, and what each window's steps would have cost.
-
-    A cost table is only an estimate of a step, and a run accepted at tau < 1 may continue otherwise than
-    recorded.
-    """
-    results = []
-    for bundle in args.bundles:
-        session = Session.open(bundle, threads=args.threads, cache_bytes=0)
-        print(bundle.name)
-        for name in TASKS:
-            traces = list(record(session, _rows(name, args.rows), batch=4))
-            for tau in args.taus:
-                times = {
-                    size: _per_token(_replayed(trace, session.cost, tau, size) for trace in traces)
-                    for size in WINDOWS
-                }
-                results.append({"bundle": bundle.name, **_judged(name, tau, times)})
-    return {"rows": args.rows, "results": results}
-
-
-def _rows(task: str, count: int) -> list[Task]:
-    return list(load(DATA / f"{task}.test.jsonl"))[:count]
-
-
-def _decoded(session: Session, task: Task, tau: float, size: Window) -> tuple[int, float]:
-    """Tokens after the first step, and the seconds for them."""
-    config = GenerationConfig(tau=tau, window=size, max_new_tokens=task.max_new_tokens)
-    stats = session.generate(task.prompt, config).stats
-    return stats.tokens_after_first, stats.decode_time
-
-
-def _replayed(trace: Trace, cost: Cost, tau: float, size: Window) -> tuple[int, float]:
-    """Tokens after the first step, and the seconds that their steps would have taken."""
-    confidences, answer = trace.confidences["probability"], trace.outcome.token_ids
-    row, policy = Row(0, [0], GenerationConfig(tau=tau, window=size), ()), Policy(lambda: cost)
-    position = tokens = 0
-    seconds = 0.0
-    while position < len(answer):
-        passed = [c >= tau for c in confidences[position]]
-        most = min(len(passed), size) - 1 if isinstance(size, int) else len(passed) - 1
-        [masks] = policy.masks([row], [most]) if position else [most]
-        run = 1 + next((k for k in range(masks) if not passed[k + 1]), masks)
-        run = min(run, len(answer) - position)
-        if position:
-            seconds += cost.of(row.num_pending + masks)
-            tokens += run
-        row.pass_rates.saw(run, passed[: masks + 1])
-        row.cursor = len(row.tokens)
-        row.tokens += answer[position : position + run]
-        position += run
-    return tokens, seconds
-
-
-def _per_token(measured: Iterable[tuple[int, float]]) -> float:
-    """Milliseconds a token."""
-    counts, seconds = zip(*measured, strict=True)
-    return 1000 * sum(seconds) / max(1, sum(counts))
-
-
-def _judged(task: str, tau: float, times: Mapping[Window, float]) -> dict[str, Any]:
-    """`times` beside the best fixed window and one token; prints the ratios."""
-    best = min(FIXED, key=times.__getitem__)
-    against_best, against_one = times[best] / times["auto"], times[1] / times["auto"]
-    named = {str(size): ms for size, ms in times.items()}
-    cells = "  ".join(f"{name} {ms:.1f}" for name, ms in named.items())
-    said = f"auto is {against_best:.3f} x the best ({best}), {against_one:.3f} x one token"
-    print(f"{task:10} tau {tau:<4}  ms/token: {cells}  {said}", flush=True)
-    speeds = {"best": best, "speed_of_best": against_best, "speed_of_one": against_one}
-    return {"task": task, "tau": tau, "ms_per_token": named, **speeds}
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:

@@ -33,7 +33,8 @@ sys.path.append(str(TESTS))
 
 from support.fake_hub import TOKEN, fake_hub  # noqa: E402
 
-from attack.writers import WRITERS, Pull, Writer  # noqa: E402
+from attack.writer import Writer  # noqa: E402
+from attack.writers import WRITERS, Pull  # noqa: E402
 from mars_export.runtime.machine import CACHE_VARIABLE  # noqa: E402
 
 BUNDLE = TESTS / "runtime" / "bundle" / "written-by-1.1"

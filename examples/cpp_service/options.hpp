@@ -16,10 +16,11 @@ struct Options {
     double grace = 5.0; ///< seconds that answers have to finish when the service is told to stop
     std::optional<std::string> key_file;
     mars::Limits limits;
+    bool fits_rows = true; ///< an engine for fewer rows takes as many as it was built for: nobody said another number
 };
 
 constexpr const char* usage = R"(usage: service BUNDLE [PORT [THREADS]] [OPTION VALUE]...
-  --rows N            answers that are computed at once, as rows of one batch (8)
+  --rows N            answers that are computed at once, as rows of one batch (8, or as many as an engine was built for)
   --waiting N         requests that wait for a row; further ones get 429 (16)
   --kv-mb N           memory for KV entries of running answers; no limit
   --client-share X    of all places what one client may have, above 0, at most 1 (1); an API key is one, without keys an address
@@ -58,9 +59,10 @@ inline Options options_of(const std::vector<std::string>& words) {
         if (++i == words.size()) throw std::invalid_argument(word);
         if (word == "--device")
             options.device = words[i];
-        else if (word == "--rows")
+        else if (word == "--rows") {
             options.limits.max_rows = whole(words[i]);
-        else if (word == "--waiting")
+            options.fits_rows = false;
+        } else if (word == "--waiting")
             options.limits.max_waiting = whole(words[i]);
         else if (word == "--kv-mb")
             options.limits.kv_bytes = whole(words[i]) * 1000000;
@@ -77,4 +79,12 @@ inline Options options_of(const std::vector<std::string>& words) {
     }
     if (place == 0) throw std::invalid_argument("no bundle");
     return options;
+}
+
+/// Take as many rows as the engine was built for, if they are fewer and nobody said a number; what to tell whoever started this then.
+inline std::optional<std::string> fitted(Options& options, std::optional<std::int64_t> built_for) {
+    if (!options.fits_rows || !built_for || *built_for >= options.limits.max_rows) return std::nullopt;
+    options.limits.max_rows = *built_for;
+    return "at most " + std::to_string(*built_for) + " answers are computed at once, the rows of this engine (--rows says another number;" +
+           " `mars-export trt --batch` builds for more)";
 }

@@ -380,6 +380,7 @@ int main(int argc, char** argv) {
         opening.device = options.device;
         mars::Session session = mars::Session::open(options.bundle, opening);
         for (const std::string& warning : session.warnings()) std::cerr << "warning: " << warning << "\n";
+        if (const auto words = fitted(options, session.info().max_rows)) std::cerr << *words << std::endl;
         Service service(std::move(session), options);
         std::thread waiter([signals, &service] {
             int signal = 0;

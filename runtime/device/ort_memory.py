@@ -151,6 +151,7 @@ class OrtMemory:
         if key not in self._copies:
             options = self._ort.SessionOptions()
             options.log_severity_level = 3
+            options.intra_op_num_threads = 1  # the device copies
             graph = copies(operator, count, ELEMENT_TYPES[dtype])
             self._copies[key] = self._ort.InferenceSession(
                 graph, options, providers=[self._provider], enable_fallback=0

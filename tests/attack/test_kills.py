@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from attack import kills
-from attack.writers import WRITERS, InBundle, Writer
+from attack.writer import InBundle, Writer
+from attack.writers import WRITERS
 from support.paths import ROOT
 
 BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"

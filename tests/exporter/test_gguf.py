@@ -176,6 +176,20 @@ def test_tensors_without_a_known_place(tmp_path: Path) -> None:
         convert(tmp_path / "model.gguf", tmp_path / "model")
 
 
+def test_a_quantization_that_the_package_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its NotImplementedError is nothing for a user: the tensor, the reason and what to do instead are."""
+    write_gguf(
+        LLAMA,
+        tmp_path / "model.gguf",
+        lambda writer: writer.add_tensor("blk.7.attn_norm.weight", np.ones(32, np.float64)),
+    )
+    words = r"GGUF tensor `blk.7.attn_norm.weight` is not readable \(.*F64.*\); export the original"
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(str(tmp_path / "model.gguf"))
+    assert not list((tmp_path / "cache").glob("*"))
+
+
 @pytest.mark.parametrize("keep", [0, 3, 20, 200, 3000, 0.5, 0.99])
 def test_a_damaged_file_is_refused_and_leaves_nothing(
     keep: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,6 +104,7 @@ class SessionInfo(c.Structure):
         ("num_profiles", c.c_size_t),
         ("outputs", c.POINTER(c.c_char_p)),
         ("num_outputs", c.c_size_t),
+        ("max_rows", c.c_int64),
     )
 
 

@@ -218,6 +218,7 @@ SessionInfo Session::info() const {
     info.mask_id = manifest.tokens.mask;
     info.eos_ids = manifest.tokens.eos;
     info.has_text = has_text();
+    if (variant.engine) info.max_rows = variant.engine->max_rows();
     std::set<std::string> names; // one name may stand for several variants
     for (const Profile& profile : manifest.profiles) {
         try {

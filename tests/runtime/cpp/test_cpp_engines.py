@@ -329,7 +329,7 @@ def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str
         "MARS_STUB": json.dumps(THOR_HERE | {"breaks_after": 40}),
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
     }
-    program = [build() / "examples/cpp_service/service", bundle, "0", "1", "--device", "cuda", "--rows", "1"]
+    program = [build() / "examples/cpp_service/service", bundle, "0", "1", "--device", "cuda"]
     with subprocess.Popen(
         program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -358,3 +358,42 @@ def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str
         assert process.wait(20) == 0
         said = process.stderr.read()
     assert said.count("nothing computes on the GPU in this process any more: start it again") == 1
+    assert said.startswith("at most 2 answers are computed at once, the rows of this engine (--rows says ")
+
+
+@pytest.mark.parametrize(("words", "batched"), [((), 2), (("--rows", "1"), 1), (("--rows", "8"), None)])
+def test_the_service_takes_as_many_rows_as_its_engine_was_built_for(
+    words: tuple[str, ...], batched: int | None, recipe: Callable[[str], Path]
+) -> None:
+    """The engine has 2 rows; who says another number is taken at his word."""
+    bundle = recipe("jetson-thor")
+    assert run("jetson-thor", bundle).returncode == 0
+    environment = os.environ | {
+        "MARS_STUB": json.dumps(THOR_HERE),
+        "LD_LIBRARY_PATH": os.pathsep.join(str(build() / "tests" / name) for name in ("plugins", "stub")),
+    }
+    program = [build() / "examples/cpp_service/service", bundle, "0", "1", "--device", "cuda", *words]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        found = re.search(r"http://127.0.0.1:(\d+)", process.stdout.readline())
+        if found is None:
+            said = process.stderr.read()
+            assert process.wait(20) == 1
+            assert batched is None
+            assert "8 rows, but this engine was built for at most 2" in said
+            return
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+            request = {"prompt": "abc", "tau": 1.0, "max_new_tokens": 4}
+            connection.request("POST", "/generate", json.dumps(request))
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read())["tokens"]) == (200, 4)
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+        said = process.stderr.read()
+    assert batched is not None
+    assert ("at most 2 answers" in said) == (batched == 2), said

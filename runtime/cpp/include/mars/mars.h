@@ -97,6 +97,7 @@ typedef struct mars_session_info {
     size_t num_profiles;
     const char* const* outputs; /* what the graph can give, such as "logits" */
     size_t num_outputs;
+    int64_t max_rows; /* most sequences of one forward: those that an engine was built for; 0 for no limit */
 } mars_session_info;
 
 MARS_API void mars_session_options_init(mars_session_options* options, size_t struct_size);

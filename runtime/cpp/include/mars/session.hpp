@@ -89,8 +89,9 @@ struct SessionInfo {
     std::int64_t context_length = 0; ///< most tokens that a row can hold, prompt and answer together
     std::int64_t block = 0, mask_id = 0;
     std::vector<std::int64_t> eos_ids;
-    std::vector<std::string> profiles; ///< the calibrated ones that count for what runs; stale ones are left out
-    bool has_text = false;             ///< whether prompts may be text
+    std::vector<std::string> profiles;    ///< the calibrated ones that count for what runs; stale ones are left out
+    bool has_text = false;                ///< whether prompts may be text
+    std::optional<std::int64_t> max_rows; ///< most sequences of one forward: those that an engine was built for; nothing for no limit
 };
 
 /// A bundle opened on a device. Any number of threads may use one: each call owns its rows and their KV memory.

@@ -117,6 +117,7 @@ mars_status mars_session_describe(const mars_session* session, mars_session_info
         values.num_profiles = opened.profiles.size();
         values.outputs = opened.outputs.data();
         values.num_outputs = opened.outputs.size();
+        values.max_rows = own.max_rows.value_or(0);
         fill(info, values, "info");
     });
 }

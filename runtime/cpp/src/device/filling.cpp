@@ -11,12 +11,6 @@ namespace {
 
 constexpr std::int64_t least_piece = 16; // slots of the smallest step of a prompt that is wider than any decode step
 
-/// The smallest size that holds `wanted`; `wanted` itself where there is none up to `most`.
-std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
-    const auto at = sizes.lower_bound(wanted);
-    return at != sizes.end() && *at <= most ? *at : wanted;
-}
-
 /// Rows of `width` numbers with zeros behind.
 std::vector<std::int64_t> widened(const std::vector<std::int64_t>& values, std::int64_t rows, std::int64_t width, std::int64_t all_rows,
                                   std::int64_t all) {
@@ -52,10 +46,19 @@ std::optional<StepInput> Filling::filled(const StepInput& input) const {
         outputs = least_of(outputs_, input.outputs, *outputs_.rbegin());
         if (slots == input.slots && outputs == input.outputs) return std::nullopt;
     }
-    StepInput full{rows, slots, outputs, {}, input.kv_length, {}};
+    return padded(input, rows, slots, outputs, capacity_ - slots);
+}
+
+std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most) {
+    const auto at = sizes.lower_bound(wanted);
+    return at != sizes.end() && *at <= most ? *at : wanted;
+}
+
+StepInput padded(const StepInput& input, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::int64_t idle) {
+    StepInput full{rows, slots, outputs, {}, input.kv_length, {}, input.want_topk};
     full.input_ids = widened(input.input_ids, input.rows, input.slots, rows, slots);
     full.output_index = widened(input.output_index, input.rows, input.outputs, rows, outputs);
-    full.kv_length.resize(static_cast<std::size_t>(rows), capacity_ - slots);
+    full.kv_length.resize(static_cast<std::size_t>(rows), idle);
     return full;
 }
 

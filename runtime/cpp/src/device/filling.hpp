@@ -28,4 +28,10 @@ class Filling {
     std::set<std::int64_t> slots_, outputs_;
 };
 
+/// The smallest size that holds `wanted`; `wanted` itself where there is none up to `most`.
+std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most);
+
+/// A step with more rows, slots and predictions: zeros behind what was asked for, and rows that nobody asked for at the cursor `idle`.
+StepInput padded(const StepInput& input, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::int64_t idle);
+
 } // namespace mars

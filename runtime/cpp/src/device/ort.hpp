@@ -27,6 +27,9 @@ class OrtBackend : public Backend {
     /// KV rows are in `place`, or where `place_of` says; where they cannot stay there (tried when the graph is opened), in host memory,
     /// and the log says why.
     ///
+    /// Steps are captured where the CUDA provider's option `enable_cuda_graph` asks for it; where they cannot be, they run plainly, and the
+    /// log says why. All sessions of a process that capture compute in one thread.
+    ///
     /// Throws SessionError when the provider is not in this ONNX Runtime (it lists those that are) or the graph does not
     /// load, BundleError when graph and manifest disagree. Never falls back to another device.
     OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, std::optional<int> threads,
@@ -45,6 +48,12 @@ class OrtBackend : public Backend {
 
     /// Whether KV rows are in a device's memory, where no step copies them from or to the host.
     bool is_on_device() const;
+
+    /// Steps that are replayed as CUDA graphs.
+    std::size_t num_graphs() const;
+
+    /// Why steps are not captured, or no longer, although that was asked for.
+    std::optional<std::string> why_no_graphs() const;
 
     /// Bytes between host and device, where KV rows are on a device.
     OrtTraffic traffic() const;

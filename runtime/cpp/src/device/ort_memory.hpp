@@ -14,7 +14,9 @@
 
 #include "device/copy_graph.hpp"
 #include "device/ort_api.hpp"
+#include "device/ort_kept.hpp"
 #include "device/ort_place.hpp"
+#include "device/worker.hpp"
 
 namespace mars {
 
@@ -50,14 +52,27 @@ class OrtMemory {
 
     /// Of `graph`'s device. `add_provider` makes other sessions compute there, too. KV elements are of `type`.
     ///
+    /// `worker`: of a graph whose steps are captured. Everything is done in its thread then, KV memory that is given up comes again at the
+    /// same addresses, and all memory is of an allocator of its own: a captured step writes where its intermediate results were, which the
+    /// graph's allocator has long given to others.
+    ///
     /// Throws Ort::Exception where the session has no such memory.
     OrtMemory(std::shared_ptr<OrtGraph> graph, const OrtPlace& place, std::function<void(Ort::SessionOptions&)> add_provider,
-              ONNXTensorElementDataType type, std::int64_t element_bytes);
+              ONNXTensorElementDataType type, std::int64_t element_bytes, std::shared_ptr<Worker> worker = nullptr);
 
-    OrtBlock allocate(std::size_t num_bytes) { return {rows_, num_bytes}; }
+    OrtBlock allocate(std::size_t num_bytes);
 
     /// Host memory that is locked where the device can lock it.
-    OrtBlock staging(std::size_t num_bytes) { return {host_, num_bytes}; }
+    OrtBlock staging(std::size_t num_bytes);
+
+    /// `count` KV tensors of some rows, `num_bytes` each; what they hold is not known.
+    std::vector<OrtBlock> allocate_rows(std::size_t count, KvShape shape, std::size_t num_bytes);
+
+    /// Take them back. Any thread.
+    void give_up(KvShape shape, std::vector<OrtBlock> blocks);
+
+    /// Whether steps are captured.
+    bool captures() const { return worker_ != nullptr; }
 
     Ort::Value tensor(unsigned char* address, std::size_t num_bytes, const std::vector<std::int64_t>& shape,
                       ONNXTensorElementDataType type) const;
@@ -70,8 +85,9 @@ class OrtMemory {
     /// Of each the beginning of every run where the target's are shorter, else all of it with zeros behind.
     void pad(const std::vector<Pair>& pairs, OrtRuns from, OrtRuns to);
 
-    void upload(unsigned char* target, const unsigned char* source, std::size_t num_bytes);
-    void download(unsigned char* target, const unsigned char* source, std::size_t num_bytes);
+    /// `is_staged`: what is on the host is of `staging`.
+    void upload(unsigned char* target, const unsigned char* source, std::size_t num_bytes, bool is_staged = false);
+    void download(unsigned char* target, const unsigned char* source, std::size_t num_bytes, bool is_staged = false);
 
     ONNXTensorElementDataType type() const { return type_; }
     std::int64_t element_bytes() const { return element_bytes_; }
@@ -79,7 +95,9 @@ class OrtMemory {
     std::atomic<std::uint64_t> sent{0}, fetched{0}; ///< bytes between host and device
 
   private:
-    Ort::Session& copies(CopyKind kind, std::size_t count);
+    const std::shared_ptr<Ort::Session>& copies(CopyKind kind, std::size_t count);
+    void run_pad(const std::vector<Pair>& pairs, OrtRuns from, OrtRuns to);
+    Ort::Value on_host(unsigned char* address, std::size_t num_bytes, bool is_staged) const;
 
     std::shared_ptr<OrtGraph> graph_;
     std::function<void(Ort::SessionOptions&)> add_provider_;
@@ -88,7 +106,9 @@ class OrtMemory {
     Ort::MemoryInfo bound_, pageable_, staged_;
     std::shared_ptr<Ort::Allocator> rows_, host_;
     std::mutex mutex_;
-    std::map<std::pair<CopyKind, std::size_t>, Ort::Session> sessions_;
+    std::map<std::pair<CopyKind, std::size_t>, std::shared_ptr<Ort::Session>> sessions_;
+    const std::shared_ptr<Worker> worker_;
+    KeptBlocks kept_;
 };
 
 } // namespace mars

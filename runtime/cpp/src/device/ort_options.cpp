@@ -16,9 +16,6 @@ OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> numbe
     std::string odd;
     for (const auto& [name, value] : options) {
         if (name == level) throw SessionError(name + " is no option: the variant has it");
-        if (name == "enable_cuda_graph" && value != "0" && value != "false" && value != "False")
-            throw SessionError(name + " is no option here: ONNX Runtime would replay the first step for all others; libmars runs its steps"
-                                      " plainly. Leave it out, or take an engine of TensorRT, whose steps are captured");
         const bool is_entry = name.find('.') != std::string::npos;
         (is_entry ? parts.entries : parts.of_provider)[name] = value;
         if (!is_entry) odd += (odd.empty() ? "" : ", ") + name;
@@ -32,6 +29,22 @@ OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> numbe
         throw SessionError("the device has number " + std::to_string(*number) + " and device_id is " + said.substr(0, 60) +
                            "; say it once, in the device");
     return parts;
+}
+
+bool asks_for_graphs(const std::string& provider, const OrtOptions& of_provider) {
+    for (const char* name : {graph_option, "trt_cuda_graph_enable"}) {
+        const auto at = of_provider.find(name);
+        if (at == of_provider.end() || (at->second != "1" && at->second != "true" && at->second != "True")) continue;
+        if (provider == "CUDAExecutionProvider" && name == graph_option) return true;
+        throw SessionError(std::string(name) + " is no option of " + provider +
+                           " here: it would replay the first step for all others. Leave it out, or take the device cuda");
+    }
+    return false;
+}
+
+OrtOptions without_graphs(OrtOptions of_provider) {
+    of_provider.erase(graph_option);
+    return of_provider;
 }
 
 } // namespace mars

@@ -50,7 +50,7 @@ constexpr const char* advice = "shorten the prompt or max_new_tokens, or run few
 
 void OrtRows::reserve(std::int64_t capacity) {
     if (capacity <= capacity_) return;
-    const std::int64_t grown = bucket(capacity, capacity_);
+    const std::int64_t grown = grown_to(capacity);
     const std::string rows = std::to_string(num_rows_) + " row(s) of " + std::to_string(grown);
     const double product = static_cast<double>(num_rows_) * static_cast<double>(grown) * static_cast<double>(entry_bytes());
     const auto taken = static_cast<std::int64_t>(std::min(product, 1e18));
@@ -115,9 +115,15 @@ std::shared_ptr<const Saved> HostRows::bring(const HostEntries& entries) {
     return saved;
 }
 
+DeviceRows::~DeviceRows() { memory_->give_up({num_rows_, capacity_}, std::move(buffers_)); }
+
+std::int64_t DeviceRows::grown_to(std::int64_t capacity) const {
+    return memory_->captures() ? doubled(capacity, capacity_) : OrtRows::grown_to(capacity);
+}
+
 void DeviceRows::grow(std::int64_t capacity) {
     const std::int64_t heads = num_rows_ * kv_heads_;
-    std::vector<OrtBlock> fresh;
+    std::vector<OrtBlock> fresh = memory_->allocate_rows(num_buffers_, {num_rows_, capacity}, size_of(heads * capacity * entry_bytes_));
     std::vector<OrtMemory::Pair> pairs;
     OrtBlock zeros;
     if (capacity_ == 0) { // one entry of each head, from which all are filled up
@@ -125,15 +131,13 @@ void DeviceRows::grow(std::int64_t capacity) {
         zeros = memory_->allocate(none.size());
         memory_->upload(zeros.data(), none.data(), none.size());
     }
-    for (std::size_t i = 0; i < num_buffers_; ++i) {
-        fresh.push_back(memory_->allocate(size_of(heads * capacity * entry_bytes_)));
-        pairs.emplace_back(capacity_ == 0 ? zeros.data() : buffers_[i].data(), fresh[i].data());
-    }
+    for (std::size_t i = 0; i < num_buffers_; ++i) pairs.emplace_back(capacity_ == 0 ? zeros.data() : buffers_[i].data(), fresh[i].data());
     memory_->pad(pairs, {heads, elements(capacity_ == 0 ? 1 : capacity_)}, {heads, elements(capacity)});
     bound.clear();
     binding.ClearBoundInputs(); // before the memory that it names
     binding.ClearBoundOutputs();
-    buffers_ = std::move(fresh);
+    std::swap(buffers_, fresh);
+    memory_->give_up({num_rows_, capacity_}, std::move(fresh));
 }
 
 void DeviceRows::move(std::int64_t source, std::int64_t target, std::int64_t length) {

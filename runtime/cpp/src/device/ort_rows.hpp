@@ -46,6 +46,9 @@ class OrtRows : public Cache {
     virtual unsigned char* buffer(std::size_t i) const = 0;
     virtual bool is_on_host() const = 0;
 
+    /// The capacity that rows get which need this one.
+    virtual std::int64_t grown_to(std::int64_t capacity) const { return bucket(capacity, capacity_); }
+
     /// Zeroed memory for `capacity` entries a row in place of the present one, with what is there. Zeros, not garbage: an entry that is
     /// masked out still enters the product 0 * value, and 0 * NaN is NaN.
     virtual void grow(std::int64_t capacity) = 0;
@@ -78,6 +81,9 @@ class DeviceRows : public OrtRows {
     DeviceRows(std::shared_ptr<OrtMemory> memory, Ort::Session& session, std::size_t num_buffers, std::int64_t num_rows,
                std::int64_t kv_heads, std::int64_t entry_bytes)
         : OrtRows(session, num_buffers, num_rows, kv_heads, entry_bytes), memory_(std::move(memory)) {}
+    ~DeviceRows() override;
+    DeviceRows(const DeviceRows&) = delete;
+    DeviceRows& operator=(const DeviceRows&) = delete;
 
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
     std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
@@ -95,6 +101,7 @@ class DeviceRows : public OrtRows {
   private:
     unsigned char* buffer(std::size_t i) const override { return buffers_[i].data(); }
     bool is_on_host() const override { return false; }
+    std::int64_t grown_to(std::int64_t capacity) const override;
     void grow(std::int64_t capacity) override;
     std::int64_t elements(std::int64_t entries) const { return entries * entry_bytes_ / memory_->element_bytes(); }
 
