@@ -1,6 +1,7 @@
 // The TensorRT backend over a stub of TensorRT and CUDA: addresses, shapes, ranges, cursors, captured steps, the order on the stream.
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <limits>
 #include <memory>
 #include <thread>
@@ -324,6 +325,12 @@ TEST_CASE("requests of a batcher are rows of one batch of the engine, and get wh
     limits.max_rows = 4;
     CHECK(refused([&] { mars::Batcher(session, limits); }).find("4 rows, but this engine was built for at most 3") == 0);
     limits.max_rows = 3;
+    std::promise<void> gate; // the first step waits until all requests are there
+    const auto opened = gate.get_future().share();
+    stub::state().predict = [opened](const Tokens& tokens, std::int64_t position) {
+        opened.wait();
+        return fake::hashed(tokens, position);
+    };
     mars::Batcher batcher(session, limits);
     std::vector<mars::Request> requests;
     for (int round = 0; round < 4; ++round)
@@ -335,6 +342,7 @@ TEST_CASE("requests of a batcher are rows of one batch of the engine, and get wh
             config.eos_ids.emplace();
             requests.push_back(batcher.submit(prompt, config));
         }
+    gate.set_value();
     for (std::size_t i = 0; i < requests.size(); ++i) {
         Tokens all = prompts[i % prompts.size()];
         for (const std::int64_t token : requests[i].result(60.0).token_ids) all.push_back(token);
