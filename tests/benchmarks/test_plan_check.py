@@ -13,11 +13,13 @@ import plan_check
 from mars_export.calibration.plan.fleet import Fleet, Machine
 from mars_export.calibration.plan.work import Mode, Work
 from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.machine import CACHE_VARIABLE
 
 
 def test_planned_and_asked(bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("uvicorn", "serve")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # the program sets its own, for itself and its servers
     row = {"answer": "", "score": "contains", "max_new_tokens": 6}
     lines = [{"messages": [{"role": "user", "content": word}], **row} for word in ("hello", "one", "er")]
     (tmp_path / "words.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
