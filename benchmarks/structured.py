@@ -7,7 +7,8 @@ schema is derived from examples/default-checkpoint/intents.toml: one call a tool
 tool's intents. For each setting: answers that parse and satisfy the schema (by the jsonschema package),
 that are right, tokens per forward, and the share of forced tokens. Times are those of one process on a
 machine that may be busy; --seconds prints them, and the share of the time that went into the grammar, once
-it has seen ten rows. Ends with an error if an answer under the schema does not satisfy it.
+it has seen ten rows. An answer that its max_new_tokens cut short is counted as cut. Ends with an error if
+another one under the schema does not satisfy it.
 """
 
 from __future__ import annotations
@@ -158,9 +159,12 @@ def summary(
     def total(name: str) -> float:
         return sum(answer[name] for answer in answers)
 
+    valid = [is_valid(answer["text"], schema) for answer in answers]
+    ended = [answer["tokens"] < row["max_new_tokens"] for answer, row in zip(answers, rows, strict=True)]
     return {
         "rows": len(rows),
-        "valid": sum(is_valid(answer["text"], schema) for answer in answers),
+        "valid": sum(valid),
+        "cut": sum(not v and not e for v, e in zip(valid, ended, strict=True)),
         "right": sum(a["text"].strip() == row["answer"] for a, row in zip(answers, rows, strict=True)),
         "tokens": total("tokens"),
         "forwards": total("forwards"),
@@ -213,10 +217,10 @@ def main() -> None:
                     journal[key] = answered(session, row, window=window, **SETTINGS[name], **constraint)
                 answers.append(journal[key])
             results[f"{name}, {kind}"] = found = summary(rows, answers, schema)
-            broken += len(rows) - found["valid"] if constraint else 0
+            broken += len(rows) - found["valid"] - found["cut"] if constraint else 0
             seconds = f"  {found['seconds']:.1f} s, grammar {found['grammar']:.1%}" if options.seconds else ""
             print(
-                f"{name:9} {kind:7} valid {found['valid']:3}  right {found['right']:3}"
+                f"{name:9} {kind:7} valid {found['valid']:3}  cut {found['cut']:2}  right {found['right']:3}"
                 f"  tokens/forward {found['tokens_per_forward']:5.2f} forced {found['forced']:6.1%}{seconds}",
                 flush=True,
             )
