@@ -432,13 +432,15 @@ TEST_CASE("idle memory makes room, and no step stays bound to it") {
     mars::StepOutput output;
     auto one = backend.new_cache(1);
     const auto first = reinterpret_cast<unsigned char*>(memory(*one).addresses.front());
+    const std::size_t size = stub::state().memory.at(first);
     for (int i = 0; i < 3; ++i)
         for (const std::int64_t slots : {4, 16}) backend.step(*one, 0, input(1, slots), false, output);
     CHECK(backend.num_graphs() == 1);
     one.reset();
     const auto three = backend.new_cache(3);
     three->reserve(1);
-    CHECK(stub::state().memory.count(first) == 0); // three rows beside the idle one are more than the engine takes
+    const auto there = stub::state().memory.find(first);                   // the same address may be other memory by now
+    CHECK((there == stub::state().memory.end() || there->second != size)); // three rows beside the idle one are more than the engine takes
     CHECK(backend.num_graphs() == 0);
     CHECK(stub::state().orphans == 0);
     for (int i = 0; i < 3; ++i)
