@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from mars_export.calibration.drawing import COLORS, two_panels
-from mars_export.runtime import GenerationConfig, Session
+from mars_export.runtime import GenerationConfig, MarsError, Session
 from steps import Times
 
 LENGTHS = (500, 1000, 2000, 4000, 7500)
@@ -124,4 +125,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except MarsError as error:
+        sys.exit(f"error: {error}")

@@ -31,6 +31,7 @@ from mars_export.calibration.plan.fleet import Fleet, Run
 from mars_export.calibration.plan.options import PlanOptions, modes_of
 from mars_export.calibration.plan.plan import PlanRequest, recorded
 from mars_export.calibration.rows import make_plan
+from mars_export.runtime import MarsError
 from mars_export.runtime.decode.cost import Cost
 from serve_load import RESULTS, save, say
 from serving import loops, wire
@@ -219,4 +220,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except MarsError as error:
+        sys.exit(f"error: {error}")

@@ -1,13 +1,21 @@
-"""What the tests of libmars share: the library, built once, and a bundle of their own to change."""
+"""What the tests of libmars share: the library, built once, a bundle of their own to change, and
+bundles of every output.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from support.agreement import MAIN
 from support.cabi import Library, build
 from support.fixtures import Named
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +26,17 @@ def library() -> Library:
 @pytest.fixture
 def path(bundles: Named, tmp_path: Path) -> Path:
     return shutil.copytree(bundles("llama"), tmp_path / "mars.bundle")
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str], Path]:
+    """A bundle of every output, by its precision."""
+    root = tmp_path_factory.mktemp("cpp-graphs")
+
+    @cache
+    def exported(precision: str) -> Path:
+        options = ExportOptions(block=6, metrics=True, logits=True, top_k=4, precision=precision)
+        export_onnx(open_checkpoint(str(checkpoints(MAIN))), root / precision, options)
+        return root / precision
+
+    return exported

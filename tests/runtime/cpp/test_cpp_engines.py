@@ -13,7 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -321,42 +322,56 @@ def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(recipe: Calla
     Session.open(bundle, threads=1)  # the CPU needs none of it
 
 
-def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str], Path]) -> None:
-    bundle = recipe("jetson-thor")
-    assert run("jetson-thor", bundle).returncode == 0
-    folders = [build() / "tests/plugins", build() / "tests/stub"]
+@contextmanager
+def service(
+    bundle: Path, stub: dict[str, Any], *words: str
+) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
+    """The service on the stub, and its port; nothing where it did not come up."""
     environment = os.environ | {
-        "MARS_STUB": json.dumps(THOR_HERE | {"breaks_after": 40}),
-        "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
+        "MARS_STUB": json.dumps(stub),
+        "LD_LIBRARY_PATH": os.pathsep.join(str(build() / "tests" / name) for name in ("plugins", "stub")),
     }
-    program = [build() / "examples/cpp_service/service", bundle, "0", "1", "--device", "cuda"]
+    program = [build() / "examples/cpp_service/service", bundle, "0", "1", "--device", "cuda", *words]
     with subprocess.Popen(
         program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
-        assert process.stderr is not None
         found = re.search(r"http://127.0.0.1:(\d+)", process.stdout.readline())
-        assert found is not None, process.stderr.read()
+        try:
+            yield process, int(found[1]) if found else None
+        finally:
+            process.terminate()
+
+
+def words_of(process: subprocess.Popen[str]) -> str:
+    """What it said on stderr, read to the end."""
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+def test_the_service_says_that_its_gpu_has_failed_for_good(recipe: Callable[[str], Path]) -> None:
+    bundle = recipe("jetson-thor")
+    assert run("jetson-thor", bundle).returncode == 0
+    with service(bundle, THOR_HERE | {"breaks_after": 40}) as (process, port):
+        assert port is not None, words_of(process)
 
         def call(path: str, body: str | None = None) -> tuple[int, str]:
-            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             connection.request("GET" if body is None else "POST", path, body)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
-        try:
-            request = json.dumps({"prompt": "abc", "tau": 1.0, "max_new_tokens": 4})
-            assert call("/health")[0] == 200
-            answers = [call("/generate", request) for _ in range(40)]
-            assert (answers[0][0], answers[-1][0]) == (200, 500)
-            assert "start it again" in answers[-1][1]
-            status, text = call("/health")
-            assert (status, json.loads(text)["status"]) == (503, "failed")
-            assert call("/generate", request)[0] == 500
-        finally:
-            process.terminate()
+        request = json.dumps({"prompt": "abc", "tau": 1.0, "max_new_tokens": 4})
+        assert call("/health")[0] == 200
+        answers = [call("/generate", request) for _ in range(40)]
+        assert (answers[0][0], answers[-1][0]) == (200, 500)
+        assert "start it again" in answers[-1][1]
+        status, text = call("/health")
+        assert (status, json.loads(text)["status"]) == (503, "failed")
+        assert call("/generate", request)[0] == 500
+        process.terminate()
         assert process.wait(20) == 0
-        said = process.stderr.read()
+        said = words_of(process)
     assert said.count("nothing computes on the GPU in this process any more: start it again") == 1
     assert said.startswith("at most 2 answers are computed at once, the rows of this engine (--rows says ")
 
@@ -368,32 +383,19 @@ def test_the_service_takes_as_many_rows_as_its_engine_was_built_for(
     """The engine has 2 rows; who says another number is taken at his word."""
     bundle = recipe("jetson-thor")
     assert run("jetson-thor", bundle).returncode == 0
-    environment = os.environ | {
-        "MARS_STUB": json.dumps(THOR_HERE),
-        "LD_LIBRARY_PATH": os.pathsep.join(str(build() / "tests" / name) for name in ("plugins", "stub")),
-    }
-    program = [build() / "examples/cpp_service/service", bundle, "0", "1", "--device", "cuda", *words]
-    with subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        found = re.search(r"http://127.0.0.1:(\d+)", process.stdout.readline())
-        if found is None:
-            said = process.stderr.read()
+    with service(bundle, THOR_HERE, *words) as (process, port):
+        if port is None:
             assert process.wait(20) == 1
             assert batched is None
-            assert "8 rows, but this engine was built for at most 2" in said
+            assert "8 rows, but this engine was built for at most 2" in words_of(process)
             return
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
-            request = {"prompt": "abc", "tau": 1.0, "max_new_tokens": 4}
-            connection.request("POST", "/generate", json.dumps(request))
-            answer = connection.getresponse()
-            assert (answer.status, json.loads(answer.read())["tokens"]) == (200, 4)
-        finally:
-            process.terminate()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        request = {"prompt": "abc", "tau": 1.0, "max_new_tokens": 4}
+        connection.request("POST", "/generate", json.dumps(request))
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["tokens"]) == (200, 4)
+        process.terminate()
         assert process.wait(20) == 0
-        said = process.stderr.read()
+        said = words_of(process)
     assert batched is not None
     assert ("at most 2 answers" in said) == (batched == 2), said

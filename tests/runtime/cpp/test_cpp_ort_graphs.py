@@ -6,33 +6,15 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from support.agreement import MAIN
 from support.cabi import build
 from support.paths import ROOT
-from support.tiny import Named
 
-from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime.device import ort_graphs, ort_kept, ort_options
 
 CPP = ROOT / "runtime" / "cpp" / "src" / "device"
-
-
-@pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("cpp-graphs")
-
-    @cache
-    def exported(precision: str) -> Path:
-        options = ExportOptions(block=6, metrics=True, logits=True, top_k=4, precision=precision)
-        export_onnx(open_checkpoint(str(checkpoints(MAIN))), root / precision, options)
-        return root / precision
-
-    return exported
 
 
 @pytest.mark.parametrize("preset", ["release", "asan", "tsan"])
