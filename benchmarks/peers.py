@@ -4,6 +4,7 @@
     python benchmarks/peers.py --setup
     python benchmarks/peers.py --authors MARS_CHECKOUT    # make the models that are absent, then measure
     python benchmarks/peers.py --turns 1000 --rounds 9    # the second turn of a talk, beside llama.cpp
+    python benchmarks/peers.py --memory                   # what each has in memory
 
 Each peer runs in an environment of its own under --venvs and answers through benchmarks/peers/; one that is
 absent is named
@@ -22,11 +23,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers import catalog, goals, machine, measure, models, rows, turns
+from peers import catalog, goals, machine, measure, models, resident, rows, turns
 from peers.catalog import Entry, Program
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
 from peers.protocol import Request
+from peers.resident import Resident
 from peers.rounds import run_round
 
 ROOT = Path(__file__).resolve().parent
@@ -203,15 +205,27 @@ def measure_all(args: argparse.Namespace, processes: dict[str, Process], results
                 results.add(prompts, entries, made)
 
 
+def save(args: argparse.Namespace, what: str, about: dict[str, Any], found: dict[str, Any]) -> None:
+    """To a file of its own beside --json, without the paths of this machine."""
+    path = args.json.with_name(f"{what}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"about": about, what: found}, indent=1)
+    text = text.replace(str(args.venvs), "VENVS").replace(str(args.work), "WORK")
+    path.write_text(text.replace(sys.executable, "python") + "\n", encoding="utf-8")
+
+
 def compare_turns(args: argparse.Namespace, processes: dict[str, Process], about: dict[str, Any]) -> None:
     prompts = rows.read("assistant", 12, args.work / "fp32.bundle")
     found = turns.measure(processes, prompts, args.turns, args.rounds)
-    value = {"about": about, "turns": {name: each.to_dict() for name, each in found.items()}}
-    path = args.json.with_name("turns.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(value, indent=1).replace(str(args.venvs), "VENVS").replace(str(args.work), "WORK")
-    path.write_text(text.replace(sys.executable, "python") + "\n", encoding="utf-8")
+    save(args, "turns", about, {name: each.to_dict() for name, each in found.items()})
     print(turns.table(found))
+
+
+def weigh(args: argparse.Namespace, processes: dict[str, Process], about: dict[str, Any]) -> None:
+    """Each process behind its first short answers. `own` holds Python and the libraries, too."""
+    found = {name: Resident.of(process.pid) for name, process in processes.items()}
+    save(args, "memory", about, {name: each.to_dict() for name, each in found.items()})
+    print(resident.table(found))
 
 
 def main() -> None:
@@ -254,6 +268,11 @@ def main() -> None:
         help="instead: the second turn behind a history of so many tokens, ours and llama.cpp, kept by both;"
         " written to turns.json beside --json",
     )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="instead: what each process has in memory behind a first answer; memory.json beside --json",
+    )
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "peers.json")
     args = parser.parse_args()
     wrong = [
@@ -287,6 +306,9 @@ def main() -> None:
             compare_turns(args, processes, about)
             return
         warm_up(processes, rows.read("assistant", 1, args.work / "fp32.bundle"), absent)
+        if args.memory:
+            weigh(args, processes, about)
+            return
         measure_all(args, processes, results)
     except KeyboardInterrupt:
         say(f"\ninterrupted; what was measured is in {args.json}")

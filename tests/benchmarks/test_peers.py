@@ -24,6 +24,7 @@ from peers.catalog import Entry
 from peers.measure import Round, Summary
 from peers.process import PeerError, Process
 from peers.protocol import Reply, Request
+from peers.resident import Resident
 from peers.rounds import run_round
 from peers.rows import Prompts
 
@@ -91,6 +92,15 @@ class Scripted:
         if self.fails and self.count == 2:
             raise PeerError("broken")
         return Reply(request.prompts, 1.0, 0.25, 1, None)
+
+
+def test_what_a_process_has_in_memory_is_its_own_or_of_files(start: Start) -> None:
+    process = start()
+    seen = Resident.of(process.pid)
+    assert 1 < seen.own < seen.own + seen.files <= seen.peak + 1 < 1000
+    process.close()
+    with pytest.raises(OSError):
+        Resident.of(process.pid)
 
 
 def prompts(count: int) -> Prompts:
