@@ -9,7 +9,8 @@ from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import decode
 from mars_export.runtime.device.trt import TrtBackend
 from support.fake import MASK
-from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
+from support.fake_cuda import FakeDevice
+from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 
 BLOCK, CAPACITY, PREFILL = 4, 64, 16
 

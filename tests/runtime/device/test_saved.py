@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
+from support.fake_cuda import FakeDevice
+from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 from support.fake_trt import predict
 
 from mars_export.runtime import GenerationConfig

@@ -31,7 +31,7 @@ def test_a_failing_step_says_what_tensorrt_said() -> None:
 def test_an_engine_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _, _ = build()
     monkeypatch.setattr(
-        "support.fake_cuda.FakeContext.set_tensor_address",
+        "support.fake_engine.FakeContext.set_tensor_address",
         lambda self, name, address: name != "present.1.key",
     )
     cache = backend.new_cache(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.fake import FakeBackend
-from support.fake_cuda import engine_info
+from support.fake_engine import engine_info
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, build, predict
 
 from mars_export.runtime import SessionError

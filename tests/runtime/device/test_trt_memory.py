@@ -6,7 +6,8 @@ import gc
 
 import numpy as np
 import pytest
-from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
+from support.fake_cuda import FakeDevice
+from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
 from mars_export.runtime import Commit, SessionError

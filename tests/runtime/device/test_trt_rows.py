@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.fake_cuda import MODEL
+from support.fake_engine import MODEL
 from support.fake_trt import BLOCK, CAPACITY, build
 
 
