@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 from support import tiny
-from support.cabi import WINDOWS, CSession, Library, MarsStatusError, build
+from support.cabi import Library, MarsStatusError, build
+from support.cabi_session import CSession
+from support.cabi_types import WINDOWS
 from support.fixtures import Named, Sessions
 from typer.testing import CliRunner
 

@@ -19,8 +19,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from support.cabi import ROOT, build
+from support.cabi import build
 from support.fixtures import Named
+from support.paths import ROOT
 
 from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle.open import open_bundle, write_manifest

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import Library, MarsStatusError, build
+from support.cabi_session import CSession
 from support.fixtures import Named, Sessions
 
 PROMPT = [5, 9, 200, 17]
@@ -38,7 +39,8 @@ def test_a_session_says_what_runs(library: Library, bundles: Named, sessions: Se
 
 TELLS = """
 import ctypes, sys
-from support.cabi import CSession, Library
+from support.cabi import Library
+from support.cabi_session import CSession
 from pathlib import Path
 with CSession(Library(Path(sys.argv[1])), Path(sys.argv[2]), threads=1):
     getenv = ctypes.CDLL(None).getenv
