@@ -1,17 +1,18 @@
-"""What the tests of libmars share: the library, built once, a bundle of their own to change, and
-bundles of every output.
+"""What the tests of libmars share: the library, built once, a session of it, a bundle of their own to change,
+and bundles of every output.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from support.agreement import MAIN
 from support.cabi import Library, build
+from support.cabi_session import CSession
 from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -40,3 +41,10 @@ def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Call
         return root / precision
 
     return exported
+
+
+@pytest.fixture(scope="module")
+def twin(library: Library, bundles: Named) -> Iterator[CSession]:
+    """The session beside Python's `sessions("llama")`."""
+    with CSession(library, bundles("llama"), threads=1) as session:
+        yield session
