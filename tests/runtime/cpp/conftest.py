@@ -1,5 +1,5 @@
-"""What the tests of libmars share: the library, built once, a session of it, a bundle of their own to change,
-and bundles of every output.
+"""What the tests of libmars share: the library, built once, a session of it, its text layer, a bundle of their
+own to change, and bundles of every output.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from support.agreement import MAIN
 from support.cabi import Library, build
 from support.cabi_session import CSession
 from support.fixtures import Named
+from support.text_driver import Driver, tokenizer_of
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
@@ -48,3 +49,20 @@ def twin(library: Library, bundles: Named) -> Iterator[CSession]:
     """The session beside Python's `sessions("llama")`."""
     with CSession(library, bundles("llama"), threads=1) as session:
         yield session
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Driver]]:
+    """A running text_driver, by the kind of its tokenizer."""
+    started: list[Driver] = []
+
+    @cache
+    def start(kind: str) -> Driver:
+        path = tmp_path_factory.mktemp(kind) / "tokenizer.json"
+        tokenizer_of(kind).save(str(path))
+        started.append(Driver(path))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.close()
