@@ -1,5 +1,5 @@
-// The C interface used wrongly: NULLs, sizes, constants. tests/runtime/cpp/test_cpp_generate.py and those beside
-// it use it rightly, on real bundles.
+// The C interface used wrongly: NULLs, sizes, constants. The files beside tests/runtime/cpp/test_cpp_generate.py
+// use it rightly, on real bundles.
 #include <cmath>
 #include <cstddef>
 #include <cstring>

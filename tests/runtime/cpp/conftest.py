@@ -1,5 +1,5 @@
-"""What the tests of libmars share: the library, built once, a session of it, its text layer, a bundle of their
-own to change, and bundles of every output.
+"""What the tests of libmars share: the library, built once, a session of it, its text layer, a bundle of
+their own to change, and bundles of every output.
 """
 
 from __future__ import annotations
