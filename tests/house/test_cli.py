@@ -1,4 +1,4 @@
-"""The command line itself: entry point, exit codes, help, errors as JSON, and commands that look at a bundle."""
+"""The command line itself: entry point, exit codes, help, errors as JSON, commands that look at a bundle."""
 
 from __future__ import annotations
 
