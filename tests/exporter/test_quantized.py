@@ -1,0 +1,254 @@
+"""Whole quantized bundles: tokens of torch with the decoded weights, rows, widths, what is stored, kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from support import tiny
+from support.fixtures import Named
+from support.oracle import Oracle
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.codes import Quantization
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.exporter.graph.weights import total_bytes
+from mars_export.runtime import GenerationConfig, Session, SessionError
+from mars_export.runtime.bundle.open import open_bundle
+
+FP32 = np.dtype(np.float32)
+PROMPT = [(37 * i) % 250 for i in range(23)]
+
+
+def decode_into(model: Any, quantization: Quantization) -> Any:
+    """`model` with each weight replaced by what its codes stand for; w8a8 also rounds the activations as it
+    runs.
+    """
+    with torch.inference_mode():
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                is_head = name == "lm_head"
+                codec = quantization.table(quantization.head) if is_head else quantization.linear
+                if is_head:  # a tied embedding may be stored in another form
+                    module.weight = torch.nn.Parameter(module.weight.clone())
+                if codec is not None:
+                    weight = module.weight.numpy()
+                    module.weight.copy_(
+                        torch.from_numpy(codec.encode(weight, FP32).decoded().reshape(weight.shape))
+                    )
+                if quantization.is_integer and codec is not None:
+                    module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+        embedding = model.get_input_embeddings().weight
+        if codec := quantization.table(quantization.embedding):
+            embedding.copy_(
+                torch.from_numpy(codec.encode(embedding.numpy(), FP32).decoded().reshape(embedding.shape))
+            )
+    return model
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Each row in 255 steps of its own."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.floor(x / scale + 0.5) * scale
+
+
+CHOICES = {
+    "int4": {"precision": "int4"},
+    "int4-asymmetric": {"precision": "int4", "asymmetric": True, "search": True},
+    "int4-tables": {"precision": "int4", "head": "int4", "embedding": "float"},
+    "int8": {"precision": "int8"},
+    "int8-plain-tables": {"precision": "int8", "head": "float", "embedding": "float"},
+    "w8a8": {"precision": "w8a8"},
+    "w8a8-plain-head": {"precision": "w8a8", "head": "float"},
+}
+
+
+@pytest.fixture(scope="module")
+def quantized(checkpoints: Named, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    root = tmp_path_factory.mktemp("quantized")
+
+    def exported(name: str, choice: str) -> Path:
+        target = root / f"{name}-{choice}"
+        if not target.exists():
+            options = ExportOptions(
+                block=6, metrics=True, logits=True, allow_drift=True, group=16, **CHOICES[choice]
+            )
+            export_onnx(open_checkpoint(str(checkpoints(name))), target, options)
+        return target
+
+    return exported
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", ["llama", "llama-bias", "qwen3"])
+def test_tokens_are_those_of_torch_with_the_decoded_weights(
+    name: str, choice: str, quantized: Any, checkpoints: Named
+) -> None:
+    options = ExportOptions(group=16, **CHOICES[choice])
+    assert options.quantization is not None
+    oracle = Oracle(
+        decode_into(tiny.load(tiny.TINIES[name], checkpoints(name)), options.quantization), tiny.MASK, 6
+    )
+    level = None if options.precision == "w8a8" else 0
+    session = Session.open(quantized(name, choice), threads=1, accuracy_level=level)
+    cache = session.backend.new_cache(1)
+    cache.reserve(len(PROMPT))
+    found = session.backend.step(
+        cache, 0, np.array([PROMPT]), np.array([0]), np.arange(len(PROMPT))[None], True
+    ).logits
+    assert found is not None
+    expected = oracle.logits(PROMPT).numpy()
+    # A number on the edge between two codes may fall to either side: one step of the activations at most.
+    bound = 0.05 * expected.std() if options.precision == "w8a8" else 1e-3
+    kept = np.arange(tiny.VOCAB_SIZE) != tiny.MASK
+    assert np.abs(found[0] - expected)[:, kept].max() < bound
+    if options.precision != "w8a8":
+        for tau in (1.0, 0.3):
+            done = session.generate(PROMPT, GenerationConfig(tau=tau, max_new_tokens=20, eos_ids=()))
+            tokens = list(PROMPT)
+            while len(tokens) < len(PROMPT) + 20:
+                made = oracle.predictions(tokens, 6)[: 20 + len(PROMPT) - len(tokens)]
+                run = 1
+                while run < len(made) and tau < 1 and made[run].probability >= tau:
+                    run += 1
+                tokens += [p.token for p in made[:run]]
+            assert list(done.token_ids) == tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-mixed"])
+def test_w8a8_rows_do_not_disturb_each_other(name: str, quantized: Any) -> None:
+    backend = Session.open(quantized(name, "w8a8"), threads=1).backend
+    prompts = [PROMPT, [9] * len(PROMPT), PROMPT[::-1]]
+
+    def logits(rows: list[list[int]]) -> np.ndarray:
+        cache = backend.new_cache(len(rows))
+        cache.reserve(len(PROMPT))
+        index = np.tile(np.arange(len(PROMPT)), (len(rows), 1))
+        found = backend.step(cache, 0, np.array(rows), np.zeros(len(rows), np.int64), index, True).logits
+        assert found is not None
+        return found
+
+    together = logits(prompts)
+    for i, prompt in enumerate(prompts):
+        np.testing.assert_allclose(together[i], logits([prompt])[0], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-mha", "qwen3-mixed"])
+def test_w8a8_does_not_depend_on_the_width_of_a_step(name: str, quantized: Any) -> None:
+    """Bit for bit, one slot at a time or all at once: so exact mode and one-token mode are one text here,
+    too.
+    """
+    backend = Session.open(quantized(name, "w8a8"), threads=1).backend
+
+    def logits(width: int) -> np.ndarray:
+        cache = backend.new_cache(1)
+        cache.reserve(len(PROMPT))
+        found = []
+        for start in range(0, len(PROMPT), width):
+            ids = PROMPT[start : start + width]
+            index = np.arange(len(ids))[None]
+            output = backend.step(cache, 0, np.array([ids]), np.array([start]), index, True).logits
+            assert output is not None
+            found.append(output[0])
+        return np.concatenate(found)
+
+    whole = logits(len(PROMPT))
+    for width in (1, 2, 3):
+        np.testing.assert_array_equal(logits(width), whole)
+
+
+def test_tied_tables_of_one_form_are_stored_once_and_sizes_are_near_the_bits(
+    quantized: Any, checkpoints: Named
+) -> None:
+    def initializers(choice: str) -> dict[str, onnx.TensorProto]:
+        model = onnx.load(quantized("llama", choice) / "model.onnx", load_external_data=False)
+        onnx.checker.check_model(str(quantized("llama", choice) / "model.onnx"))
+        return {i.name: i for i in model.graph.initializer}
+
+    shared, apart = initializers("int4"), initializers("int4-tables")
+    assert shared["embed_tokens.weight"].data_type == onnx.TensorProto.INT8
+    for suffix in ("", "_scale"):
+        assert place(shared[f"lm_head.weight{suffix}"]) == place(shared[f"embed_tokens.weight{suffix}"])
+    assert apart["lm_head.weight"].data_type == onnx.TensorProto.INT4
+    assert apart["embed_tokens.weight"].data_type == onnx.TensorProto.FLOAT
+    checkpoint = open_checkpoint(str(checkpoints("llama")))
+    for choice in CHOICES:
+        options = ExportOptions(group=16, **CHOICES[choice])
+        expected = total_bytes(
+            checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization
+        )
+        stored = {
+            place(i) for i in initializers(choice).values() if i.data_location == onnx.TensorProto.EXTERNAL
+        }
+        assert expected == sum(length for _, length in stored), choice
+
+
+def place(weight: onnx.TensorProto) -> tuple[int, int]:
+    """Offset and length of a weight in the weights file."""
+    found = {e.key: e.value for e in weight.external_data}
+    return int(found["offset"]), int(found["length"])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", ["llama", "llama-bias", "qwen2", "qwen3"])
+def test_onnx_runtime_has_a_kernel_for_every_quantized_product(
+    name: str, choice: str, quantized: Any, tmp_path: Path
+) -> None:
+    # A DequantizeLinear that is left over decodes a whole matrix in every step: the tokens are right and the
+    # step takes ten times as long.
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(
+        quantized(name, choice) / "model.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    kernels = Counter(
+        node.op_type for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
+    )
+    quantization = ExportOptions(group=16, **CHOICES[choice]).quantization
+    assert quantization is not None
+    products = 4 * open_bundle(quantized(name, choice)).manifest.model.num_layers + (
+        quantization.head != "float"
+    )
+    assert kernels["MatMulIntegerToFloat" if quantization.is_integer else "MatMulNBits"] == products
+    assert kernels["DequantizeLinear"] == 0
+
+
+def test_the_manifest_says_how_the_weights_are_stored(quantized: Any) -> None:
+    variant = open_bundle(quantized("llama", "int4-asymmetric")).manifest.variants[0]
+    assert (variant.precision, variant.kv_dtype, variant.accuracy_level) == ("int4", "float32", 4)
+    assert variant.quantization is not None
+    assert (variant.quantization.group_size, variant.quantization.symmetric, variant.quantization.head) == (
+        16,
+        False,
+        "int8",
+    )
+    assert variant.drift is not None
+    assert variant.drift.acceptance_flips is not None
+    assert set(variant.drift.acceptance_flips) == {"0.9", "0.95", "0.99"}
+    assert open_bundle(quantized("llama", "w8a8")).manifest.variants[0].accuracy_level is None
+
+
+def test_int4_in_half_precision_keeps_half_precision_kv(checkpoints: Named, tmp_path: Path) -> None:
+    options = ExportOptions(block=4, precision="int4", activations="fp16", group=16, allow_drift=True)
+    manifest = export_onnx(open_checkpoint(str(checkpoints("qwen2"))), tmp_path / "b", options)
+    assert (manifest.variants[0].precision, manifest.variants[0].kv_dtype) == ("int4", "float16")
+    assert (
+        Session.open(tmp_path / "b", threads=1).generate(PROMPT, GenerationConfig(max_new_tokens=5)).token_ids
+    )
+
+
+def test_an_accuracy_level_is_for_weights_that_have_one(quantized: Any, bundles: Named) -> None:
+    with pytest.raises(SessionError, match="is float32: an accuracy level is for int4 and int8"):
+        Session.open(bundles("llama"), accuracy_level=0)
+    with pytest.raises(SessionError, match="is w8a8: an accuracy level"):
+        Session.open(quantized("llama", "w8a8"), accuracy_level=0)
+    with pytest.raises(SessionError, match="must be one of 0, 1, 2, 3, 4, not 9"):
+        Session.open(quantized("llama", "int4"), accuracy_level=9)
