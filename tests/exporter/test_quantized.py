@@ -1,4 +1,4 @@
-"""Whole quantized bundles: tokens of torch with the decoded weights, rows, widths, what is stored, kernels."""
+"""Quantized bundles: tokens of torch with the decoded weights, rows, widths, stored weights and kernels."""
 
 from __future__ import annotations
 
