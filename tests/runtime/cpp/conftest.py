@@ -1,11 +1,13 @@
-"""What the tests of libmars share: the library, built once, a session of it, its text layer, a bundle of
-their own to change, and bundles of every output.
+"""What the tests of libmars share: the library, built once, a session of it, its text layer, the
+service, bundles to change, to never end, and of every output.
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,11 +15,13 @@ import pytest
 from support.agreement import MAIN
 from support.cabi import Library, build
 from support.cabi_session import CSession
+from support.cpp_service import start
 from support.fixtures import Named
 from support.text_driver import Driver, tokenizer_of
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +70,34 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     yield start
     for driver in started:
         driver.close()
+
+
+@pytest.fixture(scope="module")
+def service(bundles: Named) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The running C++ example of a service, and its port."""
+    process, number = start(bundles("llama"))
+    yield process, number
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def port(service: tuple[subprocess.Popen[str], int]) -> int:
+    return service[1]
+
+
+@pytest.fixture(scope="module")
+def endless(bundles: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a long context, whose answers never end by themselves."""
+    directory = tmp_path_factory.mktemp("endless") / "bundle"
+    shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    manifest = open_bundle(directory).manifest
+    write_manifest(
+        directory,
+        replace(
+            manifest,
+            model=replace(manifest.model, context_length=8192),
+            tokens=replace(manifest.tokens, eos=()),
+        ),
+    )
+    return directory
