@@ -1,5 +1,5 @@
-"""What the tests of libmars share: the library, built once, a session of it, its text layer, the
-service, bundles to change, to never end, and of every output.
+"""What the tests of libmars share: the library, built once, a session of it, its text layer, the example of a
+service, and bundles: of a test's own to change, of every output, with answers that never end.
 """
 
 from __future__ import annotations
