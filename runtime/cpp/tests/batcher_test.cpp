@@ -7,6 +7,7 @@
 #include <mars/batcher.hpp>
 
 #include "answers.hpp"
+#include "config.hpp"
 #include "conformance.hpp"
 #include "fake.hpp"
 #include "manifest.hpp"
@@ -73,15 +74,6 @@ struct Opened {
     Gated& backend;
     mars::Session session;
 };
-
-mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t max_new_tokens) {
-    mars::GenerationConfig config;
-    config.tau = tau;
-    config.max_new_tokens = max_new_tokens;
-    config.window = mars::full_window;
-    config.eos_ids.emplace();
-    return config;
-}
 
 const mars::GenerationConfig endless = config_of(1.0, 3000);
 

@@ -17,6 +17,7 @@
 #include <mars/session.hpp>
 
 #include "answers.hpp"
+#include "config.hpp"
 #include "device/ort.hpp"
 #include "device/ort_memory.hpp"
 #include "device/ort_open.hpp"
@@ -76,15 +77,6 @@ void check_equal(const mars::StepOutput& one, const mars::StepOutput& other) {
 
 mars::Session session_over(const std::optional<mars::OrtPlace>& place, std::int64_t cache_bytes) {
     return mars::Opened::over(bundle(), opened(place), std::nullopt, cache_bytes);
-}
-
-mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t tokens) {
-    mars::GenerationConfig config;
-    if (tau) config.tau = *tau;
-    config.window = mars::full_window;
-    config.max_new_tokens = tokens;
-    config.eos_ids.emplace();
-    return config;
 }
 
 } // namespace

@@ -17,6 +17,7 @@
 #include <mars/session.hpp>
 
 #include "answers.hpp"
+#include "config.hpp"
 #include "device/ort.hpp"
 #include "device/ort_graphs.hpp"
 #include "device/ort_rows.hpp"
@@ -85,15 +86,6 @@ Tokens some_ids(std::int64_t count, std::int64_t seed) {
 }
 
 const std::vector<Tokens> prompts{some_ids(3, 5), some_ids(12, 2), some_ids(40, 1), some_ids(300, 3)};
-
-mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t tokens = 24) {
-    mars::GenerationConfig config;
-    if (tau) config.tau = *tau;
-    config.window = mars::full_window;
-    config.max_new_tokens = tokens;
-    config.eos_ids.emplace();
-    return config;
-}
 
 void check_answers(const mars::Session& session, const mars::GenerationConfig& config, const mars::Commit& commit = {}) {
     for (const Tokens& prompt : prompts)
