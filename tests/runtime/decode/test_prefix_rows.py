@@ -35,7 +35,7 @@ TURNS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(
     turns=TURNS,
     firm_slots=st.sampled_from([None, 1, 2, 3]),
