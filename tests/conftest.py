@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import settings
 from support import tiny
 from support.oracle import Oracle
 from support.tiny import Named
@@ -20,6 +21,10 @@ from mars_export.runtime import Session
 from mars_export.runtime.decode.cost import Cost
 
 BLOCK = 6
+
+# No test depends on how fast this machine is: what hypothesis draws has no deadline, in CI or elsewhere.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)

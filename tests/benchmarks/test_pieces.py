@@ -22,7 +22,7 @@ def make(folder: Path, sizes: list[int]) -> list[tuple[str, Path]]:
     return sources
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=5), st.integers(1, 120), st.randoms())
 def test_any_order_gives_the_files(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], size: int, random: object

@@ -49,7 +49,7 @@ def alone(seed: int) -> tuple[list[int], Any]:
     return row.tokens, row.finish_reason
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 10**6)), min_size=1, max_size=12),
     limits=st.builds(

@@ -158,7 +158,7 @@ def test_a_schema_has_the_language_of_the_library(schema: Any) -> None:
     assert differences(GenerationConfig(schema=schema, separators=SEPARATORS)) == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.none() | st.integers(-1500, 1500), st.none() | st.integers(0, 3000))
 def test_integers_between_bounds(low: int | None, width: int | None) -> None:
     schema: dict[str, Any] = {"type": "integer"}

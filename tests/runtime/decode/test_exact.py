@@ -62,7 +62,7 @@ class Guesser:
         return Proposals(tuple(guesses), tuple(self.draw.random() for _ in guesses), "draft")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     rows=ROWS,
     cost=RANDOM_COSTS,
@@ -159,7 +159,7 @@ def test_a_stop_condition_inside_a_verified_run_ends_it_there() -> None:
     assert row.finish_reason == "stop"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(switches=st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), min_size=1, max_size=12))
 def test_exact_and_tau_may_be_switched_while_a_row_runs(switches: list[float | None]) -> None:
     row = Row(0, [3, 4], GenerationConfig(max_new_tokens=40), ())

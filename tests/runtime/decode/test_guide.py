@@ -52,7 +52,7 @@ def run(schedule: Schedule, rows: list[Row]) -> dict[int, list[Accepted]]:
     return events
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     rows=ROWS,
     seed=st.integers(0, 10**6),
@@ -294,7 +294,7 @@ def forcing(count: int, choices: int = 2) -> Automaton:
     return Automaton([*edges, {}], frozenset({len(edges)}), 10)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.sampled_from([0, 3, 9, 17, 60]), min_size=2, max_size=4),
     seed=st.integers(0, 10**6),

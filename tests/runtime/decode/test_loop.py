@@ -42,7 +42,7 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     rows=ROWS,
     cache_block=st.none() | st.integers(1, 9),
@@ -80,7 +80,7 @@ def test_any_batch_decodes_as_each_row_alone(
         assert [event.finish_reason for event in mine] == [None] * (len(mine) - 1) + [answer.reason]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(rows=ROWS, most=st.integers(2, 7))
 def test_steps_stay_within_the_slots_of_the_graph(
     rows: list[tuple[list[int], GenerationConfig]], most: int

@@ -233,7 +233,7 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(rows=ROWS, cost=RANDOM_COSTS, capacity=st.integers(12, 60))
 def test_each_step_accepts_what_a_fixed_window_of_its_width_would_from_there(
     rows: list[tuple[list[int], GenerationConfig]], cost: Cost, capacity: int
@@ -264,7 +264,7 @@ def test_each_step_accepts_what_a_fixed_window_of_its_width_would_from_there(
     assert all(row.finish_reason for row in batch)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(rows=ROWS, cost=RANDOM_COSTS)
 def test_tokens_of_an_auto_row_are_those_of_the_same_windows_fixed_one_by_one(
     rows: list[tuple[list[int], GenerationConfig]], cost: Cost
