@@ -20,7 +20,8 @@ from mars_export.runtime import GenerationConfig, Session
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from support.cabi import CSession, Library  # noqa: E402
+from support.cabi import Library  # noqa: E402
+from support.cabi_session import CSession  # noqa: E402
 
 DATA = ROOT / "examples" / "default-checkpoint" / "data"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines import SMALL
 from support.fixtures import Named
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
@@ -19,7 +20,6 @@ from mars_export.exporter.export import ExportOptions
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt import engines
 from mars_export.exporter.tensorrt.engines import add_engine, export_engine
-from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime import BundleError, ExportError
 from mars_export.runtime.bundle import open as opening
 from mars_export.runtime.bundle import profiles
@@ -27,7 +27,6 @@ from mars_export.runtime.bundle.files import describe, locked
 from mars_export.runtime.bundle.manifest import Profile
 from mars_export.runtime.bundle.open import changing, open_bundle, write_manifest
 
-SMALL = EngineOptions(target="sm86", fixed=True, capacity=128)
 NAME = "rtx-sm86-fixed"
 
 

@@ -6,7 +6,8 @@ import ctypes as c
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from support.cabi import ON_EVENT, REASONS, TAUS, Answer, CSession, Event
+from support.cabi_session import Answer, CSession
+from support.cabi_types import ON_EVENT, REASONS, TAUS, Event
 
 FOREVER = -1.0
 OVERLOADED = 7  # MARS_ERROR_OVERLOADED

@@ -1,4 +1,5 @@
-// The C interface used wrongly: NULLs, sizes, constants. tests/runtime/cpp/test_cpp.py uses it rightly, on real bundles.
+// The C interface used wrongly: NULLs, sizes, constants. The files beside tests/runtime/cpp/test_cpp_generate.py
+// use it rightly, on real bundles.
 #include <cmath>
 #include <cstddef>
 #include <cstring>

@@ -1,5 +1,6 @@
 // Answers questions about text, one JSON object a line on standard input, one line each on standard output.
-// tests/runtime/cpp/test_cpp_text.py compares its answers with Hugging Face `tokenizers`, jinja2 and runtime/text.py.
+// In tests/runtime/cpp, test_cpp_tokenizer.py, test_cpp_tokenizer_json.py, test_cpp_text_stream.py and
+// test_cpp_turns.py compare its answers with Hugging Face `tokenizers`, jinja2 and runtime/text.py.
 #include <fstream>
 #include <iostream>
 #include <iterator>

@@ -1,4 +1,5 @@
-// Tokenizer, chat turns and text streams on their own, many threads included; tests/runtime/cpp/test_cpp_text.py compares them with the libraries.
+// Tokenizer, chat turns and text streams on their own, many threads included; text_driver.cpp is for comparing
+// them with the libraries.
 #include <string>
 #include <thread>
 #include <vector>

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from support.agreement import MAIN
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import Library, MarsStatusError, build
 from support.cabi_batcher import COUNTS, FOREVER, OVERLOADED, CBatcher, CLimits, CState
+from support.cabi_session import CSession
 from support.fixtures import Named, Sessions
 from support.paths import ROOT
 

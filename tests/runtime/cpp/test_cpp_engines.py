@@ -270,7 +270,8 @@ def test_libmars_needs_neither_tensorrt_nor_cuda_its_plugin_does() -> None:
 
 ANSWER = """
 import sys
-from support.cabi import CSession, Library
+from support.cabi import Library
+from support.cabi_session import CSession
 with CSession(Library(sys.argv[1]), sys.argv[2], threads=1, device=sys.argv[3]) as session:
     print(session.info.device.decode(), file=sys.stderr)
     for _ in range(3):

@@ -68,7 +68,8 @@ def test_the_words_are_those_of_python() -> None:
 THREADS = """
 import json, threading
 sys.path.insert(0, sys.argv[3])
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import Library, MarsStatusError, build
+from support.cabi_session import CSession
 library = Library(build() / "libmars.so")
 def space():
     return int(open("/proc/self/statm").read().split()[0]) * 4096
@@ -122,7 +123,8 @@ def test_threads_that_step_at_once_under_a_limit() -> None:
 
 DEADLINE = """
 sys.path.insert(0, sys.argv[2])
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import Library, MarsStatusError, build
+from support.cabi_session import CSession
 session = CSession(Library(build() / "libmars.so"), sys.argv[1], threads=1, cache_bytes=0)
 before = resource.getrlimit(resource.RLIMIT_AS)
 now = int(open("/proc/self/statm").read().split()[0]) * 4096

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from support.cabi import CSession, Library, MarsStatusError
+from support.cabi import Library, MarsStatusError
+from support.cabi_session import CSession
 from support.fixtures import Named
 
 from mars_export.exporter.output import _exchanged

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.cabi import CSession, Library, MarsStatusError
+from support.cabi import Library, MarsStatusError
+from support.cabi_session import CSession
 
 from mars_export.runtime import BundleError
 from mars_export.runtime.bundle.files import describe

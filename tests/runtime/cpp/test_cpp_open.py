@@ -1,8 +1,9 @@
-"""How libmars opens a session: what it says of itself, options, the log, which files it hashes."""
+"""How libmars opens a session: what it says of itself, devices, options, the log, which files it hashes."""
 
 from __future__ import annotations
 
 import ctypes as c
+import json
 import os
 import shutil
 import subprocess
@@ -10,10 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cabi import CSession, Library, MarsStatusError, build
+from support.cabi import Library, MarsStatusError, build
+from support.cabi_session import CSession
 from support.fixtures import Named, Sessions
+from support.twins import PROMPT
 
-PROMPT = [5, 9, 200, 17]
+from mars_export.runtime.bundle.open import open_bundle
+
 SPINNING = "session.intra_op.allow_spinning"
 BUNDLE, SESSION = 1, 2  # of mars_status
 
@@ -38,7 +42,8 @@ def test_a_session_says_what_runs(library: Library, bundles: Named, sessions: Se
 
 TELLS = """
 import ctypes, sys
-from support.cabi import CSession, Library
+from support.cabi import Library
+from support.cabi_session import CSession
 from pathlib import Path
 with CSession(Library(Path(sys.argv[1])), Path(sys.argv[2]), threads=1):
     getenv = ctypes.CDLL(None).getenv
@@ -62,6 +67,19 @@ def test_an_older_program_gets_what_it_knows(library: Library, bundles: Named) -
         info.variant = b"untouched"
         library.call("session_describe", session.handle, c.byref(info))
         assert (info.variant, info.struct_size) == (b"untouched", type(info).variant.offset)
+
+
+def test_devices_by_name(library: Library, bundles: Named) -> None:
+    for device in ("CPU", "cpuexecutionprovider", "CPUExecutionProvider"):
+        with CSession(library, bundles("llama"), device=device, threads=1):
+            pass
+    for device, words in (("cpu:0", "the CPU has no number"), ("cuda:", "behind the colon stands a GPU's")):
+        with pytest.raises(MarsStatusError, match=words):
+            CSession(library, bundles("llama"), device=device)
+    with pytest.raises(MarsStatusError, match=r"has no device `tpu` \(it has: .*CPUExecutionProvider"):
+        CSession(library, bundles("llama"), device="tpu")
+    with pytest.raises(MarsStatusError, match="no variant `x`"):
+        CSession(library, bundles("llama"), variant="x")
 
 
 def test_options_of_onnx_runtime(library: Library, bundles: Named) -> None:
@@ -113,3 +131,26 @@ def test_which_files_are_hashed(library: Library, copied: Path) -> None:
         assert session.generate(PROMPT, max_new_tokens=2).token_ids
     with pytest.raises(MarsStatusError, match="does not match the manifest"):  # it is not remembered as good
         CSession(library, copied, threads=1)
+
+
+def test_stamps_lie_with_the_user_and_never_in_the_bundle(
+    library: Library, bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    directory = tmp_path / "bundle"
+    shutil.copytree(bundles("llama"), directory, ignore=shutil.ignore_patterns(".*"))
+    names = {path.name for path in directory.iterdir()}
+    with CSession(library, directory, threads=1):
+        pass
+    (file,) = (tmp_path / "cache" / "verified").iterdir()
+    theirs, state = file.read_bytes(), file.stat()
+    monkeypatch.setattr("mars_export.runtime.bundle.files.sha256_of", lambda _: pytest.fail("hashed again"))
+    manifest = open_bundle(directory).manifest
+    assert json.loads(theirs).keys() == {entry.path for entry in manifest.files}
+    assert file.stat() == state, "Python believes it as it stands"
+    monkeypatch.undo()
+    monkeypatch.setenv("MARS_EXPORT_CACHE", str(tmp_path / "cache"))
+    file.unlink()
+    open_bundle(directory)
+    assert json.loads(file.read_bytes()) == json.loads(theirs), "and says the same"
+    assert {path.name for path in directory.iterdir()} == names

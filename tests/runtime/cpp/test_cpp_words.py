@@ -8,7 +8,8 @@ from dataclasses import fields
 from typing import get_args
 
 import typer.main
-from support.cabi import PREFIX_COUNTS, REASONS, Config, CStats, build
+from support.cabi import build
+from support.cabi_types import PREFIX_COUNTS, REASONS, Config, CStats
 from support.paths import ROOT
 
 from mars_export.cli import app

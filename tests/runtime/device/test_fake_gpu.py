@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_cuda import MODEL, FakeContext, FakeDevice, FakeEngine, engine_info
+from support.fake_cuda import FakeDevice
+from support.fake_engine import MODEL, FakeContext, FakeEngine, engine_info
 
 from mars_export.runtime import SessionError
 from mars_export.runtime.device.cuda import Runs

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.fake import FakeBackend
-from support.fake_cuda import MODEL, engine_info, engine_variant
+from support.fake_engine import MODEL, engine_info, engine_variant
 from support.manifests import GOOD
 
 from mars_export.runtime import GenerationConfig, Session, SessionError

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
+from support.fake_cuda import FakeDevice
+from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
+from support.fake_trt import predict
 
 from mars_export.runtime import GenerationConfig
 from mars_export.runtime.decode.prefix import Prefixes, Stored
@@ -19,11 +21,6 @@ from mars_export.runtime.device.ort_memory import OrtMemory
 from mars_export.runtime.device.trt import TrtBackend
 
 BLOCK, MASK, HEADS, DIM = 4, 0, 2, 6
-
-
-def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
-    mixed = (sum((i + 3) * t for i, t in enumerate(known)) * 31 + masks * 17) % 997
-    return mixed + 1, 0.95 if mixed % 3 else 0.4
 
 
 def memory(kind: str) -> Any:

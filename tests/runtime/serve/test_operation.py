@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.agreement import MAIN
-from support.fake_cuda import MODEL, FakeDevice, FakeEngine, engine_info, engine_variant
+from support.fake_cuda import FakeDevice
+from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 from support.fixtures import Sessions
 from support.missing import need
 from support.stalling import Paced, behind_a_gate, paced

@@ -1,0 +1,90 @@
+"""The order in which a benchmark measures, and what it does not measure again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_session import Blind, fake_session, predict
+from support.laps import answer, lap, task
+
+from mars_export.calibration.bench import bench as bench_module
+from mars_export.calibration.bench.bench import Measurement
+from mars_export.calibration.bench.laps import Lap
+from mars_export.calibration.bench.settings import BenchOptions, Setting
+from mars_export.calibration.bench.steps import SWEEPS, StepTimer
+from mars_export.calibration.journal import Journal
+from mars_export.calibration.rounds import interleaved
+from mars_export.calibration.tasks.tasks import Task
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Laps that take no time; the list says which setting decoded how many rows."""
+    order: list[tuple[str, int]] = []
+
+    def fake_serve(_: Any, tasks: Sequence[Task], setting: Setting) -> Lap:
+        if tasks[0].max_new_tokens != bench_module.WARM_TOKENS:
+            order.append((setting.name, len(tasks)))
+        return lap(1.0, *(answer([len(t.messages[0].content)], 1) for t in tasks))
+
+    monkeypatch.setattr(bench_module, "serve", fake_serve)
+    return order
+
+
+def journal(path: Path, *, resume: bool = False) -> Journal:
+    return Journal.open(path / "state.jsonl", {"kind": "bench"}, resume=resume, force=False)
+
+
+def test_every_slice_goes_through_all_settings_each_time_from_another_one(
+    scripted: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    options = BenchOptions(taus=(0.9, 0.5), rounds=2, limit=40, exact=False)
+    tasks = [task("a" * n) for n in range(40)]
+    made = Measurement(fake_session(Blind(predict)), journal(tmp_path), options).laps(tasks)
+    names = [s.name for s in options.settings]
+    turns = [scripted[i : i + 3] for i in range(0, len(scripted), 3)]
+    assert [sorted(name for name, _ in turn) for turn in turns] == [sorted(names)] * 6
+    assert [turn[0][0] for turn in turns] == [names[n % 3] for n in range(6)]
+    assert [turn[0][1] for turn in turns] == [16, 16, 8] * 2
+    for rounds in made.values():
+        assert [len(laps) for laps in rounds] == [3, 3]
+        assert [a.token_ids[0] for one in rounds[1] for a in one.answers] == list(range(40)), (
+            "rows in their order"
+        )
+    fifth = list(interleaved(options.settings, 3, 2))[12:15]
+    assert fifth == [(1, 1, options.settings[i]) for i in (1, 2, 0)]
+
+
+def test_an_interrupted_run_measures_only_what_is_missing(
+    scripted: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    options = BenchOptions(rounds=3, limit=16, exact=False)
+    tasks = [task("a" * n) for n in range(16)]
+    session = fake_session(Blind(predict))
+
+    def stop(phase: str, done: int, _: int) -> None:
+        if phase == bench_module.ANSWERS and done == 48:
+            raise KeyboardInterrupt
+
+    kept = journal(tmp_path)
+    first = Measurement(session, kept, options, stop)
+    first.sweeps(StepTimer(session, (1,), 8))
+    with pytest.raises(KeyboardInterrupt):
+        first.laps(tasks)
+    kept.close()
+    assert len(scripted) == 3
+    seen: list[tuple[str, int, int]] = []
+    second = Measurement(session, journal(tmp_path, resume=True), options, lambda *news: seen.append(news))
+    steps = len(session.backend.steps)
+    assert len(second.sweeps(StepTimer(session, (1,), 8))) == SWEEPS * 3
+    assert len(session.backend.steps) == steps, "all sweeps were there"
+    second.laps(tasks)
+    assert len(scripted) == 6
+    assert seen[-1] == (bench_module.ANSWERS, 96, 96)
+    more = replace(options, rounds=4)
+    Measurement(session, journal(tmp_path, resume=True), more).laps(tasks)
+    assert len(scripted) == 8, "further rounds may be added"

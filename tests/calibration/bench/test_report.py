@@ -1,0 +1,208 @@
+"""The report of a whole benchmark on a tiny bundle: its JSON, tables and picture, and how answers are judged.
+Says nothing about speed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bench import OPTIONS, WORDS, rows, shell
+from support.missing import need
+from support.paths import ROOT
+
+from mars_export.calibration.bench import bench as bench_module
+from mars_export.calibration.bench.bench import BenchRequest, bench
+from mars_export.calibration.bench.report import SCHEMA
+from mars_export.runtime import CalibrationError
+
+COMPARED = {
+    "setting", "tokens_per_second", "speed_up", "tokens_per_forward", "ttft", "itl", "tpot", "score",
+    "score_interval", "same_answers", "proposals_held", "peak_memory",
+    "answers", "tokens", "unsteady", "cut_short", "forced",
+}  # fmt: skip
+
+
+def numbers(value: Any) -> list[float]:
+    """Every number in a JSON value."""
+    if isinstance(value, dict):
+        return [n for part in value.values() for n in numbers(part)]
+    if isinstance(value, list):
+        return [n for part in value for n in numbers(part)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def test_the_report_and_its_json(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
+    before = sorted(
+        (p.name, p.stat().st_mtime_ns) for p in request_for().bundle.iterdir() if p.name != ".verified.json"
+    )
+    report = bench(request_for())
+    assert (
+        sorted(
+            (p.name, p.stat().st_mtime_ns)
+            for p in request_for().bundle.iterdir()
+            if p.name != ".verified.json"
+        )
+        == before
+    )
+    found = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert found == json.loads(json.dumps(report.to_dict()))
+    assert found["schema"] == SCHEMA
+    assert (found["task"], found["num_rows"], found["judges"], found["block"]) == (
+        "words.jsonl",
+        len(WORDS),
+        "contains",
+        6,
+    )
+    assert str(tmp_path) not in json.dumps(found)
+    assert [c["batch"] for c in found["curves"]] == [1, 2]
+    assert [p["slots"] for p in found["curves"][0]["points"]] == [1, 2, 3, 4, 6, 8, 11]
+    assert [(e["batch"], e["window"]) for e in found["break_even"]] == [(1, 6), (2, 6)]
+    assert [
+        (c["setting"]["batch"], c["setting"]["tau"], c["setting"]["commit"]) for c in found["compared"]
+    ] == [
+        (batch, *rest)
+        for batch in (1, 2)
+        for rest in ((1.0, "cursor"), (None, "cursor"), (0.5, "cursor"), (0.5, "block 32"))
+    ]
+    for line in found["compared"]:
+        assert set(line) == COMPARED
+        assert line["setting"]["window"] == "auto"
+        assert line["score_interval"][0] <= line["score"] <= line["score_interval"][1]
+        assert line["score"] == 1.0
+        assert line["answers"] == len(WORDS)
+        assert line["speed_up"]["low"] <= line["speed_up"]["median"] <= line["speed_up"]["high"]
+        assert line["ttft"]["count"] == 2 * len(WORDS), "of all rounds"
+    assert [c["same_answers"] for c in found["compared"] if c["setting"]["tau"] in (1.0, None)] == [1.0] * 4
+    for line in found["compared"]:
+        is_exact = line["setting"]["tau"] is None
+        assert (line["proposals_held"] is not None) == is_exact
+        assert not is_exact or 0 <= line["proposals_held"] <= 1
+    assert found["compared"][0]["tokens_per_forward"] == 1.0
+    assert all(math.isfinite(n) and n >= 0 for n in numbers(found))
+    assert all(n["speed_up"]["median"] == 1.0 for n in (found["compared"][0], found["compared"][4]))
+
+
+def test_docs_describe_every_field(request_for: Callable[..., BenchRequest]) -> None:
+    page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    report = bench(request_for(options=replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1)))
+    missing = [
+        name for name in {*report.to_dict(), *COMPARED, "relative", "milliseconds"} if f"`{name}`" not in page
+    ]
+    assert not missing
+
+
+def test_the_tables_fit_a_terminal(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
+    common = (
+        request_for().bundle,
+        "--task",
+        request_for().task,
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+        "--limit",
+        "3",
+        "-o",
+        tmp_path / "out",
+    )
+    done = shell(
+        *common, "--tau", "0.5,0.9", "--batch", "1,2", "--window", "auto,full", "--commit", "cursor,block"
+    )
+    assert done.exit_code == 0, done.output
+    tables = [line for line in done.output.splitlines() if line.startswith(" ")]
+    assert len(tables) > 2 * (1 + 2 * (1 + 4 * 2))
+    assert max(map(len, map(str.rstrip, tables))) <= 80
+    assert (
+        "tokens/forward this device gains nothing" in done.output
+        or "no number of tokens/forward" in done.output
+    )
+    assert "TTFT" in done.output and "block 32" in done.output
+    again = shell(
+        *common,
+        "--tau",
+        "0.5,0.9",
+        "--batch",
+        "1,2",
+        "--window",
+        "auto,full",
+        "--commit",
+        "cursor,block",
+        "--resume",
+        "--json",
+    )
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["schema"] == SCHEMA
+
+
+def test_the_picture(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
+    need("matplotlib", "calibrate")
+    report = bench(
+        request_for(options=replace(OPTIONS, batches=(1,), windows=("auto", 2), rounds=1, limit=2))
+    )
+    assert report.no_picture is None
+    assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_everything_but_the_picture(
+    request_for: Callable[..., BenchRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> None:
+        raise CalibrationError("the report needs matplotlib; pip install 'mars-export[calibrate]'")
+
+    monkeypatch.setattr(bench_module, "require_matplotlib", absent)
+    report = bench(request_for(options=replace(OPTIONS, batches=(1,), rounds=1, limit=2)))
+    assert (
+        "note: no picture: the report needs matplotlib; pip install 'mars-export[calibrate]'" in report.facts
+    )
+    assert not (tmp_path / "out" / "bench.png").exists()
+    assert json.loads((tmp_path / "out" / "bench.json").read_text())["notes"] == report.notes
+
+
+def test_few_rows_have_a_wide_interval(request_for: Callable[..., BenchRequest]) -> None:
+    few = replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1)
+    report = bench(request_for(options=few))
+    low, high = report.compared[0].score_interval
+    assert (low, high) == (pytest.approx(0.6097, abs=1e-3), 1.0)
+    assert "100 (61-100)" in report.speed_table[1]
+    assert [line[0] for line in report.speed_table[2:]] == ["1", "1"]
+    assert [line[1] for line in report.speed_table] == ["tau", "1", "exact", "0.5"]
+    assert "100 (61-100) against 100 (61-100) %" in report.headline or "no setting" in report.headline
+
+
+def test_rows_without_answers_are_judged_by_agreement(
+    request_for: Callable[..., BenchRequest], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jsonl").write_text(
+        "".join(json.dumps({"prompt": word, "max_new_tokens": 8}) + "\n" for word in WORDS)
+    )
+    report = bench(
+        request_for(options=replace(OPTIONS, taus=(0.0,), batches=(2,), commits=("cursor",), rounds=1))
+    )
+    assert report.judges == "agreement"
+    plain, exact, fast = report.compared
+    assert exact.score == exact.same_answers == 1.0
+    assert plain.score == 1.0
+    assert fast.score == fast.same_answers < 1.0
+
+
+def test_prompts_that_do_not_fit_are_counted(
+    request_for: Callable[..., BenchRequest], tmp_path: Path
+) -> None:
+    long, full = (
+        rows().splitlines()[0].replace("hello", "a " * 600),
+        rows(max_new_tokens=400).splitlines()[0].replace("hello", "a" * 480),
+    )
+    (tmp_path / "words.jsonl").write_text(rows() + long + "\n" + full + "\n")
+    report = bench(request_for(options=replace(OPTIONS, batches=(1,), rounds=1)))
+    assert report.too_long == (len(WORDS) + 1,)
+    assert "1 rows were left out, their prompts are longer than the context" in report.notes
+    assert report.compared[0].cut_short == 1 or report.compared[0].tokens < 400
+    (tmp_path / "words.jsonl").write_text(long)
+    with pytest.raises(CalibrationError, match="every prompt is longer than the context of 512"):
+        bench(request_for(force=True))

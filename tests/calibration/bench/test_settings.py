@@ -1,0 +1,74 @@
+"""The settings that a benchmark compares: which, in which order, and values out of range."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mars_export.calibration.bench.settings import BenchOptions, Setting
+from mars_export.runtime import CalibrationError, Commit, MarsError
+
+
+def test_one_token_mode_comes_first_and_nothing_twice() -> None:
+    options = BenchOptions(
+        taus=(0.9, 1.0, 0.9),
+        batches=(1, 4, 1),
+        windows=("auto", 2),
+        commits=("cursor", "block"),
+        exact=False,
+    )
+    settings = options.settings
+    assert settings[0] == Setting(1)
+    assert settings[0].is_baseline
+    assert len(set(settings)) == len(settings) == 2 * (1 + 2 + 2 + 1)
+    assert next(s for s in settings if s.batch == 4) == Setting(4)
+    assert len({s.name for s in settings}) == len(settings)
+    both = replace(options, exact=True).settings
+    exact = [s for s in both if s.is_exact]
+    assert exact == [Setting(batch, None, window) for batch in (1, 4) for window in ("auto", 2)]
+    assert [s for s in both if not s.is_exact] == list(settings)
+    assert both[:2] == (Setting(1), Setting(1, None)), "exact beside one token, in every round"
+    assert Setting(1, None).baseline == Setting(1) and not Setting(1, None).is_baseline
+    assert Setting(1, None).config(3).exact
+    assert BenchOptions(taus=()).settings == (Setting(1), Setting(1, None)), "no tau has to be compared"
+    slow = Setting(4, 1.0, "auto", Commit("block"))
+    assert slow in settings and not slow.is_baseline and slow.baseline == Setting(4)
+
+
+def test_a_slice_fills_the_largest_batch_several_times() -> None:
+    assert BenchOptions().most_rows == 16
+    assert BenchOptions(batches=(1, 8)).most_rows == BenchOptions(batches=(1, 8)).slice_rows == 32
+    assert BenchOptions(batches=(8,), limit=5).most_rows == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batches": (0,)}, "batch must be 1 or more, not 0"),
+        ({"taus": (math.nan,)}, "tau must be a number of 0 or more, not nan"),
+        ({"taus": (-0.5,)}, "tau must be a number of 0 or more"),
+        ({"taus": (), "exact": False}, "give at least one tau"),
+        ({"windows": ("wide",)}, "window must be .* not 'wide'"),
+        ({"windows": (0,)}, "window must be"),
+        ({"commits": ("often",)}, "commit must be one of cursor, block"),
+        ({"commits": ("block",), "cache_block": 0}, "cache_block must be 1 or more"),
+        (
+            {"rounds": 0, "limit": 0, "cursor": -1},
+            "rounds must be 1 or more, not 0; limit must be .*; cursor must be",
+        ),
+        ({"batches": (0,), "taus": (math.inf,)}, "batch must be .*; tau must be"),
+    ],
+)
+def test_options_out_of_range(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        BenchOptions(**values)
+
+
+def test_a_setting_is_checked_where_it_is_built() -> None:
+    with pytest.raises(MarsError, match="batch must be"):
+        Setting(0)
+    with pytest.raises(MarsError, match="tau must be"):
+        Setting(1, math.nan)

@@ -1,0 +1,41 @@
+"""What the tests of TensorRT engines share: bundles to build them in."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.engines import graph_options
+from support.fixtures import Named
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import export_onnx
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[str, str, str], Path]:
+    """Bundles with graphs only, by family, precision and KV layout. Read only."""
+    root = tmp_path_factory.mktemp("graphs")
+
+    @cache
+    def exported(family: str, precision: str, layout: str) -> Path:
+        target = root / f"{family}-{precision}-{layout}"
+        export_onnx(
+            open_checkpoint(str(checkpoints(family))),
+            target,
+            replace(graph_options(precision), kv_layout=layout),
+        )
+        return target
+
+    return exported
+
+
+@pytest.fixture
+def small(graphs: Callable[[str, str, str], Path], tmp_path: Path) -> Path:
+    """A bundle of its own for each test, without an engine."""
+    shutil.copytree(graphs("llama", "fp16", "static"), tmp_path / "b")
+    return tmp_path / "b"

@@ -1,0 +1,77 @@
+"""The codes of quantized weights against plain arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from mars_export.exporter.codes import Codec, pack
+
+FP32, FP16 = np.dtype(np.float32), np.dtype(np.float16)
+CODECS = [
+    Codec(kind, size, symmetric, search)
+    for kind in ("int4", "int8")
+    for size in (16, None)
+    for symmetric in (True, False)
+    for search in (False, True)
+]
+
+
+def codec_id(codec: Codec) -> str:
+    return f"{codec.dtype}-{codec.group_size}{'-search' if codec.search else ''}"
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=codec_id)
+def test_every_number_is_within_half_a_step_of_its_code(codec: Codec) -> None:
+    weight = np.random.default_rng(0).normal(0.01, 0.05, (24, 48)).astype(np.float32)
+    made = codec.encode(weight, FP32)
+    error = np.abs(made.decoded().reshape(weight.shape) - weight).reshape(24, codec.num_groups(48), -1)
+    if codec.search:
+        plain = Codec(codec.kind, codec.group_size, codec.symmetric).encode(weight, FP32)
+        blocks = weight.reshape(24, codec.num_groups(48), -1)
+        assert (made.squared_error(blocks) <= plain.squared_error(blocks)).all()
+        assert (
+            made.squared_error(blocks).sum() < 0.999 * plain.squared_error(blocks).sum()
+            or codec.kind == "int8"
+        )
+    else:
+        # A zero point is rounded too: with it the ends of the range may be another half step away.
+        assert (error <= made.scales[..., None] * (0.5 if codec.symmetric else 1.0) * 1.0001).all()
+    assert made.codes.min() >= codec.lowest
+    assert made.codes.max() <= codec.highest
+
+
+@given(
+    st.lists(st.floats(-65504, 65504, width=16), min_size=16, max_size=16),
+    st.sampled_from(CODECS[::2]),
+    st.sampled_from([FP32, FP16]),
+)
+def test_whatever_the_numbers_nothing_becomes_infinite(
+    values: list[float], codec: Codec, scale_dtype: np.dtype[Any]
+) -> None:
+    weight = np.array([values], np.float32)
+    made = codec.encode(weight, scale_dtype)
+    assert np.isfinite(made.scales).all()
+    span = max(float(np.abs(weight).max()), 1e-6)
+    assert np.abs(made.decoded().reshape(1, 16) - weight).max() <= 0.5 * span
+
+
+def test_a_block_of_zeros_stays_zero() -> None:
+    for codec in CODECS:
+        assert (codec.encode(np.zeros((2, 32), np.float32), FP32).decoded() == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("int4", onnx.TensorProto.INT4), ("uint4", onnx.TensorProto.UINT4)]
+)
+def test_packed_codes_are_what_onnx_reads(dtype: str, kind: int) -> None:
+    low = -8 if dtype == "int4" else 0
+    codes = np.arange(low, low + 15, dtype=np.int8 if low else np.uint8).reshape(3, 5)
+    tensor = onnx.TensorProto(data_type=kind, dims=codes.shape, raw_data=pack(codes, dtype))
+    assert (numpy_helper.to_array(tensor).astype(np.int8) == codes.astype(np.int8)).all()

@@ -1,0 +1,169 @@
+"""Bundles that get an engine by TensorRT-RTX: in place or copied, whole whatever happens, refused where they
+cannot serve; and the command that does it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agreement import config
+from support.engines import BLOCK, CAPACITY, SMALL, contents
+from support.fixtures import Named
+from support.missing import need
+from support.shell import run
+
+from mars_export.exporter.tensorrt.engines import add_engine
+from mars_export.runtime import ExportError, Session, SessionError
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
+from mars_export.runtime.device.variants import why_not_exact
+
+need("tensorrt_rtx", "rtx")
+trt = import_module("tensorrt_rtx")
+
+
+def test_an_engine_is_added_in_place_or_to_a_copy(small: Path, tmp_path: Path) -> None:
+    before = contents(small)
+    add_engine(open_bundle(small), tmp_path / "copy", SMALL)
+    assert contents(small) == before
+    with pytest.raises(ExportError, match="copy exists; give --force"):
+        add_engine(open_bundle(small), tmp_path / "copy", SMALL)
+    add_engine(open_bundle(small), small, SMALL)
+    after = contents(small)
+    assert (
+        set(after)
+        == set(contents(tmp_path / "copy"))
+        == set(before) | {"rtx-sm86-fixed.engine", "rtx-sm86-fixed.onnx"}
+    )
+    assert all(after[n] == before[n] for n in before if not n.startswith("manifest"))
+    with pytest.raises(ExportError, match="has an engine `rtx-sm86-fixed` already; give --force"):
+        add_engine(open_bundle(small), small, SMALL)
+    add_engine(open_bundle(small), small, SMALL, force=True)
+    assert [v.name for v in open_bundle(small, full=True).manifest.variants] == ["model", "rtx-sm86-fixed"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "copy"]
+
+
+@pytest.mark.parametrize("how", ["signal", "error"])
+def test_an_interrupted_build_leaves_the_bundle_as_it_was(how: str, small: Path, tmp_path: Path) -> None:
+    before, told = contents(small), 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal told
+        told += 1
+        if told == 5:
+            if how == "error":
+                raise MemoryError
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt if how == "signal" else MemoryError):
+        add_engine(open_bundle(small), small, SMALL, progress=interrupt)
+    assert contents(small) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"precision": "bf16"}, {}, "has no bfloat16 graph in the static KV layout.*it has: float16 static"),
+        ({"precision": "fp8"}, {}, "--precision must be one of"),
+        ({"block": 4}, {}, "is a bundle of block 6, not 4"),
+        ({}, {"kv_layout": "delta"}, "has no graph in the delta KV layout.*mars-export trt CHECKPOINT"),
+        ({}, {"target": "jetson-orin"}, "has no graph in the delta KV layout"),
+    ],
+)
+def test_a_bundle_that_cannot_serve(
+    settings: dict[str, Any], options: dict[str, Any], message: str, small: Path
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        add_engine(open_bundle(small), small, replace(SMALL, **options), **settings)
+
+
+def test_another_machines_target_gets_a_recipe(checkpoints: Named, tmp_path: Path) -> None:
+    done = run(
+        "trt",
+        checkpoints("llama"),
+        "-o",
+        tmp_path / "b",
+        "--block",
+        "6",
+        "--target",
+        "jetson-orin",
+        "--jetpack",
+        "6.2",
+        "--top-k",
+        "4",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No engine was built: full TensorRT builds on the GPU it is for (sm87)" in done.stderr
+    manifest = open_bundle(tmp_path / "b", full=True).manifest
+    assert [(v.name, v.kv_layout) for v in manifest.variants] == [("model", "delta")]
+    steps = {"build-on-device.sh", "tensorrt-jetson-orin.onnx", "tensorrt-jetson-orin.build.json"}
+    assert steps <= {f.path for f in manifest.files}
+    assert manifest.variants[0].outputs[-2:] == ("topk_ids", "topk_logprobs")
+    Session.open(tmp_path / "b", threads=1).generate([1, 2], config(0.5))
+
+
+def test_from_the_shell(small: Path) -> None:
+    dry = run("trt", small, "--target", "sm86", "--fixed", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "dry run: nothing was built" in dry.stdout
+    assert not list(small.glob("*.engine"))
+    done = run("trt", small, "--target", "sm86", "--fixed", "--capacity", str(CAPACITY), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["built"] is True
+    shown = run("inspect", small).stdout
+    assert f"tensorrt_rtx {trt.__version__}" in shown
+    assert "for sm86" in shown
+    doctor = run("doctor", small)
+    assert doctor.returncode == 0, doctor.stdout
+    assert "variant rtx-sm86-fixed: no NVIDIA GPU" in doctor.stdout
+    assert "none of this bundle's engines runs here" in doctor.stdout
+    refused = run("generate", small, "-p", "x", "--device", "cuda")
+    assert refused.returncode == 1
+    assert "rtx-sm86-fixed: no NVIDIA GPU" in refused.stderr
+    assert "give --variant model" in refused.stderr
+    host = run("trt", small, "--target", "host")
+    assert host.returncode == 1
+    assert "give --target rtx" in host.stderr
+
+
+def test_an_engine_of_before_is_renewed_for_exact_by_the_command_it_names(small: Path) -> None:
+    ranged = replace(SMALL, fixed=False, batch=2, prefill=32)
+    add_engine(open_bundle(small), small, ranged)
+    bundle = open_bundle(small)
+    variant = bundle.manifest.variants[-1]
+    assert variant.engine is not None
+    assert why_not_exact(bundle, variant) is None
+    ranges = tuple(replace(r, outputs=replace(r.outputs, max=BLOCK)) for r in variant.engine.ranges)
+    before = replace(variant, engine=replace(variant.engine, ranges=ranges))
+    variants = (*bundle.manifest.variants[:-1], before)
+    write_manifest(small, replace(bundle.manifest, variants=variants))
+    words = str(why_not_exact(open_bundle(small), before))
+    assert f"at most {BLOCK} predictions a step and exact needs {2 * BLOCK - 1}" in words
+    command = shlex.split(words[words.index("mars-export trt") :].removesuffix(", or give tau"))
+    done = run(*command[1:])
+    assert done.returncode == 0, done.stderr
+    renewed = open_bundle(small, full=True).manifest.variants[-1]
+    assert renewed.engine is not None
+    assert (renewed.name, renewed.engine.ranges) == (variant.name, variant.engine.ranges)
+
+
+def test_a_session_on_the_cpu_takes_the_graph(
+    graphs: Callable[[str, str, str], Path], tmp_path: Path
+) -> None:
+    add_engine(open_bundle(graphs("qwen2", "fp16", "static")), tmp_path / "b", SMALL)
+    assert Session.open(tmp_path / "b", threads=1).variant.name == "model"
+    with pytest.raises(
+        SessionError,
+        match="rtx-sm86-fixed does not run in this session: made for tensorrt_rtx: an engine runs on a GPU",
+    ):
+        Session.open(tmp_path / "b", variant="rtx-sm86-fixed")

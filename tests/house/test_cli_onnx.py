@@ -1,0 +1,65 @@
+"""`mars-export onnx`: what it writes, what it refuses to overwrite, what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.shell import run
+from support.tiny import Named
+
+from mars_export.runtime.bundle.open import open_bundle
+
+
+def test_export_then_inspect(checkpoints: Named, tmp_path: Path) -> None:
+    done = run(
+        "onnx",
+        checkpoints("a2d-qwen2"),
+        "-o",
+        tmp_path / "out",
+        "--block",
+        "4",
+        "--fixed",
+        "--capacity",
+        "64",
+        "--prefill",
+        "16",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads(done.stdout)["manifest"]
+    assert manifest["block"] == 4
+    assert [v["slots"] for v in manifest["variants"]] == [None, 1, 4, 16]
+    shown = run("inspect", tmp_path / "out", "--verify")
+    assert shown.returncode == 0
+    assert "block 4" in shown.stdout
+    assert json.loads(run("inspect", tmp_path / "out", "--json").stdout) == manifest
+
+
+def test_existing_output_is_refused_and_kept(checkpoints: Named, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    refused = run("onnx", checkpoints("qwen2"), "-o", tmp_path / "mine")
+    forced = run("onnx", checkpoints("qwen2"), "-o", tmp_path / "mine", "--force")
+    assert (refused.returncode, forced.returncode) == (1, 1)
+    assert "exists" in refused.stderr
+    assert "not a bundle" in forced.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_bundle_is_not_exported_again(plain: Path, tmp_path: Path) -> None:
+    done = run("onnx", plain, "-o", tmp_path / "new")
+    assert (done.returncode, (tmp_path / "new").exists()) == (1, False)
+    assert "a bundle already" in done.stderr
+    assert "mars-export trt" in done.stderr
+
+
+def test_the_mask_that_was_given_wins_and_that_is_said(checkpoints: Named, tmp_path: Path) -> None:
+    arguments = ("onnx", checkpoints("qwen2"), "--block", "4", "--no-oracle")
+    done = run(*arguments, "-o", tmp_path / "a", "--mask-token", "<|endoftext|>")
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 0, done.stderr
+    assert "--mask-token <|endoftext|> (id 265) is taken, not the tokenizer's own <|mask|>" in said
+    assert open_bundle(tmp_path / "a").manifest.tokens.mask == 265
+    same = run(*arguments, "-o", tmp_path / "b", "--mask-token", "<|mask|>")
+    assert (same.returncode, "is taken" in same.stderr) == (0, False)

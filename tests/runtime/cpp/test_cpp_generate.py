@@ -1,0 +1,120 @@
+"""Answers of libmars against those of Python on tiny bundles, token for token: tau, sampling, windows,
+batches, and requests that cannot be served."""
+
+from __future__ import annotations
+
+import ctypes as c
+import random
+from itertools import product
+from typing import Any
+
+import pytest
+from support import tiny
+from support.cabi import Library, MarsStatusError
+from support.cabi_session import CSession
+from support.cabi_types import WINDOWS
+from support.fixtures import Named, Sessions
+from support.twins import PROMPT, SAMPLINGS
+
+from mars_export.runtime import Commit, GenerationConfig
+
+BLOCK = 6  # of the test bundles
+TAUS = (1.0, 0.7, 0.4, 0.0)
+
+
+@pytest.mark.parametrize(("commit", "tau"), list(product(("cursor", "block"), TAUS)))
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_tokens_are_those_of_python(
+    commit: str, tau: float, sampling: dict[str, Any], twin: CSession, sessions: Sessions
+) -> None:
+    for metric, prompt in product(("probability", "margin", "entropy"), (PROMPT, list(range(1, 40)))):
+        config = GenerationConfig(tau=tau, metric=metric, max_new_tokens=24, eos_ids=(), **sampling)
+        wanted = sessions("llama").generate(prompt, config, commit=Commit(commit, 7))
+        made = twin.generate(
+            prompt,
+            commit=commit,
+            cache_block=7,
+            tau=tau,
+            metric=metric,
+            max_new_tokens=24,
+            eos_ids=(),
+            **sampling,
+        )
+        assert made.token_ids == wanted.token_ids
+        assert made.finish_reason == wanted.finish_reason
+        assert made.confidences == pytest.approx(wanted.confidences, abs=1e-5)
+        assert (made.forwards, made.prefill_forwards) == (
+            wanted.stats.forwards,
+            wanted.stats.prefill_forwards,
+        )
+        assert {k: n for k, n in enumerate(made.accepted) if n} == wanted.stats.accepted
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 6, 100, "full"])
+def test_windows(window: int | str, twin: CSession, sessions: Sessions) -> None:
+    width = BLOCK if window == "full" else window
+    wanted = sessions("llama").generate(
+        PROMPT, GenerationConfig(tau=0.0, max_new_tokens=24, eos_ids=(), window=int(width))
+    )
+    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=24, eos_ids=(), window=window)
+    assert (made.token_ids, made.forwards) == (wanted.token_ids, wanted.stats.forwards)
+    assert max(k for k, n in enumerate(made.accepted) if n) == min(int(width), BLOCK)
+
+
+def test_the_automatic_window_is_the_default_and_never_wider_than_a_block(twin: CSession) -> None:
+    config = twin.library.config({})
+    twin.library.c.mars_config_init(c.byref(config), c.sizeof(config))
+    assert config.window == WINDOWS["auto"] == 0
+    made = twin.generate(PROMPT, tau=0.0, max_new_tokens=40, eos_ids=(), window="auto")
+    assert len(made.token_ids) == 40 and len(made.accepted) <= BLOCK + 1
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3-mixed"])
+def test_long_prompts_and_full_contexts(
+    name: str, library: Library, bundles: Named, sessions: Sessions
+) -> None:
+    draw = random.Random(name)
+    with CSession(library, bundles(name), threads=1) as twin:
+        for length, commit in product((255, 257, 505, 512), ("cursor", "block")):
+            prompt = [draw.randrange(tiny.NUM_BYTES) for _ in range(length)]
+            wanted = sessions(name).generate(
+                prompt, GenerationConfig(tau=0.3, max_new_tokens=20, eos_ids=()), commit=Commit(commit)
+            )
+            made = twin.generate(prompt, commit=commit, tau=0.3, max_new_tokens=20, eos_ids=())
+            assert (made.token_ids, made.finish_reason) == (wanted.token_ids, wanted.finish_reason)
+            assert (made.forwards, made.prefill_forwards) == (
+                wanted.stats.forwards,
+                wanted.stats.prefill_forwards,
+            )
+
+
+@pytest.mark.parametrize("commit", ["cursor", "block"])
+def test_rows_of_one_batch(commit: str, twin: CSession, sessions: Sessions) -> None:
+    prompts = [PROMPT, [i % 250 for i in range(290)], [7], [8] * 30]
+    settings = [
+        {"tau": t, "max_new_tokens": n, "temperature": h, "eos_ids": ()}
+        for t, n, h in ((0.4, 30, 0), (1, 9, 0), (0, 50, 1), (0.6, 1, 0))
+    ]
+    wanted = sessions("llama").generate_batch(
+        prompts, [GenerationConfig(**s) for s in settings], commit=Commit(commit)
+    )  # type: ignore[arg-type]
+    made = twin.generate_batch(prompts, [{**s, "commit": commit} for s in settings])
+    assert [m.token_ids for m in made] == [w.token_ids for w in wanted]
+    assert [m.finish_reason for m in made] == [w.finish_reason for w in wanted]
+
+
+def test_requests_that_cannot_be_served(twin: CSession) -> None:
+    for prompt, config, message in (
+        ([], {}, "the prompt is empty"),
+        ([tiny.VOCAB_SIZE], {}, f"outside the vocabulary of {tiny.VOCAB_SIZE}: {tiny.VOCAB_SIZE}"),
+        ([1] * 513, {}, "the prompt has 513 tokens, this bundle's context holds 512"),
+        ([1], {"tau": -2.0, "top_k": -1}, "tau must be .*; top_k must be"),
+        ([1], {"commit": "block"}, "exact mode needs cursor commit: .*leave commit as it is, or give a tau"),
+        ([1], {"lookup": -1}, "lookup must be an integer of 0 or more"),
+        ([1], {"window": -2}, "window must be auto, full or an integer of 1 or more"),
+        ([1], {"tau": 1, "commit": "block", "cache_block": 0}, "cache_block must be 1 or more"),
+        ([{"role": "judge", "content": "x"}], {}, "judge"),
+    ):
+        with pytest.raises(MarsStatusError, match=message) as error:
+            twin.generate(prompt, **config)
+        assert error.value.status == 2

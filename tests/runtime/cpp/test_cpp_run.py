@@ -1,0 +1,122 @@
+"""mars-run, the twin of `mars-export generate`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.cabi import build
+from support.fixtures import Named, Sessions
+from typer.testing import CliRunner
+
+from mars_export.cli import app
+from mars_export.runtime import GenerationConfig
+
+PYTHON_ONLY: tuple[str, ...] = ()
+
+
+def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [build() / "mars-run", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_mars_run_is_the_twin_of_generate(bundles: Named, sessions: Sessions, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("the éclair")
+    options = ("--tau", 0.4, "--window", "full", "--max-new-tokens", 20, "--threads", 1, "--json")
+    chat = [{"role": "user", "content": "the éclair"}]
+    wanted = sessions("llama").generate(chat, GenerationConfig(tau=0.4, max_new_tokens=20, window="full"))
+    for prompt, stdin in (
+        (("-p", "the éclair"), ""),
+        (("--file", tmp_path / "prompt.txt"), ""),
+        ((), "the éclair"),
+        (("-p", "-"), "the éclair"),
+    ):
+        done = run(bundles("llama"), *prompt, *options, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        made = json.loads(done.stdout)
+        assert made["token_ids"] == list(wanted.token_ids) and made["text"] == wanted.text
+        assert made["finish_reason"] == wanted.finish_reason
+        assert (made["exact"], made["tau"]) == (False, 0.4)
+        assert made["confidences"] == [round(c, 6) for c in wanted.confidences]
+        words = [word for word in wanted.stats.to_dict() if word not in PYTHON_ONLY]
+        assert list(made["stats"]) == words
+        assert made["stats"]["accepted"] == wanted.stats.to_dict()["accepted"]
+    exact = sessions("llama").generate(chat, GenerationConfig(max_new_tokens=20, window="full", lookup=2))
+    for words in ((), ("--exact",), ("--draft", bundles("llama")), ("--lookup", 2)):
+        done = run(bundles("llama"), "-p", "the éclair", *words, "--max-new-tokens", 20, "--json")
+        made = json.loads(done.stdout)
+        assert made["token_ids"] == list(exact.token_ids)
+        assert (made["exact"], made["tau"]) == (True, None)
+        assert made["stats"]["proposed"] == made["stats"]["verified"] + made["stats"]["rejected"] > 0
+    for words, window in (
+        (("--seed", 7), "full"),
+        (("--temperature", 1), "full"),
+        (("--seed", 7, "--window", "auto"), "auto"),
+        (("--seed", 7, "--window", 2), 2),
+        ((), "auto"),
+    ):
+        done = run(
+            bundles("llama"), "-p", "the éclair", "--tau", 0.4, "--max-new-tokens", 9, "--json", *words
+        )
+        same = [
+            "generate",
+            bundles("llama"),
+            "-p",
+            "the éclair",
+            "--tau",
+            0.4,
+            "--max-new-tokens",
+            9,
+            "--json",
+        ]
+        theirs = CliRunner().invoke(app, [str(word) for word in (*same, *words)])
+        made, expected = json.loads(done.stdout), json.loads(theirs.stdout)
+        assert made["window"] == expected["window"] == window, words
+        if window == "full":
+            assert made["token_ids"] == expected["token_ids"], words
+    shown = run(
+        bundles("llama"), "--raw", "--prompt=the éclair", "--tau=0.4", "--window=full", "--max-new-tokens=20"
+    )
+    raw = sessions("llama").generate("the éclair", GenerationConfig(tau=0.4, max_new_tokens=20))
+    assert shown.stdout == raw.text + "\n"
+    assert re.search(r"^\d+ tokens, .* ended by ", shown.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "which BUNDLE?"),
+        (("a", "b"), 2, "there is also `b`"),
+        (("a", "--tau"), 2, "--tau needs a value"),
+        (("a", "--tau", "much"), 2, "--tau needs a number, not `much`"),
+        (("a", "--max-new-tokens", "0"), 2, "--max-new-tokens must be 1 or more"),
+        (("a", "--seed", "-1"), 2, "--seed needs a number"),
+        (
+            ("a", "--tau", "0.9", "--exact"),
+            1,
+            "--exact gives the one-token text whatever is likely, --tau 0.9 accepts",
+        ),
+        (("a", "--metric", "margin"), 1, "--metric margin says what tau is compared with; give --tau, too"),
+        (("a", "--lookup", "-1"), 2, "--lookup must be 0 or more"),
+        (("a", "--profile", "x", "--tau", "1"), 1, "give --profile, or them, not both"),
+        (("a", "--profile", "x", "--window", "full"), 1, "give --profile, or them, not both"),
+        (("a", "--cache-bytes", "-1"), 2, "--cache-bytes must be 0 or more"),
+        (("a", "--min-p", "2", "-p", "x"), 1, "min_p must be a number of 0 to 1"),
+        (("a", "--metric", "luck"), 2, "--metric must be one of"),
+        (("a", "--window", "0"), 2, "--window must be auto, full or a number of 1 or more, not `0`"),
+        (("a", "--window", "-1"), 2, "--window must be auto, full"),
+        (("a", "--warp", "9"), 2, "no such option: --warp"),
+        (("a", "--tau", "-1", "-p", "x"), 1, "tau must be a number of 0 or more"),
+        (("/no/such/bundle", "-p", "x"), 1, "no such bundle"),
+        (("a", "-p", "x", "-f", "y"), 1, "not both"),
+        (("a", "-f", "/no/such/file"), 1, "not a readable file"),
+        (("a", "--token-ids", "-p", "1 two"), 1, "whole numbers"),
+    ],
+)
+def test_mars_run_used_wrongly(arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr

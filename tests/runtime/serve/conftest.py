@@ -1,0 +1,50 @@
+"""What the tests of the page share: a real Chromium, and a tab on a server with a script for a model
+(support/fake_serve.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.browser import browser
+from support.page import Open
+
+if TYPE_CHECKING:
+    from support.fake_serve import FakeServe
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as instance:
+        yield instance
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Open]:
+    """Opens the page of a fake. Whatever a test does, the console is silent and nothing leaves the house."""
+    from support.fake_serve import Running  # most tests beside these do without what it imports
+
+    with ExitStack() as stack:
+        said: list[str] = []
+        asked: list[tuple[str, str]] = []
+
+        def opened(fake: FakeServe | str, **settings: Any) -> Any:
+            """A tab with the page of a fake, or of the server at an address."""
+            address = fake if isinstance(fake, str) else stack.enter_context(Running(fake.app()))
+            context = stack.enter_context(chromium.new_context(**settings))
+            tab = context.new_page()
+            tab.set_default_timeout(20_000)
+            tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+            tab.on("pageerror", lambda error: said.append(f"error: {error}"))
+            tab.on("request", lambda request: asked.append((address, request.url)))
+            tab.goto(address)
+            return tab
+
+        yield opened
+    # A refused request (401, 404) is a line that Chromium writes itself.
+    assert [line for line in said if "Failed to load resource" not in line] == []
+    assert asked
+    assert [url for home, url in asked if not url.startswith((home, "data:"))] == []

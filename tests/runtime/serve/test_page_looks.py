@@ -1,0 +1,109 @@
+"""The page for all eyes and hands: keyboard, names of controls, shades without colour, themes, small screens,
+less motion."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.missing import need
+from support.page import WORDS, Open, ended, write
+
+need("uvicorn", "serve")
+
+from support.fake_serve import FakeServe, tokens_of  # noqa: E402
+
+HOW = ("next", "accepted", "verified", "forced")
+
+
+def test_by_keyboard_alone(visit: Open) -> None:
+    fake = FakeServe([tokens_of(WORDS)], forced=True)
+    tab = visit(fake)
+    keys = tab.keyboard
+    keys.press("/")
+    keys.type("first")
+    keys.press("Shift+Enter")
+    keys.type("second")
+    keys.press("Enter")
+    ended(tab)
+    assert fake.requests[0]["messages"][0]["content"] == "first\nsecond"
+    tab.locator("article .t").first.focus()
+    keys.press("ArrowRight")
+    keys.press("ArrowRight")
+    tip = tab.get_by_role("tooltip").inner_text()
+    assert "␣w2" in tip and "97.0 %" in tip and "step 2, 2 of 6" in tip and "forced" in tip
+    assert tab.locator("article .t:focus").get_attribute("aria-describedby") == "tip"
+    keys.press("End")
+    assert "verified" not in tab.get_by_role("tooltip").inner_text()
+    keys.press("e")
+    assert tab.get_by_role("radio", name="Tau").get_attribute("aria-checked") == "true"
+    keys.press("[")
+    assert tab.get_by_role("slider", name="Tau").input_value() == "0.9"
+
+
+def test_ways_to_stand_differ_without_colour(visit: Open) -> None:
+    """Verified has a line, forced a dotted one, the others none: told apart in grey, too."""
+    tab = visit(FakeServe([tokens_of(WORDS)], forced=True), bypass_csp=True)  # to ask for computed styles
+    write(tab, "go")
+    ended(tab)
+    lines = "(e) => { const s = getComputedStyle(e); return [s.boxShadow != 'none', s.borderBottomStyle]; }"
+    legend = tab.locator("#legend")
+    looks = {how: legend.locator(f".t.{how}").evaluate(lines) for how in HOW}
+    assert looks == {
+        "next": [False, "none"],
+        "accepted": [False, "none"],
+        "verified": [True, "none"],
+        "forced": [False, "dotted"],
+    }
+    counts = [int(words) for words in legend.locator("li > :last-child").all_inner_texts()]
+    assert sum(counts) == 60 and counts[1] == 0 and counts[2] > counts[3] > 0
+
+
+def test_every_control_has_a_name(visit: Open) -> None:
+    tab = visit(FakeServe([tokens_of(WORDS)]))
+    write(tab, "go")
+    ended(tab)
+    page = tab.locator("body").aria_snapshot()
+    tab.get_by_role("button", name="Settings").click()
+    shown = page + tab.get_by_role("dialog").aria_snapshot()
+    controls = re.findall(
+        r"- (button|combobox|textbox|slider|radio|spinbutton|dialog|group|log)\b(.*)", shown
+    )
+    assert len(controls) > 15
+    assert [c for c in controls if not c[1].strip().startswith('"')] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours(visit: Open, scheme: str) -> None:
+    tab = visit(FakeServe([tokens_of(WORDS)]), color_scheme=scheme)
+    other = {"light": "dark", "dark": "light"}[scheme]
+    theme = tab.locator("html")
+    assert theme.get_attribute("data-theme") == scheme
+    tab.get_by_role("button", name="Colours: as the system").click()
+    assert theme.get_attribute("data-theme") == other
+    tab.reload()
+    assert theme.get_attribute("data-theme") == other
+    tab.get_by_role("button", name=f"Colours: {other}").click()
+    tab.get_by_role("button", name=f"Colours: {scheme}").click()
+    tab.emulate_media(color_scheme=other)
+    tab.locator(f"html[data-theme={other}]").wait_for()
+
+
+def test_on_a_phone(visit: Open) -> None:
+    size = {"width": 360, "height": 640}
+    tab = visit(FakeServe([[("x" * 400, 0.9), *tokens_of(WORDS)]]), viewport=size, is_mobile=True)
+    write(tab, "y" * 300)
+    ended(tab)
+    for name in ("header", ".dock", ".user", "article", "#say", "#go", "#tau", "aside"):
+        box = tab.locator(name).first.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"], name
+    assert tab.locator("#go").bounding_box()["y"] < size["height"]
+
+
+def test_less_motion(visit: Open) -> None:
+    tab = visit(FakeServe([tokens_of(WORDS)]), reduced_motion="reduce")
+    tab.get_by_role("button", name="Beside one token").click()
+    write(tab, "go")
+    ended(tab)
+    tab.get_by_role("group", name="Comparison").wait_for()
+    assert tab.get_by_role("button", name="Replay together").count() == 0

@@ -1,0 +1,63 @@
+"""The C++ example of a service, started, and what its clients send and read."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from support.cabi import build
+
+ASK = {"messages": [{"role": "user", "content": "the onion"}], "max_new_tokens": 24, "window": "full"}
+LONG = {"prompt": "the onion " * 400, "tau": 1, "max_new_tokens": 1000}  # much work for a small model
+HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\n"
+
+
+def start(bundle: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
+    """The process, and the port that it found."""
+    program = build() / "examples/cpp_service/service"
+    process = subprocess.Popen([program, bundle, "0", "1", *options], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    found = re.search(r":(\d+)$", process.stdout.readline().strip())
+    assert found is not None, "the service did not start"
+    return process, int(found[1])
+
+
+def post(port: int, body: Any) -> tuple[int, str]:
+    """Status and body of an answer to a POST /generate."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", "/generate", body if isinstance(body, (bytes, str)) else json.dumps(body))
+    response = connection.getresponse()
+    status, text = response.status, response.read().decode()
+    connection.close()
+    return status, text
+
+
+def raw(port: int, data: bytes, timeout: float = 60) -> bytes:
+    """What the service sends back for these bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as client:
+        with suppress(ConnectionError):  # it may have answered and hung up before all was sent
+            client.sendall(data)
+        return read_all(client)
+
+
+def read_all(client: socket.socket) -> bytes:
+    data = b""
+    with suppress(ConnectionError):
+        while piece := client.recv(65536):
+            data += piece
+    return data
+
+
+def health(port: int, timeout: float = 5) -> dict[str, int]:
+    """What the service says of itself."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    connection.request("GET", "/health")
+    response = connection.getresponse()
+    assert response.status == 200
+    return json.loads(response.read())  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""A session over a fake device, as much of one as a benchmark needs: texts are tokens in figures."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mars_export.runtime.decode.backend import Cache, StepOutput
+from mars_export.runtime.decode.budget import KvBudget
+from mars_export.runtime.decode.row import Row
+from support.fake import MASK, FakeBackend, Step
+
+BLOCK = 4
+
+
+class Blind(FakeBackend):
+    """A fake device that predicts without a look at its cache, so that the cost of a step can be taken
+    anywhere."""
+
+    def step(
+        self,
+        cache: Cache,
+        first: int,
+        input_ids: np.ndarray,
+        kv_length: np.ndarray,
+        output_index: np.ndarray,
+        want_logits: bool,
+    ) -> StepOutput:
+        assert int(kv_length.max()) + input_ids.shape[1] <= cache.capacity
+        assert not want_logits
+        self.steps.append(Step(first, input_ids, kv_length, output_index, cache.capacity))
+        return StepOutput(np.ones(output_index.shape, np.int64), np.ones(output_index.shape, np.float32))
+
+
+class Words:
+    """The growing text of a fake answer: its tokens in figures."""
+
+    def __init__(self) -> None:
+        self.text, self.shown, self.stopped = "", 0, False
+
+    def push(self, token: int) -> bool:
+        self.text += f"{token} "
+        return False
+
+    def read(self) -> str:
+        shown, self.shown = self.shown, len(self.text)
+        return self.text[shown:]
+
+    finish = read
+
+
+def fake_session(backend: FakeBackend) -> Any:
+    """As much of a session as a batcher and a benchmark need."""
+
+    def new_row(index: int, prompt: Any, config: Any, most: int | None = None) -> Any:  # noqa: ARG001
+        words = Words()
+        return Row(index, [1 + len(m["content"]) for m in prompt], config, (), words.push), words
+
+    manifest = SimpleNamespace(block=BLOCK, source="fake", tokens=SimpleNamespace(mask=MASK, eos=()))
+    return SimpleNamespace(
+        backend=backend,
+        bundle=SimpleNamespace(manifest=manifest),
+        variant=SimpleNamespace(name="fake"),
+        check=lambda _config: None,
+        kv_budget=KvBudget,
+        new_row=new_row,
+        text=Words(),
+        policy=lambda: None,
+        cost=None,
+    )
+
+
+def predict(known: tuple[int, ...], masks: int) -> tuple[int, float]:
+    """Sure of all but every fifth token."""
+    at = len(known) + masks
+    return 1 + at % 9, 0.1 if at % 5 == 0 else 0.99
