@@ -104,7 +104,16 @@ class Commands(TyperGroup):
         return name, command, rest
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+# Other names of options, known from elsewhere. As second names in their declarations they would take the room
+# of what `--help` says, and be cut off on a terminal of 80 columns.
+ALSO = {"max-tokens": "max-new-tokens", "temp": "temperature"}
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"token_normalize_func": lambda name: ALSO.get(name, name)},
+)
 for part in (
     exporter,
     showing,
