@@ -14,7 +14,7 @@ import onnx
 import pytest
 from attack import goods
 from attack.mutators import rehash
-from support.paths import ROOT
+from support.paths import BUNDLE
 
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime import Batcher, BundleError, CheckpointError, Session, SessionError
@@ -22,8 +22,6 @@ from mars_export.runtime.bundle.external import contents
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.scratch import lock
 from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
-
-BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ import pytest
 from attack import kills
 from attack.writer import InBundle, Writer
 from attack.writers import WRITERS
-from support.paths import ROOT
-
-BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
+from support.paths import BUNDLE
 
 
 def attack(*arguments: str) -> subprocess.CompletedProcess[str]:

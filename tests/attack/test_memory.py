@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from attack.memory import kind_of
 from support.cabi import build
-from support.paths import ROOT
-
-BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
+from support.paths import BUNDLE
 
 
 def attack(*arguments: str) -> subprocess.CompletedProcess[str]:

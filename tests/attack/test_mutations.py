@@ -16,9 +16,7 @@ import pytest
 from attack import __main__ as main
 from attack import checkpoints, goods
 from attack.mutators import MUTATORS, NASTY, mutate
-from support.paths import ROOT
-
-BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
+from support.paths import BUNDLE, ROOT
 
 
 def attack(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,7 @@
 // Rows that join and leave: tests/conformance/batcher.json exactly, the KV budget, and what one row's failure leaves of the others.
 #include <mars/errors.hpp>
 
+#include "config.hpp"
 #include "conformance.hpp"
 #include "decode/continuous.hpp"
 #include "decode/guide.hpp"
@@ -11,15 +12,6 @@
 namespace {
 
 using Json = nlohmann::json;
-
-mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t max_new_tokens) {
-    mars::GenerationConfig config;
-    config.tau = tau;
-    config.max_new_tokens = max_new_tokens;
-    config.window = mars::full_window;
-    config.eos_ids.emplace();
-    return config;
-}
 
 std::shared_ptr<mars::Row> row_of(std::int64_t index, fake::Tokens prompt, const mars::GenerationConfig& config,
                                   std::function<bool(std::int64_t)> stop = nullptr) {

@@ -1,5 +1,5 @@
 // What limits leave is asked before what would end it: refused in clear words, without a limit never. The cases of
-// tests/runtime/test_headroom.py.
+// tests/runtime/headroom/.
 #include <atomic>
 #include <chrono>
 #include <fstream>

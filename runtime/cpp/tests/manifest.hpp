@@ -1,6 +1,8 @@
 // A manifest that is good, for tests to break or to run a fake model behind.
 #pragma once
 
+#include <string>
+
 #include <nlohmann/json.hpp>
 
 inline nlohmann::json valid() {
@@ -18,3 +20,6 @@ inline nlohmann::json valid() {
         "profiles": [{"name": "p", "tau": 0.9, "metric": "margin", "variant": "onnx-fp32", "variant_sha256": "a", "evidence": {"n": 1}}],
         "something_newer": [1, 2]})");
 }
+
+/// Whether a message, such as what a broken one is refused with, has that part.
+inline bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }

@@ -1,6 +1,5 @@
 // KV rows of ONNX Runtime in the memory of a device, tried with the CPU as the device: the same allocators, bindings and copying graphs as on
 // a GPU, all but the names of its memory. MARS_BUNDLE is a bundle of this project's (tests/runtime/cpp/test_cpp_ort_device.py makes them).
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -17,10 +16,12 @@
 #include <mars/session.hpp>
 
 #include "answers.hpp"
+#include "config.hpp"
 #include "device/ort.hpp"
 #include "device/ort_memory.hpp"
 #include "device/ort_open.hpp"
 #include "device/ort_rows.hpp"
+#include "named_bundle.hpp"
 
 namespace {
 
@@ -29,23 +30,10 @@ using Said = std::vector<std::string>;
 
 const mars::OrtPlace as_device{"Cpu", "Cpu", "Cpu", 0};
 
-mars::Bundle bundle() {
-    const char* path = std::getenv("MARS_BUNDLE");
-    REQUIRE_MESSAGE(path != nullptr, "MARS_BUNDLE names no bundle");
-    return mars::open_bundle(path);
-}
-
 std::unique_ptr<mars::OrtBackend> opened(const std::optional<mars::OrtPlace>& place, mars::OnLog on_log = nullptr) {
     const mars::Bundle found = bundle();
     return std::make_unique<mars::OrtBackend>(found, found.manifest.variants.front(), "cpu", 1, mars::OrtOptions{}, std::move(on_log),
                                               place);
-}
-
-/// Numbers without a pattern that a model could like.
-std::vector<std::int64_t> some_ids(std::int64_t count, std::int64_t seed) {
-    std::vector<std::int64_t> ids;
-    for (std::int64_t i = 0; i < count; ++i) ids.push_back((7 * i + 31 * seed) % 250);
-    return ids;
 }
 
 /// A step of two rows over `slots` tokens from entry `start` on.
@@ -76,15 +64,6 @@ void check_equal(const mars::StepOutput& one, const mars::StepOutput& other) {
 
 mars::Session session_over(const std::optional<mars::OrtPlace>& place, std::int64_t cache_bytes) {
     return mars::Opened::over(bundle(), opened(place), std::nullopt, cache_bytes);
-}
-
-mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t tokens) {
-    mars::GenerationConfig config;
-    if (tau) config.tau = *tau;
-    config.window = mars::full_window;
-    config.max_new_tokens = tokens;
-    config.eos_ids.emplace();
-    return config;
 }
 
 } // namespace

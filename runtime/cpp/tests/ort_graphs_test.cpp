@@ -1,13 +1,13 @@
-// Steps that ONNX Runtime's CUDA provider captures, over a stub of the provider: numbers, sizes, threads and memory that its rules ask for, and
-// what happens where it refuses or replays something else. MARS_BUNDLE is a bundle of this project's, in fp32
-// (tests/runtime/cpp/test_cpp_ort_graphs.py makes it).
+// Steps that ONNX Runtime's CUDA provider captures, over a stub of the provider: the numbers, sizes, threads and memory that its rules ask for.
+// MARS_BUNDLE is a bundle of this project's, in fp32 (tests/runtime/cpp/test_cpp_ort_graphs.py makes it).
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
+#include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <set>
-#include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -16,110 +16,10 @@
 #include <mars/errors.hpp>
 #include <mars/session.hpp>
 
-#include "answers.hpp"
-#include "device/ort.hpp"
+#include "config.hpp"
 #include "device/ort_graphs.hpp"
 #include "device/ort_rows.hpp"
-#include "device/worker.hpp"
-#include "ort_stub/cuda_provider.hpp"
-
-namespace {
-
-using Tokens = std::vector<std::int64_t>;
-using Numbers = std::vector<std::int64_t>;
-
-const mars::OrtOptions on{{"enable_cuda_graph", "1"}};
-
-mars::Bundle bundle() {
-    const char* path = std::getenv("MARS_BUNDLE");
-    REQUIRE_MESSAGE(path != nullptr, "MARS_BUNDLE names no bundle");
-    return mars::open_bundle(path);
-}
-
-/// A new stub, which no rule of was broken when the test ends.
-struct Gpu {
-    Gpu() { ort_stub() = {}; }
-    ~Gpu() {
-        for (const std::string& rule : ort_stub().violations) CHECK_MESSAGE(false, rule);
-    }
-    OrtStub& stub = ort_stub();
-    std::vector<std::string> said;
-
-    std::unique_ptr<mars::OrtBackend> opened(const mars::OrtOptions& options = on) {
-        const mars::Bundle found = bundle();
-        const auto hear = [this](mars::LogLevel, std::string_view words) { said.emplace_back(words); };
-        return std::make_unique<mars::OrtBackend>(found, found.manifest.variants.front(), "cuda", 1, options, hear);
-    }
-
-    bool has_said(const std::string& words) const { return std::find(said.begin(), said.end(), words) != said.end(); }
-
-    /// Numbers of all runs from this one on.
-    std::set<std::int64_t> numbers(std::size_t from) const {
-        std::set<std::int64_t> all;
-        for (std::size_t i = from; i < stub.runs.size(); ++i) all.insert(stub.runs[i].number);
-        return all;
-    }
-};
-
-/// A session over a backend that can still be asked.
-struct Served {
-    explicit Served(std::unique_ptr<mars::OrtBackend> opened, std::int64_t cache_bytes = 0)
-        : backend(*opened), session(mars::Opened::over(bundle(), std::move(opened), std::nullopt, cache_bytes)) {}
-    mars::OrtBackend& backend;
-    mars::Session session;
-};
-
-const mars::Session& host() {
-    static const mars::Session one = [] {
-        const mars::Bundle found = bundle();
-        return mars::Opened::over(bundle(), std::make_unique<mars::OrtBackend>(found, found.manifest.variants.front(), "cpu", 1),
-                                  std::nullopt, 0);
-    }();
-    return one;
-}
-
-Tokens some_ids(std::int64_t count, std::int64_t seed) {
-    Tokens ids;
-    for (std::int64_t i = 0; i < count; ++i) ids.push_back((7 * i + 31 * seed) % 250);
-    return ids;
-}
-
-const std::vector<Tokens> prompts{some_ids(3, 5), some_ids(12, 2), some_ids(40, 1), some_ids(300, 3)};
-
-mars::GenerationConfig config_of(std::optional<double> tau, std::int64_t tokens = 24) {
-    mars::GenerationConfig config;
-    if (tau) config.tau = *tau;
-    config.window = mars::full_window;
-    config.max_new_tokens = tokens;
-    config.eos_ids.emplace();
-    return config;
-}
-
-void check_answers(const mars::Session& session, const mars::GenerationConfig& config, const mars::Commit& commit = {}) {
-    for (const Tokens& prompt : prompts)
-        CHECK(session.generate(prompt, config, nullptr, commit).token_ids == host().generate(prompt, config, nullptr, commit).token_ids);
-}
-
-/// A step of `rows` rows from row `first` on, at the same cursor.
-mars::StepOutput step(mars::Backend& backend, mars::Cache& cache, std::int64_t first, std::int64_t rows, std::int64_t start,
-                      std::int64_t slots, std::int64_t outputs, bool want_topk = false) {
-    mars::StepInput input{rows, slots, outputs, {}, Numbers(static_cast<std::size_t>(rows), start), {}, want_topk};
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const Tokens ids = some_ids(start + slots, first + row);
-        input.input_ids.insert(input.input_ids.end(), ids.begin() + start, ids.end());
-        for (std::int64_t i = 0; i < outputs; ++i) input.output_index.push_back((i + start) % slots);
-    }
-    cache.reserve(start + slots);
-    mars::StepOutput output;
-    backend.step(cache, first, input, false, output);
-    return output;
-}
-
-const std::string block_refusal = "This session cannot use the graph capture feature as requested by the user as all compute graph nodes "
-                                  "have not been partitioned to the "
-                                  "CUDAExecutionProvider";
-
-} // namespace
+#include "stub_gpu.hpp"
 
 TEST_CASE("answers are the host's, and most steps are replays") {
     Gpu gpu;
@@ -250,88 +150,6 @@ TEST_CASE("requests that follow one another find their captured steps again") {
     CHECK(gpu.stub.count("plain") - plain <= 6); // its prompt at most
 }
 
-TEST_CASE("where capturing is refused the session opens without, and says why") {
-    Gpu gpu;
-    gpu.stub.refusal = block_refusal;
-    Served served(gpu.opened());
-    CHECK(served.backend.why_no_graphs() == block_refusal);
-    CHECK(gpu.has_said("steps are not captured: " + block_refusal));
-    CHECK(gpu.stub.options[0].count("enable_cuda_graph") == 1);
-    CHECK(gpu.stub.options[1].count("enable_cuda_graph") == 0);
-    check_answers(served.session, config_of(0.5));
-    CHECK(served.backend.num_graphs() == 0);
-    CHECK(gpu.stub.runs.empty());
-}
-
-TEST_CASE("a session that cannot open at all is an error; so is the option of another provider") {
-    Gpu gpu;
-    gpu.stub.no_session = "CUDA failure 100: no CUDA-capable device is detected";
-    CHECK_THROWS_WITH_AS(gpu.opened(), doctest::Contains("no CUDA-capable device"), mars::SessionError);
-    gpu.stub.no_session = "CUDA failure 700: an illegal memory access was encountered";
-    CHECK_THROWS_WITH_AS(gpu.opened(), doctest::Contains("CUDA failure 700"), mars::DeviceLost);
-    CHECK(mars::asks_for_graphs("CUDAExecutionProvider", {{"enable_cuda_graph", "True"}}));
-    CHECK_FALSE(mars::asks_for_graphs("CUDAExecutionProvider", {{"enable_cuda_graph", "0"}}));
-    CHECK_FALSE(mars::asks_for_graphs("NvTensorRTRTXExecutionProvider", {{"enable_cuda_graph", "0"}}));
-    for (const char* name : {"enable_cuda_graph", "trt_cuda_graph_enable"})
-        CHECK_THROWS_WITH_AS(mars::asks_for_graphs("TensorrtExecutionProvider", {{name, "1"}}),
-                             doctest::Contains("would replay the first step for all others"), mars::SessionError);
-}
-
-TEST_CASE("replays that say something else are found before anybody is served") {
-    // The attack: an operator on the CPU computes with a value of the inputs, which a replay does not see. It says wrong things, and writes
-    // entries over those of tokens long accepted.
-    const std::string why = "a replayed step does not say what the same step says plainly";
-    for (const bool is_stale : {true, false}) {
-        Gpu gpu;
-        gpu.stub.is_stale = is_stale;
-        if (!is_stale) gpu.stub.on_host = [](const std::string& name) { return name == "output_index"; };
-        Served served(gpu.opened());
-        CHECK(served.backend.why_no_graphs() == why);
-        CHECK(gpu.has_said("steps are not captured: " + why));
-        const std::size_t tried = gpu.stub.runs.size();
-        check_answers(served.session, config_of(0.3));
-        CHECK(gpu.numbers(tried) == std::set<std::int64_t>{-1});
-        CHECK(served.backend.num_graphs() == 0);
-    }
-}
-
-TEST_CASE("a capture or replay that fails ends nothing but replaying") {
-    const std::string words = "CUDA failure 901: operation failed due to a previous error during capture";
-    for (const std::size_t nth : {1, 5, 7, 20, 30, 50}) {
-        CAPTURE(nth);
-        Gpu gpu;
-        gpu.stub.failing = nth;
-        gpu.stub.failure = words + "\nand what else there is to say";
-        Served served(gpu.opened());
-        for (int i = 0; i < 3; ++i) check_answers(served.session, config_of(0.3));
-        CHECK(served.backend.why_no_graphs() == "a step could not be captured or replayed: " + words);
-        CHECK(served.backend.num_graphs() == 0);
-    }
-}
-
-TEST_CASE("an error that stays is told, in a step and when a session is opened") {
-    for (const std::size_t nth : {5, 40}) {
-        Gpu gpu;
-        gpu.stub.failing = nth;
-        gpu.stub.failure = "CUDA failure 700: an illegal memory access was encountered";
-        const auto all = [&] {
-            Served served(gpu.opened());
-            for (int i = 0; i < 4; ++i) served.session.generate(prompts[0], config_of(0.3));
-        };
-        CHECK_THROWS_WITH_AS(all(), doctest::Contains("CUDA failure 700"), mars::DeviceLost);
-    }
-}
-
-TEST_CASE("KV rows that cannot stay on the GPU are captured nowhere") {
-    Gpu gpu;
-    gpu.stub.on_host = [](const std::string& name) { return name.rfind("past_key_values.", 0) == 0; };
-    Served served(gpu.opened());
-    CHECK_FALSE(served.backend.is_on_device());
-    CHECK(served.backend.why_no_graphs() == "a step's inputs or results are not all on the GPU");
-    check_answers(served.session, config_of(0.3));
-    CHECK(gpu.numbers(0) == std::set<std::int64_t>{-1});
-}
-
 TEST_CASE("captured steps are counted out") {
     Gpu gpu;
     const auto backend = gpu.opened(), plain = gpu.opened({});
@@ -397,25 +215,4 @@ TEST_CASE("memory that was given up comes again zeroed, at the same addresses, a
     }
     CHECK(gpu.stub.live <= most);
     CHECK((mars::doubled(1, 0) == 512 && mars::doubled(513, 512) == 1024 && mars::doubled(3000, 512) == 4096));
-}
-
-TEST_CASE("the worker does what is asked in one thread, work of work too, and ends with its last owner") {
-    auto worker = std::make_shared<mars::Worker>();
-    const auto there = worker->run([] { return std::this_thread::get_id(); });
-    CHECK(there != std::this_thread::get_id());
-    CHECK(worker->run([&] { return worker->run([] { return std::this_thread::get_id(); }); }) == there);
-    CHECK_THROWS_AS(worker->run([] { throw mars::SessionError("no"); }), mars::SessionError);
-    std::atomic<int> done{0};
-    {
-        std::vector<std::future<void>> threads;
-        for (int i = 0; i < 4; ++i)
-            threads.push_back(std::async(std::launch::async, [&] {
-                for (int n = 0; n < 200; ++n) worker->run([&] { ++done; });
-            }));
-    }
-    CHECK(done == 800);
-    mars::Worker& last = *worker;
-    last.run([&] { worker.reset(); }); // by work of its own
-    const std::shared_ptr<mars::Worker> one = mars::Worker::shared();
-    CHECK(mars::Worker::shared() == one);
 }

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from support.cabi import build
 from support.confined import confined
-from support.paths import ROOT
+from support.paths import BUNDLE
 
-BUNDLE = ROOT / "tests" / "runtime" / "bundle" / "written-by-1.1"
 ASKED = ("--token-ids", "--prompt", " ".join(["5 6 7 8"] * 40), "--max-new-tokens", "24", "--window", "full")
 LIMITS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 SAYS = re.compile(r"^error: .*not enough memory.*; .*$", re.MULTILINE)

@@ -1,5 +1,6 @@
 """Steps that ONNX Runtime's CUDA provider captures for libmars, over a stub of the provider:
-tests/ort_graphs_test.cpp on bundles of every output, and the program that a GPU is proven with."""
+tests/ort_graphs_test.cpp and ort_refusals_test.cpp on bundles of every output, and the program that a GPU
+is proven with."""
 
 from __future__ import annotations
 

@@ -2,170 +2,25 @@
 #include "ort_stub/cuda_provider.hpp"
 
 #include <algorithm>
-#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
-#include <dlfcn.h>
-#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <thread>
+#include <utility>
 
 #include <onnxruntime_c_api.h>
 
+#include "ort_stub/runs.hpp"
+#include "ort_stub/state.hpp"
+
+namespace cuda_provider {
+
 namespace {
 
-using Options = std::map<std::string, std::string>;
-using Bytes = std::vector<unsigned char>;
-
 constexpr const char* provider = "CUDAExecutionProvider";
-
-/// A tensor that is bound: where it lies, and what keeps it there.
-struct Tensor {
-    unsigned char* address = nullptr;
-    std::size_t num_bytes = 0;
-    std::vector<std::int64_t> shape;
-    ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-    bool is_there = false;
-    std::shared_ptr<Bytes> copy;
-
-    void take() {
-        copy = std::make_shared<Bytes>(address, address + num_bytes);
-        address = copy->data();
-    }
-};
-
-using Bound = std::map<std::string, Tensor>;
-
-struct Binding {
-    OrtSession* session = nullptr;
-    Bound inputs, outputs;
-};
-
-struct Session {
-    bool captures = false;
-    std::map<std::pair<std::thread::id, std::int64_t>, Binding> kept;
-};
-
-/// What the provider knows.
-struct State {
-    std::mutex mutex, gpu; // gpu: held by who calls CUDA
-    OrtStub said;
-    std::map<const void*, Options> of_options; // session options -> the provider's
-    std::map<const OrtSession*, Session> sessions;
-    std::map<const OrtIoBinding*, Binding> bindings;
-    std::map<const OrtValue*, Tensor> values;
-    std::map<const OrtRunOptions*, std::int64_t> numbers;
-    std::map<const OrtMemoryInfo*, bool> infos;     // of the provider: whether its memory is on the GPU, or page-locked on the host
-    std::map<const OrtAllocator*, bool> allocators; // the same
-    std::map<unsigned char*, std::size_t> memory;
-    std::atomic<int> num_capturing{0};
-};
-
-State& state() {
-    static State one;
-    return one;
-}
-
-const OrtApiBase* base() {
-    using Get = const OrtApiBase* (*)();
-    static const Get get = reinterpret_cast<Get>(dlsym(RTLD_NEXT, "OrtGetApiBase"));
-    return get();
-}
-
-const OrtApi& real() { return *base()->GetApi(ORT_API_VERSION); }
-
-OrtStatus* refused(const std::string& words) { return real().CreateStatus(ORT_FAIL, words.c_str()); }
-
-/// A rule was broken: the test finds it, and the caller an error.
-OrtStatus* broken(const std::string& rule) {
-    state().said.violations.push_back(rule);
-    return refused("the stub: " + rule);
-}
-
-/// Alone on the GPU, where a step may be captured.
-class Alone {
-  public:
-    Alone() {
-        if (state().num_capturing == 0) return;
-        is_mine_ = state().gpu.try_lock();
-        const std::lock_guard<std::mutex> lock(state().mutex);
-        state().said.threads.insert(std::this_thread::get_id());
-        if (!is_mine_) state().said.violations.emplace_back("two threads on the GPU while a step may be captured");
-    }
-    ~Alone() {
-        if (is_mine_) state().gpu.unlock();
-    }
-    Alone(const Alone&) = delete;
-    Alone& operator=(const Alone&) = delete;
-
-  private:
-    bool is_mine_ = false;
-};
-
-bool is_live(const Tensor& tensor) {
-    if (!tensor.is_there || tensor.copy) return true;
-    auto at = state().memory.upper_bound(tensor.address);
-    if (at == state().memory.begin()) return false;
-    --at;
-    return tensor.address + tensor.num_bytes <= at->first + at->second;
-}
-
-OrtStatus* compute(OrtSession* session, const OrtRunOptions* options, const Bound& inputs, const Bound& outputs) {
-    const OrtApi& api = real();
-    for (const Bound* bound : {&inputs, &outputs})
-        for (const auto& [name, tensor] : *bound)
-            if (!is_live(tensor)) return broken(name + " is in memory that was given back");
-    OrtMemoryInfo* host = nullptr;
-    OrtIoBinding* binding = nullptr;
-    OrtStatus* status = api.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, &host);
-    if (status == nullptr) status = api.CreateIoBinding(session, &binding);
-    const auto bind = [&](const Bound& bound, auto how) {
-        for (const auto& [name, tensor] : bound) {
-            if (status != nullptr) return;
-            OrtValue* value = nullptr;
-            status = api.CreateTensorWithDataAsOrtValue(host, tensor.address, tensor.num_bytes, tensor.shape.data(), tensor.shape.size(),
-                                                        tensor.type, &value);
-            if (status == nullptr) status = (api.*how)(binding, name.c_str(), value);
-            api.ReleaseValue(value);
-        }
-    };
-    bind(inputs, &OrtApi::BindInput);
-    bind(outputs, &OrtApi::BindOutput);
-    if (status == nullptr) status = api.RunWithBinding(session, options, binding);
-    api.ReleaseIoBinding(binding);
-    api.ReleaseMemoryInfo(host);
-    return status;
-}
-
-OrtStatus* replay(OrtSession* session, const OrtRunOptions* options, const Binding& kept) {
-    Bound outputs = kept.outputs;
-    for (auto& [name, tensor] : outputs)
-        if (!tensor.is_there) tensor.take(); // nobody copies it to the host
-    return compute(session, options, kept.inputs, outputs);
-}
-
-OrtStatus* run(OrtSession* session, const OrtRunOptions* options, const Binding& bound) {
-    OrtStub& said = state().said;
-    Session& known = state().sessions[session];
-    if (!known.captures) return compute(session, options, bound.inputs, bound.outputs);
-    const auto given = state().numbers.find(options);
-    if (given == state().numbers.end()) return broken("a run without a number is captured under 0, and replayed for every other");
-    const std::int64_t number = given->second;
-    if (number == -1) {
-        said.runs.push_back({number, "plain"});
-        return compute(session, options, bound.inputs, bound.outputs);
-    }
-    if (said.failing != 0 && said.runs.size() + 1 >= said.failing) return refused(said.failure);
-    const std::pair key(std::this_thread::get_id(), number);
-    const auto kept = known.kept.find(key);
-    said.runs.push_back({number, kept == known.kept.end() ? "captured" : "replayed"});
-    if (kept != known.kept.end()) return replay(session, options, kept->second);
-    said.sizes.insert({bound.inputs.at("input_ids").shape[1], bound.inputs.at("output_index").shape[1]});
-    for (int i = 0; i < 3; ++i)
-        if (OrtStatus* status = compute(session, options, bound.inputs, bound.outputs)) return status;
-    Binding& captured = known.kept[key] = bound;
-    if (said.is_stale) captured.inputs.at("kv_length").take();
-    return nullptr;
-}
 
 template <typename Create>
 OrtStatus* created(const OrtSessionOptions* options, OrtSession** out, const Create& create) {
@@ -390,15 +245,17 @@ OrtApi patched() {
 
 } // namespace
 
+} // namespace cuda_provider
+
 std::size_t OrtStub::count(const std::string& how) const {
     return static_cast<std::size_t>(std::count_if(runs.begin(), runs.end(), [&](const Run& each) { return each.how == how; }));
 }
 
-OrtStub& ort_stub() { return state().said; }
+OrtStub& ort_stub() { return cuda_provider::state().said; }
 
 /// In place of the library's.
 extern "C" const OrtApiBase* ORT_API_CALL OrtGetApiBase() noexcept {
-    static const OrtApi api = patched();
-    static const OrtApiBase mine{[](std::uint32_t) noexcept -> const OrtApi* { return &api; }, base()->GetVersionString};
+    static const OrtApi api = cuda_provider::patched();
+    static const OrtApiBase mine{[](std::uint32_t) noexcept -> const OrtApi* { return &api; }, cuda_provider::base()->GetVersionString};
     return &mine;
 }

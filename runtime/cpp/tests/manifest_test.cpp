@@ -1,0 +1,174 @@
+// What a manifest may be, and what it may not.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <mars/errors.hpp>
+
+#include "bundle/bundle.hpp"
+#include "manifest.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+
+/// The message that a manifest is refused with, "" if it is not.
+std::string refusal(const std::string& text) {
+    try {
+        mars::parse_manifest(text);
+        return "";
+    } catch (const mars::BundleError& error) {
+        return error.what();
+    }
+}
+
+std::string refusal_with(const std::string& pointer, const Json& value) {
+    Json manifest = valid();
+    manifest[Json::json_pointer(pointer)] = value;
+    return refusal(manifest.dump());
+}
+
+} // namespace
+
+TEST_CASE("a whole manifest") {
+    const mars::Manifest manifest = mars::parse_manifest(valid().dump());
+    CHECK(manifest.model.num_kv_heads == 2);
+    CHECK(manifest.tokens.eos == std::vector<std::int64_t>{1, 2});
+    CHECK(manifest.text->eos_token == "<e>");
+    CHECK_FALSE(manifest.text->chat_template);
+    CHECK(manifest.variants.at(0).weights == "weights.bin");
+    CHECK_FALSE(manifest.variants.at(0).is_static());
+    CHECK(manifest.variants.at(0).drift->max_logit_error == 1e-5);
+    CHECK(manifest.profiles.at(0).metric == mars::Metric::margin);
+    CHECK(manifest.profiles.at(0).evidence == R"({"n":1})");
+}
+
+TEST_CASE("how weights are stored, under the old name too, and what the drift was proven against") {
+    Json manifest = valid();
+    Json& variant = manifest["variants"][0];
+    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).quantization);
+    CHECK_FALSE(mars::parse_manifest(manifest.dump()).variants.at(0).drift->yardstick);
+    variant["drift"]["yardstick"] = "transformers 5.23.0";
+    variant["quantization"] = {{"group_size", 32}, {"symmetric", true}, {"head", "int8"}, {"embedding", "float"}};
+    const auto read = [&] { return mars::parse_manifest(manifest.dump()).variants.at(0); };
+    CHECK(read().drift->yardstick == "transformers 5.23.0");
+    CHECK(read().quantization->group_size == 32);
+    CHECK(read().quantization->symmetric);
+    CHECK(read().quantization->head == "int8");
+    variant["quantization"]["group_size"] = nullptr;
+    CHECK_FALSE(read().quantization->group_size);
+    variant["quantization"].erase("group_size");
+    variant["quantization"]["block_size"] = 128;
+    CHECK(read().quantization->group_size == 128);
+    variant["quantization"] = {{"group_size", 0}, {"head", "int8"}};
+    const std::string message = refusal(manifest.dump());
+    for (const char* name : {"group_size", "symmetric", "embedding"}) CHECK(says(message, std::string("quantization.") + name + ": "));
+}
+
+TEST_CASE("what is wrong in a manifest is named") {
+    CHECK(says(refusal_with("/model/vocab_size", 0), "manifest.json.model.vocab_size: an integer of 1 to 16777216 is expected, not 0"));
+    CHECK(says(refusal_with("/model/vocab_size", 20.0), "vocab_size: an integer"));
+    CHECK(says(refusal_with("/model/vocab_size", true), "vocab_size: an integer"));
+    CHECK(says(refusal_with("/model/context_length", 18446744073709551615U), "context_length: an integer"));
+    CHECK(says(refusal_with("/block", "8"), "manifest.json.block: an integer"));
+    CHECK(says(refusal_with("/tokens/mask", 20), "tokens.mask: an integer of 0 to 19"));
+    CHECK(says(refusal_with("/tokens/mask", 1), "the mask token cannot end a sequence"));
+    CHECK(says(refusal_with("/tokens/eos", {1, "2"}), "tokens.eos: integers"));
+    CHECK(says(refusal_with("/model/num_kv_heads", 3), "4 heads cannot share 3 key/value heads"));
+    CHECK(says(refusal_with("/variants", Json::array()), "empty: nothing to run"));
+    CHECK(says(refusal_with("/variants/0/backend", "tflite"), "`tflite` is not one of onnx, tensorrt, tensorrt_rtx"));
+    CHECK(says(refusal_with("/variants/0/outputs", {"token_ids"}), "outputs: token_ids and confidence are needed"));
+    CHECK(says(refusal_with("/variants/0/outputs/1", "feelings"), "outputs: token_ids and confidence are needed"));
+    const std::vector<std::string> half{"token_ids", "confidence", "topk_ids"},
+        both{"token_ids", "confidence", "topk_ids", "topk_logprobs"};
+    CHECK(says(refusal_with("/variants/0/outputs", half), "outputs: topk_ids and topk_logprobs are there together or not at all"));
+    CHECK_FALSE(says(refusal_with("/variants/0/outputs", both), "outputs"));
+    Json engine = valid();
+    engine["variants"][0]["outputs"] = both;
+    engine["variants"][0]["backend"] = "tensorrt";
+    CHECK_FALSE(says(refusal(engine.dump()), "outputs"));
+    CHECK(says(refusal_with("/variants/0/file", "other.onnx"), "variant onnx-fp32 uses `other.onnx`, which `files` does not list"));
+    CHECK(says(refusal_with("/variants/1", valid()["variants"][0]), "`onnx-fp32` is there twice"));
+    CHECK(says(refusal_with("/files/0/path", "weights.bin"), "`weights.bin` is listed twice"));
+    CHECK(says(refusal_with("/profiles/0/variant", "x"), "profile `p` is for variant `x`, which is not there"));
+    CHECK(says(refusal_with("/profiles/0/tau", nullptr), "profiles[0].tau: a finite number is expected, not nothing"));
+    CHECK(says(refusal_with("/text", "words"), "manifest.json.text: an object is expected"));
+    for (const char* path : {"../model.onnx", "/etc/passwd", "a/b", ".hidden", "", "a\\b", "C:x", "model.onnx\n"})
+        CHECK_MESSAGE(!refusal_with("/files/0/path", path).empty(), path);
+    Json empty = {{"format_version", "1.0"}};
+    CHECK(says(refusal(empty.dump()), "problems in the manifest:"));
+}
+
+TEST_CASE("lists and objects have a most, and names are given once") {
+    const auto many = [](const char* path, std::size_t num, const Json& each) {
+        Json list = Json::array();
+        for (std::size_t i = 0; i < num; ++i) list.push_back(each);
+        return refusal_with(path, list);
+    };
+    const std::pair<const char*, std::size_t> mosts[] = {
+        {"variants", 64}, {"files", 1000}, {"profiles", 10000}, {"prefixes", 256}, {"grammars", 256}};
+    for (const auto& [name, most] : mosts) {
+        const std::string words =
+            "manifest.json." + std::string(name) + ": at most " + std::to_string(most) + " entries are expected, not ";
+        CHECK(says(many(("/" + std::string(name)).c_str(), most + 1, Json::object()), words + std::to_string(most + 1)));
+        CHECK_FALSE(says(many(("/" + std::string(name)).c_str(), most, Json::object()), words));
+    }
+    CHECK(says(many("/variants/0/outputs", 17, "token_ids"), "variants[0].outputs: at most 16 entries are expected, not 17"));
+    CHECK(says(many("/tokens/eos", 100001, 1), "tokens.eos: at most 100000 entries are expected, not 100001"));
+    CHECK(many("/tokens/eos", 100000, 1).empty());
+    CHECK(says(many("/tokens/eos", 1000000, 1), "tokens.eos: at most 100000 entries"));
+    Json evidence = 1;
+    for (int level = 0; level < 32; ++level) evidence = Json::array({evidence});
+    CHECK(says(refusal_with("/profiles/0/evidence/n", evidence), "profiles[0].evidence: more than 32 levels"));
+    CHECK(refusal_with("/profiles/0/evidence/n", evidence[0]).empty());
+    std::string twice = valid().dump();
+    CHECK(says(refusal(twice.insert(1, R"("block": 4, )")), "the name `block` is given twice"));
+    twice = valid().dump();
+    twice.insert(twice.find(R"("mask")"), R"("m\u0061sk": 19, )");
+    CHECK(says(refusal(twice), "the name `mask` is given twice"));
+}
+
+TEST_CASE("a profile's window: auto, full or a number, and full where an older bundle says nothing") {
+    const auto window = [](const Json& value) {
+        Json manifest = valid();
+        manifest["profiles"][0]["window"] = value;
+        return mars::parse_manifest(manifest.dump()).profiles.at(0).window;
+    };
+    CHECK(mars::parse_manifest(valid().dump()).profiles.at(0).window == mars::full_window);
+    CHECK(window(nullptr) == mars::full_window);
+    CHECK(window("full") == mars::full_window);
+    CHECK(window("auto") == mars::auto_window);
+    CHECK(window(1) == 1);
+    CHECK(window(7) == 7);
+    for (const Json& odd : {Json(0), Json(-1), Json("wide"), Json(""), Json(2.0), Json(true), Json("7"), Json::array({1})})
+        CHECK(says(refusal_with("/profiles/0/window", odd), "profiles[0].window: auto, full or an integer of 1 or more is expected"));
+}
+
+TEST_CASE("versions") {
+    CHECK(refusal_with("/format_version", "1.99").empty());
+    CHECK(refusal_with("/format_version", "01.0").empty());
+    CHECK(says(refusal_with("/format_version", "2.0"), "bundle format 2.0, this runtime reads 1.x: update mars-export"));
+    CHECK(says(refusal_with("/format_version", "99999999999999999999.0"), "update mars-export"));
+    CHECK(says(refusal_with("/format_version", "0.9"), "export the bundle again"));
+    for (const Json& odd : {Json("one"), Json(1), Json(""), Json(nullptr), Json("-1.0"), Json(".0")})
+        CHECK(says(refusal_with("/format_version", odd), "no `format_version`"));
+}
+
+TEST_CASE("texts that are no manifest") {
+    for (const char* text : {"", "{", "[]", "null", "1", "\"x\"", "{\"a\":}", "{} {}", "\xff\xfe", "{\"format_version\": \"1.0\"} x"})
+        CHECK_MESSAGE(!refusal(text).empty(), text);
+    CHECK(says(refusal(std::string(1000000, '[')), "nested too deep"));
+    std::string deep = valid().dump();
+    deep.insert(deep.find("\"n\":1") + 4, std::string(500, '[') + std::string(500, ']') + ",\"m\":");
+    CHECK(says(refusal(deep), "nested too deep"));
+    std::string huge = valid().dump();
+    huge.replace(huge.find("0.9"), 3, "1e999");
+    CHECK_FALSE(refusal(huge).empty());
+    const std::string whole = valid().dump();
+    for (std::size_t end = 0; end < whole.size(); end += 7) CHECK_FALSE(refusal(whole.substr(0, end)).empty());
+}

@@ -1,0 +1,108 @@
+// The GPU beneath the TensorRT backend, over the stub: which one, what it says of itself, and errors that stay.
+#include <map>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include <mars/errors.hpp>
+
+#include "device/here.hpp"
+#include "device/lost.hpp"
+#include "device/name.hpp"
+#include "device/variants.hpp"
+#include "stub_bundle.hpp"
+
+extern "C" const mars::EnginePlugin* mars_engine_plugin();
+
+TEST_CASE("the machine is asked") {
+    stub::reset();
+    const auto look_around = [](int gpu = 0) { return mars_engine_plugin()->look_around(gpu); };
+    const mars::Here here = look_around();
+    CHECK(here.gpu == "sm86");
+    CHECK(here.driver == "12.9");
+    CHECK(here.tensorrt == std::map<std::string, std::string>{{mars::tensorrt_flavor(), "10.16.0.72"}});
+    stub::state().num_devices = 2;
+    stub::state().others[1] = 75;
+    CHECK(look_around(1).gpu == "sm75");
+    CHECK(look_around(2).no_gpu == "no GPU 2 is visible: the last of 2 is 1 (CUDA_VISIBLE_DEVICES, nvidia-smi)");
+    stub::state().num_devices = 0;
+    CHECK(look_around().no_gpu == "no NVIDIA GPU is visible");
+    stub::state().num_devices = -1;
+    CHECK(look_around().no_gpu == "no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+}
+
+TEST_CASE("whose GPU is current in a thread does not matter, and it is left as it was") {
+    EngineShape shape;
+    shape.kv_layout = "delta";
+    const Made made(shape);
+    stub::current() = 3;
+    {
+        mars::TrtBackend backend = made.open();
+        const auto cache = backend.new_cache(2);
+        mars::StepOutput output;
+        for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+        cache->load(1, *cache->save(0, 2), 2);
+        CHECK(backend.num_graphs() == 1);
+        CHECK(stub::current() == 3);
+    }
+    CHECK(stub::state().memory.empty());
+    CHECK(stub::state().streams == 0);
+    CHECK(stub::current() == 3);
+    stub::current() = 0;
+}
+
+TEST_CASE("a GPU is named by its number, and everything is its own") {
+    const Made made;
+    stub::State& state = stub::state();
+    state.num_devices = 2;
+    state.others[0] = 75; // the engine is not for the first
+    state.gpu = 1;        // everything that is done anywhere else fails
+    const auto chosen = [&](const std::string& device) {
+        const mars::Here here = mars_engine_plugin()->look_around(mars::DeviceName::of(device).ordinal());
+        return mars::choose(made.bundle, device, &here).name;
+    };
+    CHECK(chosen("cuda:1") == "rtx");
+    CHECK(chosen("CUDAExecutionProvider:1") == "rtx");
+    CHECK(refused([&] { chosen("cuda"); }).find("this GPU is a Stub GPU (sm75)") != std::string::npos);
+    CHECK(refused([&] { chosen("cuda:2"); }).find("no GPU 2 is visible: the last of 2 is 1") != std::string::npos);
+    {
+        const auto backend = mars_engine_plugin()->open(made.bundle, made.bundle.manifest.variants.front(), 1);
+        fake::Backend reference(fake::hashed, backend->max_capacity(), backend->max_slots());
+        for (int i = 0; i < 3; ++i) CHECK(answers(*backend, prompts, false) == answers(reference, prompts, false));
+        CHECK(state.launches > 0);
+        CHECK(stub::current() == 0);
+    }
+    CHECK(state.memory.empty());
+    CHECK(state.locked.empty());
+    CHECK(state.streams == 0);
+    CHECK(refused([&] { made.open(); }).find("cudaErrorInvalidResourceHandle") != std::string::npos);
+}
+
+TEST_CASE("an error that stays is told, and the end is quiet") {
+    const Made made;
+    {
+        mars::TrtBackend backend = made.open();
+        auto cache = backend.new_cache(2);
+        const auto saved = cache->save(0, 1);
+        mars::StepOutput output;
+        for (int i = 0; i < 3; ++i) backend.step(*cache, 0, input(1, 2), false, output);
+        stub::state().breaks = true; // TensorRT meets it first
+        for (int i = 0; i < 2; ++i) {
+            const std::string text = refused([&] { backend.step(*cache, 0, input(1, 1), false, output); });
+            CHECK(text.find("an illegal memory access was encountered (cudaErrorIllegalAddress); nothing computes on the GPU in this "
+                            "process any more: start it again") != std::string::npos);
+        }
+        CHECK_THROWS_AS(backend.step(*cache, 0, input(1, 1), false, output), mars::DeviceLost);
+        CHECK(refused([&] { cache->move(0, 1, 2); }).find("start it again") != std::string::npos);
+        CHECK(refused([&] { backend.new_cache(1)->reserve(1); }).find("start it again") != std::string::npos);
+    }
+    stub::reset();
+}
+
+TEST_CASE("what stays is known by name and by number") {
+    CHECK(mars::is_lasting("Non-zero status code returned while running Attention node. CUDA failure 700: an illegal memory access"));
+    CHECK(mars::is_lasting("CUDA error 719 at ..."));
+    CHECK(mars::is_lasting("cudaErrorLaunchFailure:unspecified launch failure"));
+    for (const char* other : {"CUDA failure 2: out of memory ; GPU=0", "a graph of 700 nodes", "CUDA failure 7001: x", "CUDA failure 700"})
+        CHECK(mars::is_lasting(other) == (std::string(other) == "CUDA failure 700"));
+}

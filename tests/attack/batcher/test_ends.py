@@ -1,0 +1,118 @@
+"""The end of a batcher: it is closed, drained, forked, or its program ends while it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.batchers import LONG, SHORT, SOON, goes_on
+from support.paths import BUNDLE
+from support.stalling import Stalling
+
+from mars_export.runtime import Batcher, Limits, Session, SessionError
+
+ENDS = """
+import sys, threading
+from mars_export.runtime import Batcher, GenerationConfig, Session
+session = Session.open(sys.argv[1], threads=1)
+batcher = Batcher(session)
+requests = [batcher.submit([i + 1] * 40, GenerationConfig(tau=1.0, max_new_tokens=400, eos_ids=()))
+            for i in range(20)]
+next(iter(requests[0]))
+end = {"return": lambda: None, "exit": lambda: sys.exit(3), "error": lambda: 1 / 0}[sys.argv[2]]
+end()
+"""
+
+
+@pytest.mark.parametrize("how", ["return", "exit", "error"])
+def test_a_program_may_end_while_a_batcher_runs(how: str) -> None:
+    codes = []
+    for _ in range(4):
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", ENDS, str(BUNDLE), how],
+                stderr=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            for _ in range(2)
+        ]
+        for process in processes:
+            _, said = process.communicate(timeout=120)
+            codes.append(process.returncode)
+            assert b"terminate called" not in said
+    assert codes == [{"return": 0, "exit": 3, "error": 1}[how]] * 8
+
+
+@pytest.mark.parametrize("drain", [60, True])
+def test_closing_may_wait_for_what_is_there(session: Session, drain: float) -> None:
+    batcher = Batcher(session, Limits(max_rows=2))
+    requests = [batcher.submit([i + 1], SHORT) for i in range(6)]
+    assert batcher.close(drain=drain)
+    assert [request.result(0).finish_reason for request in requests] == ["length"] * 6
+    assert batcher.num_running == batcher.num_waiting == 0
+    with pytest.raises(SessionError, match="this batcher is closed"):
+        batcher.submit([1], SHORT)
+
+
+def test_a_drain_has_an_end(stalled: tuple[Batcher, Stalling], caplog: pytest.LogCaptureFixture) -> None:
+    batcher, _ = stalled
+    request = batcher.submit([1], LONG)
+    with caplog.at_level(logging.WARNING, "mars_export"):
+        assert not batcher.close(drain=0.05, timeout=0.05)
+    assert request.result(0).finish_reason == "cancelled"
+    assert "batcher closing: 1 requests cancelled" in caplog.text
+    assert "a step hangs" in caplog.text
+
+
+def test_true_is_no_second(stalled: tuple[Batcher, Stalling]) -> None:
+    batcher, backend = stalled
+    request = batcher.submit([1], SHORT)
+    assert backend.entered.wait(SOON)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(batcher.close, drain=True)
+        time.sleep(1.2)  # drain=1 would have cancelled by now
+        assert not closing.done()
+        backend.gate.set()
+        assert closing.result(SOON)
+    assert request.result(0).finish_reason == "length"
+
+
+@pytest.mark.parametrize("drain", [-1, float("nan"), float("inf"), "1", None])
+def test_drains_that_cannot_be(batcher: Batcher, drain: Any) -> None:
+    with pytest.raises(SessionError, match="drain must be True or a number of seconds"):
+        batcher.close(drain=drain)
+    assert batcher.alive, "nothing was closed"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_told_to_make_its_own(batcher: Batcher) -> None:
+    request = batcher.submit([1], LONG)
+    child = os.fork()
+    if child == 0:
+        code = 0
+        for ask in (lambda: batcher.submit([1], SHORT), request.result, lambda: list(request)):
+            try:
+                ask()
+            except SessionError as error:
+                code += "forked from" not in str(error)
+            else:
+                code += 10
+        request.cancel()
+        batcher.close()
+        os._exit(code + 100 * batcher.alive)
+    until = time.monotonic() + SOON
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+    if done[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert done == (child, 0)
+    assert goes_on(batcher), "the parent's batcher is as it was"

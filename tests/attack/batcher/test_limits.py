@@ -1,0 +1,90 @@
+"""Limits: what one request may ask for, the budget of KV memory, and limits that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.batchers import SHORT, SOON, goes_on
+
+from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, SessionError
+
+
+def test_what_one_request_may_ask_for(session: Session) -> None:
+    limits = Limits(max_prompt_tokens=10, max_new_tokens=20, max_stops=2)
+    with Batcher(session, limits) as batcher:
+        with pytest.raises(SessionError, match="the prompt has 11 tokens, 10 are taken here; shorten"):
+            batcher.submit([1] * 11, SHORT)
+        with pytest.raises(
+            SessionError, match="21 max_new_tokens are asked for, .* at most 20; ask for fewer"
+        ):
+            batcher.submit([1], GenerationConfig(max_new_tokens=21))
+        many = GenerationConfig(max_new_tokens=1, stop=("a", "b", "c"), eos_ids=(1, 2, 3))
+        with pytest.raises(SessionError, match="3 stop strings are .*; 3 eos_ids are"):
+            batcher.submit([1], many)
+        good = GenerationConfig(max_new_tokens=20, stop=("a", "b"), eos_ids=())
+        assert batcher.submit([1] * 10, good).result(SOON).finish_reason in ("length", "stop")
+        assert batcher.counts.refused == 3
+
+
+def test_kv_memory_stays_within_its_budget(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long row makes all rows' memory long: it waits for a narrow batch, and nobody waits for ever."""
+    entry = session.kv_budget(1, None).entry_bytes
+    budget = 4 * 384 * entry
+    caches: list[Any] = []
+    new_cache = session.backend.new_cache
+
+    def noted(num_rows: int) -> Any:
+        caches.append(new_cache(num_rows))
+        return caches[-1]
+
+    monkeypatch.setattr(session.backend, "new_cache", noted)
+    lengths = [5, 200, 5, 5, 330, 5, 90, 5, 300, 5, 5]
+    most = 0
+    with Batcher(session, Limits(max_rows=4, kv_bytes=budget)) as batcher:
+        step = batcher._schedule.step
+
+        def watched() -> Any:
+            nonlocal most
+            events = step()
+            cache = batcher._schedule._batch.cache
+            most = max(most, cache.num_rows * cache.capacity * entry)  # type: ignore[attr-defined]
+            return events
+
+        monkeypatch.setattr(batcher._schedule, "step", watched)
+        config = GenerationConfig(max_new_tokens=30, eos_ids=())
+        requests = [batcher.submit([7] * n, config) for n in lengths]
+        for request, n in zip(requests, lengths, strict=True):
+            assert request.result(60).token_ids == session.generate([7] * n, config).token_ids
+    assert 0 < most <= budget
+    assert {cache.num_rows for cache in caches} >= {2, 3, 4}, "longer rows ran with fewer beside them"
+
+
+def test_a_request_that_never_fits_is_refused(session: Session) -> None:
+    entry = session.kv_budget(1, None).entry_bytes
+    with Batcher(session, Limits(kv_bytes=200 * entry)) as batcher:
+        with pytest.raises(
+            SessionError, match=r"100 tokens with max_new_tokens 256 may take .* MB .* \(kv_bytes\); shorten"
+        ):
+            batcher.submit([1] * 100)
+        assert goes_on(batcher)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"max_rows": "8"}, "max_rows must be 1 or more, not '8'"),
+        ({"max_rows": 1.5}, "max_rows must be 1 or more, not 1.5"),
+        ({"max_waiting": float("nan")}, "max_waiting must be 1 or more, not nan"),
+        ({"prefill_tokens": None}, "prefill_tokens must be 1 or more, not None"),
+        ({"kv_bytes": 0}, "kv_bytes must be 1 or more, not 0"),
+        ({"max_stops": True}, "max_stops must be 1 or more, not True"),
+        ({"max_rows": 2**20 + 1}, "max_rows must be at most 1048576, not 1048577"),
+        ({"max_waiting": 2**63 - 1}, "max_waiting must be at most 1048576"),
+        ({"client_share": 0}, "client_share must be a number above 0, at most 1, not 0"),
+        ({"client_share": float("nan")}, "client_share must be a number above 0"),
+    ],
+)
+def test_limits_that_cannot_be(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(SessionError, match=words):
+        Limits(**wrong)

@@ -1,0 +1,94 @@
+"""Panics in the batcher's thread: they end their own row or step; one of the loop itself tells everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from support.batchers import LONG, SHORT, SOON, goes_on
+from support.stalling import behind_a_gate
+
+from mars_export.runtime import Batcher, Counts, GenerationConfig, Limits, Session, SessionError
+from mars_export.runtime.decode.policy import Policy
+
+
+class Panic(BaseException):
+    """What a library in Rust raises: no Exception."""
+
+
+def panic(*_: object, **__: object) -> Any:
+    raise Panic("a panic")
+
+
+def test_a_stop_condition_that_panics_ends_its_row(batcher: Batcher) -> None:
+    good, bad = batcher.submit([1, 2], LONG), batcher.submit([3], LONG)
+    bad._row.stop = panic
+    with pytest.raises(Panic):
+        bad.result(SOON)
+    assert good.finish_reason is None
+    assert goes_on(batcher)
+    assert batcher.counts.failed == 1
+
+
+def test_a_text_that_panics_ends_its_row(batcher: Batcher) -> None:
+    bad = batcher.submit([3], LONG)
+    assert bad._text is not None
+    bad._text.read = panic  # type: ignore[method-assign]
+    with pytest.raises(Panic):
+        for _ in bad:
+            pass
+    assert bad.completion.finish_reason == "cancelled"
+    assert goes_on(batcher)
+
+
+def test_a_policy_that_panics_ends_the_rows_of_that_step(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "feeds", panic)
+        with pytest.raises(Panic):
+            batcher.submit([3], LONG).result(SOON)
+    assert goes_on(batcher)
+
+
+def test_a_draft_that_panics_ends_its_row(batcher: Batcher) -> None:
+    good = batcher.submit([1, 2], SHORT)
+    bad = batcher.submit([3], GenerationConfig(max_new_tokens=50, eos_ids=()))
+    bad._row.proposer = type("Bad", (), {"propose": panic})()
+    with pytest.raises(Panic):
+        bad.result(SOON)
+    assert len(good.result(SOON).token_ids) == 4
+    assert goes_on(batcher)
+
+
+def test_costs_that_cannot_be_measured_are_said_where_the_batcher_is_made(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mars_export.runtime.session.measure", panic)
+    threads = threading.active_count()
+    with pytest.raises(Panic):
+        Batcher(Session(session.bundle, session.variant, session.backend))
+    assert threading.active_count() == threads
+
+
+def test_a_fault_of_the_loop_itself_tells_everybody(session: Session) -> None:
+    session, backend = behind_a_gate(session)
+    batcher = Batcher(session, Limits(max_rows=1, max_waiting=5))
+    requests = [batcher.submit([i], LONG) for i in range(4)]
+    assert backend.entered.wait(SOON)
+    batcher._schedule._batch.move = panic  # type: ignore[method-assign]
+    batcher._schedule._drop_finished = panic  # type: ignore[method-assign]
+    backend.gate.set()
+    for request in requests:
+        with pytest.raises(Panic):
+            request.result(SOON)
+    batcher._thread.join(SOON)
+    assert not batcher.alive
+    assert batcher.counts == Counts(accepted=4, failed=4, prompt_tokens=4, tokens=batcher.counts.tokens)
+    with pytest.raises(SessionError, match=r"this batcher failed \(Panic\); make a new one"):
+        batcher.submit([1], SHORT)
+    with pytest.raises(SessionError, match="this batcher failed"):
+        asyncio.run(batcher.asubmit([1], SHORT, wait=None))
+    assert batcher.close()

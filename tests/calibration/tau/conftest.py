@@ -1,0 +1,35 @@
+"""A calibration on a tiny bundle of the test's own, which draws no picture unless that is the test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.calibrations import OPTIONS, rows
+from support.tiny import Named
+
+from mars_export.calibration.tau.run import Request
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds: only the report's own test does it."""
+    if "report_folder" not in request.node.name:
+        monkeypatch.setattr(
+            "mars_export.calibration.tau.figure.save_png", lambda calibration, path: path.write_bytes(b"")
+        )
+
+
+@pytest.fixture
+def bundle(bundles: Named, tmp_path: Path) -> Path:
+    return shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
+
+
+@pytest.fixture
+def request_for(bundle: Path, tmp_path: Path) -> Callable[..., Request]:
+    (tmp_path / "words.jsonl").write_text(rows())
+    wanted = Request(bundle, str(tmp_path / "words.jsonl"), tmp_path / "out", threads=1, options=OPTIONS)
+    return lambda **changes: replace(wanted, **changes)

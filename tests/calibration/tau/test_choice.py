@@ -1,0 +1,135 @@
+"""The choice of tau, from the task to the profile: the fastest that passed, or one token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.calibrations import OPTIONS, WORDS, by_order, rows
+from support.missing import need
+
+from mars_export.calibration.tau import bounds, race
+from mars_export.calibration.tau.options import CalibrationOptions
+from mars_export.calibration.tau.run import Request, run
+from mars_export.runtime import Session
+from mars_export.runtime.bundle.open import open_bundle
+
+need("matplotlib", "calibrate")
+
+
+def test_from_task_to_profile_to_answer(
+    request_for: Callable[..., Request], bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = race.race
+    # Run as it is, but what a busy machine says of so short answers decides nothing here.
+    monkeypatch.setattr(race, "race", lambda *a: by_order(*a) if real(*a) else {})
+    (tmp_path / "others.jsonl").write_text(rows().replace('"content": "', '"content": "so '))
+    made = run(request_for(confirm=tmp_path / "others.jsonl"))
+    calibration = made.calibration
+    assert calibration.num_rows == len(WORDS)
+    assert calibration.speed_rows_same == calibration.speed_rows
+    assert [t.passed for t in calibration.tested] == [True] * 4
+    assert calibration.chosen is not None
+    assert made.confirmation is not None
+    assert "rows that the choice never saw" in str(made.confirmed)
+    config = Session.open(bundle, threads=1).profile("words")
+    assert config.tau == calibration.chosen.measured.tau
+    evidence = open_bundle(bundle, full=True).manifest.profiles[0].evidence
+    assert evidence["task"] == "words.jsonl"
+    assert str(tmp_path) not in json.dumps(dict(evidence))
+
+
+def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
+    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "words.jsonl").write_text(rows(answer=None, metric="agreement"))
+    monkeypatch.setattr(race, "race", by_order)
+    made = run(request_for(store=False)).calibration
+    passed = [t.passed for t in made.tested]
+    assert passed == [True] * (len(passed) - 1) + [False], "tau 0 cannot pass: nothing agrees there"
+    for t in made.tested:
+        assert t.drop == pytest.approx(1 - t.measured.agreement)
+        assert t.predicted.agreement == t.measured.agreement
+        assert t.passed == (t.p_value <= 0.05)
+    assert made.chosen == (made.tested[-2] if len(passed) > 1 else None)
+
+
+def test_the_choice_is_the_fastest_that_passed_and_says_so(
+    request_for: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: list[list[str]] = []
+
+    def speeds(*arguments: Any) -> dict[str, list[float]]:
+        fields.append(list(arguments[3]))
+        table = {"one token": 10.0, "tau 0.999": 12.0, "tau 0.9": 44.0, "tau 0.5": 45.0, "tau 0": 20.0}
+        table["exact"] = 30.0
+        return {name: [table[name]] * 3 for name in arguments[3]}
+
+    monkeypatch.setattr(race, "race", speeds)
+    made = run(request_for())
+    calibration = made.calibration
+    assert [t.passed for t in calibration.tested] == [True] * 4
+    assert fields[0][0] == "one token"
+    agreement = {t.measured.name: t.measured.agreement for t in calibration.tested}
+    assert fields[0][-1] == "exact", "in the same rounds"
+    assert [agreement[name] for name in fields[0][1:-1]] == sorted(agreement.values(), reverse=True)
+    assert calibration.chosen is not None
+    tie = next(name for name in fields[0] if name in ("tau 0.9", "tau 0.5"))
+    assert calibration.chosen.measured.name == tie, "not the last one, and the safer of two that tie"
+    assert [t.measured.tokens_per_second for t in calibration.tested] == [12.0, 44.0, 45.0, 20.0]
+    assert calibration.one_token.tokens_per_second == 10.0
+    assert (
+        calibration.choice is not None and "tau 0.5, 4.50x the speed of one-token mode" in calibration.choice
+    )
+    assert ("choice", calibration.choice) in made.facts
+    assert [line[-1] for line in made.table].count("chosen") == 1
+    assert any(line[-2] == "4.50x" for line in made.table)
+    assert f"{4.4 if tie == 'tau 0.9' else 4.5:.2f} times the speed of one-token mode" in made.headline
+    ratio = {"tau 0.9": 44 / 30, "tau 0.5": 45 / 30}[tie]
+    assert (
+        made.verdict
+        == f"{tie.capitalize()} is {ratio:.2f}x as fast as exact mode, which gives the one-token text."
+    )
+    assert calibration.exact is not None and not calibration.exact.suffices
+    assert made.profile.evidence["needed"] is True
+
+
+def test_nothing_faster_leaves_tau_at_one(
+    request_for: Callable[..., Request], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race, "race", lambda *a: {name: [10.0 - i] * 3 for i, name in enumerate(a[3])})
+    made = run(request_for())
+    assert "One token is 2.00x as fast as exact mode" in str(made.verdict)
+    assert made.table[1][-1] == "lossless"
+    assert all(t.passed for t in made.calibration.tested)
+    assert made.calibration.chosen is None
+    assert "no setting that passed was faster than one-token mode" in str(made.calibration.choice)
+    assert "No setting that passed was shown to be faster" in made.headline
+    assert Session.open(bundle, threads=1).profile("words").one_token
+
+
+def test_too_few_rows_leave_tau_at_one(request_for: Callable[..., Request], bundle: Path) -> None:
+    made = run(request_for(options=replace(OPTIONS, max_drop=0.02)))
+    assert made.calibration.tested == ()
+    assert f"{bounds.items_needed(0.02, 0.05)} are needed. tau stays 1" in made.calibration.notes[0]
+    assert Session.open(bundle, threads=1).profile("words").one_token
+
+
+def test_short_answers_cannot_be_helped(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text(rows(max_new_tokens=3))
+    made = run(request_for())
+    assert made.calibration.chosen is None
+    assert "tau cannot help" in made.calibration.notes[0]
+
+
+def test_three_metrics_share_the_error(request_for: Callable[..., Request]) -> None:
+    options = CalibrationOptions(max_drop=0.5, metrics=("probability", "margin", "entropy"), batch=8)
+    made = run(request_for(options=options)).calibration
+    assert options.level == pytest.approx(0.05 / 3)
+    assert {t.measured.metric for t in made.tested} == set(options.metrics)
+    for t in made.tested:
+        assert t.passed == (t.p_value <= 0.05 / 3)

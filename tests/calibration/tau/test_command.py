@@ -1,0 +1,122 @@
+"""`calibrate` and `profiles` from the shell: answers, bad task files, a score that raises."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.calibrations import WORDS, rows
+from support.missing import need
+from typer.testing import CliRunner
+
+from mars_export.calibration.tau.run import Request
+from mars_export.cli import app
+from mars_export.runtime import CalibrationError, MarsError
+from mars_export.runtime.bundle.open import open_bundle
+
+need("matplotlib", "calibrate")
+
+
+def test_a_score_that_raises_names_the_row_and_keeps_what_was_decoded(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd_scores.py").write_text(
+        "def third(output, answer):\n    return 1 if answer != '3' else 1 / 0\n"
+    )
+    lines = [
+        json.dumps({"prompt": word, "answer": str(i + 1), "max_new_tokens": 6})
+        for i, word in enumerate(WORDS)
+    ]
+    (tmp_path / "words.jsonl").write_text("\n".join(lines))
+    common = (
+        "calibrate",
+        bundle,
+        "--task",
+        tmp_path / "words.jsonl",
+        "-o",
+        tmp_path / "out",
+        "--threads",
+        "1",
+    )
+    done = shell(*common, "--score", "odd_scores:third")
+    assert isinstance(done.exception, CalibrationError)
+    assert re.search(
+        r"row 3: score odd_scores:third raised ZeroDivisionError: .*; called with '", str(done.exception)
+    )
+    (state,) = (tmp_path / "out").glob("state-*.jsonl")
+    assert len(state.read_text().splitlines()) == 1 + len(WORDS)
+
+
+def shell(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_path: Path) -> None:
+    task, out = request_for().task, tmp_path / "out"
+    common = (
+        "calibrate",
+        bundle,
+        "--task",
+        task,
+        "--max-drop",
+        "0.4",
+        "--taus",
+        "0.999,0.5",
+        "--threads",
+        "1",
+        "--batch",
+        "8",
+        "-o",
+        out,
+    )
+    assert json.loads(shell(*common, "--dry-run", "--json").stdout)["num_rows"] == len(WORDS)
+    done = shell(*common)
+    assert done.exit_code == 0, done.output
+    assert "words.jsonl: tau" in done.output
+    assert "report.md" in done.output
+    assert json.loads(shell("profiles", "list", bundle, "--json").stdout)[0]["name"] == "words"
+    assert "good" in shell("profiles", "list", bundle).stdout
+    assert json.loads(shell("profiles", "show", bundle, "words", "--json").stdout)["stale"] == []
+    shown = shell("profiles", "show", bundle, "words").stdout
+    assert "{" not in shown and "[" not in shown, "people read it"
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in shown.splitlines() if line.strip()}
+    assert (lines["name"], lines["window"], lines["state"]) == ("words", "full", "good")
+    assert (lines["task"], lines["num_rows"], lines["max_drop"]) == ("words.jsonl", "16", "0.4")
+    assert re.fullmatch(r"\d+, \d+", lines["prompt_tokens"])
+    assert lines["needed"] in ("yes", "no")
+    assert "exact mode" in lines["notes"]
+    tau = open_bundle(bundle).manifest.profiles[0].tau
+    answer = shell("generate", bundle, "-p", "hello", "--profile", "words", "--max-new-tokens", "4", "--json")
+    assert json.loads(answer.stdout)["tau"] == tau
+    both = shell("generate", bundle, "-p", "hello", "--profile", "words", "--tau", "0.5")
+    assert "not both" in str(both.exception)
+    unknown = shell("generate", bundle, "-p", "hello", "--profile", "sums")
+    assert "(there are: words)" in str(unknown.exception)
+    assert shell("profiles", "remove", bundle, "words").exit_code == 0
+    assert "no profiles" in shell("profiles", "list", bundle).stdout
+    assert isinstance(shell("profiles", "remove", bundle, "words").exception, MarsError)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no rows"),
+        ('{"messages": [], "answer"', "line 1: not JSON"),
+        ('{"answer": "x"}', "missing field 'messages'"),
+        ('{"prompt": "x", "metric": "luck"}', "unknown score 'luck' .known: exact_match"),
+        ('{"prompt": "x", "metric": "exact_match"}', "missing field 'answer', which score exact_match needs"),
+    ],
+)
+def test_bad_task_files_are_refused_before_anything_is_decoded(
+    bundle: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(rows() * bool(content) + content)
+    done = shell("calibrate", bundle, "--task", tmp_path / "bad.jsonl", "-o", tmp_path / "out")
+    assert isinstance(done.exception, CalibrationError)
+    assert re.search(message.replace("line 1:", f"line {len(WORDS) + 1}:"), str(done.exception))
+    assert not (tmp_path / "out").exists()

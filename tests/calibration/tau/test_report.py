@@ -1,0 +1,101 @@
+"""The report: changed answers, worst first, the pages and the picture, and those in docs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.calibrations import OPTIONS, WORDS, by_order, rows
+from support.missing import need
+from support.paths import ROOT
+
+from mars_export.calibration.journal import restore
+from mars_export.calibration.tasks.tasks import Task
+from mars_export.calibration.tau import race
+from mars_export.calibration.tau.calibrate import Change, changes_of
+from mars_export.calibration.tau.decoding import Outcome
+from mars_export.calibration.tau.report import Report, markdown
+from mars_export.calibration.tau.run import Request, run
+
+need("matplotlib", "calibrate")
+REPORTS = ROOT / "docs" / "calibration"
+
+
+def test_changed_answers_are_listed_worst_first(
+    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race, "race", by_order)
+    (tmp_path / "words.jsonl").write_text(rows().replace('"hello"', '"hello <b> ``` | x"'))
+    made = run(request_for(html=True, options=replace(OPTIONS, taus=(0.0,))))
+    changes = made.calibration.changed
+    assert made.calibration.chosen is not None
+    assert len(changes) == made.num_changed > 2
+    assert {c.row for c in changes} <= set(range(1, len(WORDS) + 1))
+    page = (tmp_path / "out" / "report.md").read_text()
+    listed = [int(n) for n in re.findall(r"\*\*Row (\d+)\*\*", page)]
+    assert listed == [c.row for c in changes[:10]]
+    assert f"{len(changes)} of {len(WORDS)} answers are not those of one-token mode" in page
+    assert "<b>" not in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_worst_change_lost_most_and_then_changed_most() -> None:
+    def outcome(*ids: int) -> Outcome:
+        return Outcome(" ".join(map(str, ids)), ids, 1, 1, 1.0, "eos")
+
+    cases = [  # row, before, after, answer
+        (1, (1, 2, 3), (1, 2, 3), "1 2 3"),
+        (2, (1, 2, 3), (1, 2, 4), "1 2 4"),  # gained
+        (3, (1, 2, 3), (1, 2, 4), "x"),
+        (4, (1, 2, 3), (7, 8, 9), "x"),
+        (5, (1, 2, 3), (1, 2, 4), "1 2 3"),  # lost
+    ]
+    tasks = [Task((), "exact_match", answer, 8, text="p", number=n) for n, *_, answer in cases]
+    before, after = [outcome(*b) for _, b, *_ in cases], [outcome(*a) for *_, a, _ in cases]
+    found = changes_of(tasks, before, after)
+    assert [c.row for c in found] == [5, 4, 3, 2]
+    assert found[0] == Change(5, "p", "1 2 3", "1 2 4", 1.0, 0.0)
+
+
+@pytest.mark.parametrize("folder", sorted(p.parent.name for p in REPORTS.glob("*/report.json")))
+def test_the_pages_in_docs_are_those_of_their_figures(folder: str) -> None:
+    figures = json.loads((REPORTS / folder / "report.json").read_text(encoding="utf-8"))
+    page = (REPORTS / folder / "report.md").read_text(encoding="utf-8")
+    assert markdown(restore(Report, figures), "pareto.png") == page
+    assert (REPORTS / folder / "pareto.png").exists()
+
+
+def test_the_report_folder(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> | & more"))
+    made = run(request_for(html=True))
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["task"] == "words.jsonl"
+    picture = (tmp_path / "out" / "pareto.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert base64.b64encode(picture).decode() in page
+    assert "<script" not in page
+    assert "http" not in page
+    result = made.headline.partition(": ")[2]
+    assert result[1:] in page
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "](pareto.png)" in text
+    assert result[1:] in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(made.table)
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, "every line has all the columns"
+    assert "<script" not in re.sub(r"(?s)```text.*?```", "", text)
+
+
+def test_a_page_is_written_as_html_only_if_asked_for(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    run(request_for())
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if "state" not in p.name) == [
+        "pareto.png",
+        "report.json",
+        "report.md",
+    ]

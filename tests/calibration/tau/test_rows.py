@@ -1,0 +1,58 @@
+"""Rows that cannot be used: prompts and answers beyond the context, no text, the same ones twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.calibrations import WORDS, rows
+from support.missing import need
+
+from mars_export.calibration.tau.run import Request, run
+from mars_export.runtime import CalibrationError
+from mars_export.runtime.bundle.open import open_bundle, write_manifest
+
+need("matplotlib", "calibrate")
+
+
+def test_prompts_that_do_not_fit_are_counted_and_reported(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jsonl").write_text(rows() + rows().splitlines()[0].replace("hello", "a " * 600) + "\n")
+    made = run(request_for())
+    assert made.calibration.too_long == (len(WORDS) + 1,)
+    assert any(
+        "left out, their prompts are longer than the context: 17" in note for note in made.calibration.notes
+    )
+    (tmp_path / "words.jsonl").write_text(rows().splitlines()[0].replace("hello", "a " * 600))
+    with pytest.raises(CalibrationError, match="every prompt is longer than the context of 512"):
+        run(request_for(force=True))
+
+
+def test_answers_that_fill_the_context_are_counted(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jsonl").write_text(
+        rows()
+        .splitlines()[0]
+        .replace("hello", "a" * 480)
+        .replace('"max_new_tokens": 12', '"max_new_tokens": 400')
+    )
+    made = run(request_for()).calibration
+    assert made.cut_short == 1 or made.answer_range[1] < 30
+
+
+def test_a_bundle_without_a_tokenizer_or_metrics(request_for: Callable[..., Request], bundle: Path) -> None:
+    manifest = open_bundle(bundle).manifest
+    write_manifest(bundle, replace(manifest, text=None))
+    with pytest.raises(CalibrationError, match="no tokenizer, and tasks are text"):
+        run(request_for())
+
+
+def test_a_confirmation_on_the_same_rows_is_refused(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    with pytest.raises(CalibrationError, match="16 prompts are also in the calibration rows"):
+        run(request_for(confirm=tmp_path / "words.jsonl"))

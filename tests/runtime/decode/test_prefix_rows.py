@@ -1,0 +1,204 @@
+"""Rows over a fake, which say with a store of saved prefixes what they say without it, and read less."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.chaos import BLOCK, chaotic
+from support.fake import MASK, FakeBackend
+from support.prefixes import PLENTY, SYSTEM, Strict, greedy, spoken
+
+from mars_export.runtime import Commit, GenerationConfig
+from mars_export.runtime.decode.budget import KvBudget
+from mars_export.runtime.decode.prefix import Prefixes, Stored
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits as Bounds
+from mars_export.runtime.decode.schedule import Schedule, run
+
+CONFIGS = st.builds(
+    GenerationConfig,
+    tau=st.sampled_from([None, None, 0.5, 1.0]),
+    max_new_tokens=st.integers(1, 14),
+    window=st.sampled_from(["auto", "full", 1, 2, 3]),
+    eos_ids=st.sampled_from([(), (3,)]),
+    cache_salt=st.sampled_from(["", "", "", "b"]),
+)
+TURNS = st.lists(
+    st.tuples(st.integers(0, 5), st.lists(st.integers(1, 3), min_size=1, max_size=12), CONFIGS),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=250)
+@given(
+    turns=TURNS,
+    firm_slots=st.sampled_from([None, 1, 2, 3]),
+    piece=st.integers(1, 9),
+    max_rows=st.integers(1, 4),
+    budget=st.sampled_from([200, 600, PLENTY]),
+    batch=st.integers(1, 3),
+    block=st.sampled_from([None, None, 1, 5]),
+    stored=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=20), max_size=3),
+)
+def test_conversations_say_the_same_with_a_store(
+    turns: list[tuple[int, list[int], GenerationConfig]],
+    firm_slots: int | None,
+    piece: int,
+    max_rows: int,
+    budget: int,
+    batch: int,
+    block: int | None,
+    stored: list[list[int]],
+) -> None:
+    """Each turn goes on from any earlier conversation, or from a prefix of the bundle, whole or cut in its
+    middle.
+    """
+    store, commit = Prefixes(budget, firm_slots), None if block is None else Commit("block", block)
+    histories: list[list[int]] = [[1, 2, 1, 2, 3, 3, 1, 1, 2]]
+    for ids in stored:  # of the bundle
+        ids = ids if firm_slots is not None else ids[: len(ids) // piece * piece]
+        if ids:
+            store.adopt(("", piece if firm_slots is None else 1), ids, Stored(np.array(ids), len(ids)))
+            histories.append(ids)
+    options: dict[str, Any] = {"piece": piece, "max_rows": max_rows, "commit": commit}
+    for at in range(0, len(turns), batch):
+        jobs = []
+        for pick, more, config in turns[at : at + batch]:
+            history = histories[pick % len(histories)]
+            cut = len(history) - pick if pick % 2 else len(history)
+            if block is not None and config.exact:
+                config = config.with_values(tau=0.5)
+            jobs.append(([*history[: max(1, cut)], *more], config))
+        with_store = spoken(Strict(firm_slots), store, jobs, marks=(9,), **options)
+        without = spoken(FakeBackend(chaotic), None, jobs, **options)
+        for one, other in zip(with_store, without, strict=True):
+            assert (one.tokens, one.finish_reason) == (other.tokens, other.finish_reason)
+            assert one.stats.cached_tokens < one.stats.prompt_tokens
+            if firm_slots is None:
+                assert one.stats.cached_tokens % piece == 0
+            assert one.stats.prefill_forwards <= other.stats.prefill_forwards
+        histories += [row.tokens for row in with_store]
+        assert store.stats.num_bytes <= budget
+    assert store.stats.hit_tokens <= store.stats.query_tokens
+    assert store.stats.failed == 0
+
+
+def test_ten_requests_with_one_system_prompt_read_it_once() -> None:
+    store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
+    jobs = [([*SYSTEM, 8, i + 1, 9], greedy()) for i in range(10)]
+    rows = spoken(backend, store, jobs, piece=64, max_rows=10)
+    assert [row.stats.cached_tokens for row in rows] == [0, *[41] * 9]
+    assert sum(step.slots > 30 for step in backend.steps) == 1
+    assert (store.stats.queries, store.stats.hits) == (10, 9)
+    assert (store.stats.query_tokens, store.stats.hit_tokens) == (430, 9 * 41)
+
+
+def test_a_second_turn_reads_only_what_is_new() -> None:
+    store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
+    [first] = spoken(backend, store, [(SYSTEM, greedy(12))])
+    [second] = spoken(backend, store, [([*first.tokens, 5, 6, 7], greedy())])
+    # All but the last accepted tokens, which no step had fed yet.
+    assert len(first.tokens) - BLOCK - 2 <= second.stats.cached_tokens < len(first.tokens)
+    assert second.stats.prefill_forwards < first.stats.prefill_forwards
+
+
+@pytest.mark.parametrize("firm_slots", [None, 1, 2])
+def test_prompts_that_are_read_in_turns_say_the_same(firm_slots: int | None) -> None:
+    """A short prompt comes into a long one's reading, and begins with what is saved."""
+    store = Prefixes(PLENTY, firm_slots)
+    long, short = [1 + i * i % 9 for i in range(150)], [*SYSTEM, 5, 3]
+    jobs = [([*long, 2], greedy(9)), (short, greedy(5)), (long, greedy(7)), ([*short, 8], greedy(5))]
+    wanted = [spoken(Strict(firm_slots), None, [job])[0].tokens for job in jobs]
+    for _ in range(3):
+        backend = Strict(firm_slots)
+        rows = spoken(backend, store, jobs)
+        assert [row.tokens for row in rows] == wanted
+    assert all(
+        row.stats.cached_tokens >= len(prompt) - 9 for row, (prompt, _) in zip(rows, jobs, strict=True)
+    )
+    alone = spoken(first := Strict(firm_slots), None, jobs)
+    assert [row.tokens for row in alone] == wanted
+    reads = [int(step.kv_length[0]) for step in first.steps if step.slots == 8]
+    assert reads != sorted(reads), "two were read in turns"
+
+
+def test_a_long_entry_does_not_widen_rows_beyond_their_memory() -> None:
+    store, long = Prefixes(PLENTY, 1), [*SYSTEM, *range(1, 900)]
+    spoken(FakeBackend(chaotic), store, [(long, greedy())], piece=256)
+    for num_bytes, cached in ((None, 40), (8 * 2 * 2000, 40), (8 * 2 * 256, 0)):
+        backend = FakeBackend(chaotic)
+        budget = KvBudget(2, num_bytes, 8, backend.max_capacity)
+        row = Row(0, [*SYSTEM, 999], greedy(), (), stem=store.stem())
+        budget.check(row)
+        schedule = Schedule(backend, BLOCK, MASK, Bounds(2, prefill_tokens=64), budget=budget)
+        for _ in run(schedule, [row]):
+            used = max(held.capacity for held in backend.caches)
+            assert num_bytes is None or 8 * 2 * used <= num_bytes
+        assert row.stats.cached_tokens == cached
+        assert row.tokens == spoken(FakeBackend(chaotic), None, [(row.tokens[:41], greedy())])[0].tokens
+
+
+def test_salts_never_share() -> None:
+    store, backend = Prefixes(PLENTY, 1), FakeBackend(chaotic)
+    cached = [
+        spoken(backend, store, [(SYSTEM, greedy(cache_salt=salt))])[0].stats.cached_tokens
+        for salt in ("", "a", "b", "a")
+    ]
+    assert cached == [0, 0, 0, len(SYSTEM) - 1]
+
+
+def test_sizes_of_pieces_never_share_where_entries_depend_on_them() -> None:
+    store, backend = Prefixes(PLENTY, None), Strict(None)
+    cached = [
+        spoken(backend, store, [(SYSTEM, greedy())], piece=piece)[0].stats.cached_tokens
+        for piece in (8, 16, 8, 16, 5)
+    ]
+    assert cached == [0, 0, 32, 32, 0]
+
+
+def test_one_slot_steps_give_no_entries_where_they_are_not_firm() -> None:
+    store, backend = Prefixes(PLENTY, 2), Strict(2)
+    [first] = spoken(backend, store, [(SYSTEM, greedy(12, tau=1.0))])
+    [second] = spoken(backend, store, [([*first.tokens, 5, 6], greedy())])
+    assert second.stats.cached_tokens == len(SYSTEM)
+
+
+@pytest.mark.parametrize("capacity", [40, 41, 44, 50])
+def test_the_end_of_the_context_is_where_it_is_without_a_store(capacity: int) -> None:
+    store = Prefixes(PLENTY, 1)
+    for _ in range(3):
+        [one] = spoken(Strict(1, capacity), store, [(SYSTEM, greedy(30))])
+        [other] = spoken(Strict(1, capacity), None, [(SYSTEM, greedy(30))])
+        assert (one.tokens, one.finish_reason) == (other.tokens, other.finish_reason)
+        assert one.finish_reason == "capacity"
+    assert one.stats.cached_tokens == 39
+    [full] = spoken(Strict(1, capacity), store, [(one.tokens[:capacity], greedy(30))])
+    assert full.tokens == spoken(Strict(1, capacity), None, [(one.tokens[:capacity], greedy(30))])[0].tokens
+
+
+def test_memory_stays_under_the_budget_for_2000_conversations() -> None:
+    draw, budget = random.Random(3), 8 * 700
+    store, histories, most = Prefixes(budget, 1), [SYSTEM[:20]], 0
+    for _ in range(2000):
+        history = draw.choice(histories)[: draw.randint(1, 90)]
+        jobs = [
+            (
+                [*history, *(draw.randint(1, 9) for _ in range(draw.randint(1, 30)))],
+                greedy(draw.randint(1, 6)),
+            )
+        ]
+        histories.append(spoken(FakeBackend(chaotic), store, jobs, piece=32, marks=(20,))[0].tokens)
+        histories = histories[-20:]
+        stats = store.stats
+        held = sum(8 * entry.saved.length for entry in store._entries.values())
+        assert held == stats.num_bytes <= budget
+        most = max(most, held)
+    assert most > budget * 0.8, "the budget is used, too"
+    assert stats.evicted > 500
+    assert stats.hits > 1000

@@ -1,0 +1,75 @@
+"""Grammars over what a graph gives: top-k, logits, both or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import tiny
+from support.agreement import MAIN
+from support.fixtures import Named
+from support.questions import PROMPT
+
+from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.export import ExportOptions, export_onnx
+from mars_export.runtime import GenerationConfig, Session, SessionError
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Callable[[int, bool], Session]:
+    """A session of a bundle with so many likeliest tokens, with logits or without."""
+    root = tmp_path_factory.mktemp("bare")
+
+    def opened(top_k: int, logits: bool) -> Session:
+        path: Path = root / f"{top_k}-{logits}"
+        if not path.exists():
+            options = ExportOptions(block=6, top_k=top_k, logits=logits, metrics=True)
+            export_onnx(open_checkpoint(str(checkpoints(MAIN))), path, options)
+        return Session.open(path, threads=1)
+
+    return opened
+
+
+def test_top_k_gives_the_answers_that_logits_give(
+    bare: Callable[[int, bool], Session], session: Session
+) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", "bc", 12]}, "minItems": 2, "maxItems": 5}
+    for metric in ("probability", "margin", "entropy"):
+        for setting in ({"exact": True}, {"tau": 1.0 if metric != "entropy" else 0.0, "metric": metric}):
+            config = GenerationConfig(schema=schema, **setting)
+            expected = session.generate(PROMPT, config)
+            for top_k, logits in ((256, False), (7, True)):
+                found = bare(top_k, logits).generate(PROMPT, config)
+                assert found.token_ids == expected.token_ids
+                assert found.confidences == pytest.approx(expected.confidences, abs=1e-4)  # fmt: skip
+
+
+def test_top_k_is_what_the_logits_say(bare: Callable[[int, bool], Session]) -> None:
+    backend = bare(7, True).backend
+    cache = backend.new_cache(1)
+    cache.reserve(16)
+    ids = np.array([[5, 17, 99, 4]])
+    found = backend.step(cache, 0, ids, np.array([0]), np.array([[0, 2, 3]]), True)
+    assert found.logits is not None and found.topk_ids is not None and found.topk_logprobs is not None
+    exact = found.logits - found.logits.max(-1, keepdims=True)
+    logprobs = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
+    order = np.argsort(-found.logits, axis=-1, kind="stable")[..., :7]
+    assert (found.topk_ids == order).all() and (found.topk_ids[..., 0] == found.token_ids).all()
+    np.testing.assert_allclose(found.topk_logprobs, np.take_along_axis(logprobs, order, -1), atol=1e-5)
+    assert not (found.topk_ids == tiny.MASK).any()
+
+
+def test_without_either_output_the_request_is_refused_at_once(bare: Callable[[int, bool], Session]) -> None:
+    session = bare(0, False)
+    with pytest.raises(SessionError, match=r"--top-k 16 or --logits"):
+        session.generate(PROMPT, GenerationConfig(choice=("yes", "no")))
+    assert session.generate(PROMPT, GenerationConfig(choice=("one way only",))).text == "one way only"
+
+
+def test_where_no_allowed_token_is_among_the_likeliest_the_row_says_so(
+    bare: Callable[[int, bool], Session],
+) -> None:
+    with pytest.raises(SessionError, match=r"none of the tokens that its top-k holds.*--logits"):
+        bare(1, False).generate(PROMPT, GenerationConfig(regex="[a-z]{40}"))

@@ -1,0 +1,97 @@
+"""A store of saved prefixes whose data are the ids, and rows over a fake whose entries are the tokens: a
+wrong one shows in what is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mars_export.runtime import Commit, GenerationConfig
+from mars_export.runtime.decode.backend import Backend
+from mars_export.runtime.decode.blocks import BlockSchedule
+from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.prefix import Prefixes, Saved
+from mars_export.runtime.decode.row import Row
+from mars_export.runtime.decode.schedule import Limits as Bounds
+from mars_export.runtime.decode.schedule import Schedule, run
+from support.chaos import BLOCK, chaotic
+from support.fake import MASK, FakeBackend, FakeCache
+
+PLENTY = 1 << 30
+GROUP = ("", 1)
+Ids = tuple[int, ...]
+
+
+def put(store: Prefixes, ids: Sequence[int], group: tuple[str, int] = GROUP, *, fixed: bool = False) -> None:
+    store.save(group, ids, 8 * len(ids), lambda: Saved(tuple(ids), len(ids)), fixed=fixed)
+
+
+def found(store: Prefixes, ids: Sequence[int], group: tuple[str, int] = GROUP) -> int:
+    match = store.match(group, ids)
+    if match is None:
+        return 0
+    saved, length = match
+    assert saved.data[:length] == tuple(ids[:length])
+    return length
+
+
+class Poisoned(FakeCache):
+    """Overwrites all that is behind what may be saved: nothing of it may ever be seen again."""
+
+    def save(self, row: int, length: int) -> np.ndarray:
+        kept = super().save(row, length)
+        behind = np.full(self.capacity - length, -1)
+        return np.concatenate([kept, behind])
+
+    def load(self, row: int, saved: np.ndarray, length: int) -> None:
+        self.entries[row, length:] = -1
+        self.entries[row, :length] = saved[:length]
+
+
+class Strict(FakeBackend):
+    """What lies behind a row's beginning is -1 after a hit; `firm_slots` as told."""
+
+    def __init__(self, firm_slots: int | None, capacity: int = 10**6, most: int | None = None) -> None:
+        super().__init__(chaotic, capacity, most)
+        self.firm_slots = firm_slots
+
+    def new_cache(self, num_rows: int) -> FakeCache:
+        self.caches.append(Poisoned(num_rows))
+        return self.caches[-1]
+
+
+def spoken(
+    backend: Backend,
+    store: Prefixes | None,
+    jobs: Sequence[tuple[Sequence[int], GenerationConfig]],
+    *,
+    piece: int = 8,
+    max_rows: int = 4,
+    commit: Commit | None = None,
+    marks: Sequence[int] = (),
+) -> list[Row]:
+    rows = [
+        Row(i, ids, config, (), stem=store.stem(config.cache_salt, marks) if store is not None else None)
+        for i, (ids, config) in enumerate(jobs)
+    ]
+    limits = Bounds(max_rows, prefill_tokens=piece)
+    schedule = (
+        Schedule(backend, BLOCK, MASK, limits, Policy(lambda: Cost(((1, 1.0),))))
+        if commit is None
+        else BlockSchedule(backend, BLOCK, MASK, limits, commit.cache_block)
+    )
+    for events in run(schedule, rows):
+        for event in events:
+            assert event.error is None, event.error
+    return rows
+
+
+def greedy(count: int = 4, **changes: Any) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=count, eos_ids=()).with_values(**changes)
+
+
+SYSTEM = [1 + i % 7 for i in range(40)]
