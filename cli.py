@@ -45,6 +45,7 @@ SERVE = Need("serve", ("starlette", "uvicorn", "prometheus_client"))
 HUB = Need("hub", ("huggingface_hub",))
 REPORT = Need("calibrate", ("matplotlib",))
 # What must be there before a command begins; a command that is not named needs nothing beyond the base.
+# `store` is what `prefix` does with a bundle (StoreUnlessNamed).
 NEEDS: dict[str, tuple[Need, ...]] = {
     "onnx": (EXPORT, RUN),
     "trt": (EXPORT,),
@@ -57,6 +58,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
     "gpucheck": (RUN,),
+    "prefix store": (RUN,),
     "plan": (RUN,),
 }
 
@@ -96,11 +98,22 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and not ctx.resilient_parsing and "--help" not in rest:
-            check_installed(name)
+            named = getattr(command, "commands", None)  # those of a group
+            inner = f" {rest[0] if rest[0] in named else 'store'}" if named and rest else ""
+            check_installed(name + inner)
         return name, command, rest
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+# Other names of options, known from elsewhere. As second names in their declarations they would take the room
+# of what `--help` says, and be cut off on a terminal of 80 columns.
+ALSO = {"max-tokens": "max-new-tokens", "temp": "temperature"}
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"token_normalize_func": lambda name: ALSO.get(name, name)},
+)
 for part in (
     exporter,
     showing,

@@ -28,6 +28,7 @@ from .task_command import (
     Schema,
     Score,
     TaskName,
+    TaskThreads,
     numbers,
     print_result,
     progress_of,
@@ -75,7 +76,7 @@ def calibrate(
     ] = True,
     html: Annotated[bool, typer.Option("--html", help="Write the report as an HTML page too.")] = False,
     device: Device = "cpu",
-    threads: Threads = None,
+    threads: TaskThreads = None,
     accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:
@@ -154,7 +155,7 @@ def bench(
     dry_run: DryRun = False,
     device: Device = "cpu",
     variant: VariantName = None,
-    threads: Threads = None,
+    threads: TaskThreads = None,
     accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:

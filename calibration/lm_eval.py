@@ -75,3 +75,7 @@ if __name__ == "__main__":
         cli_evaluate()
     except MarsError as error:
         sys.exit(f"error: {error}")
+    except ValueError as error:
+        if not str(error).startswith("Tasks not found"):
+            raise
+        sys.exit(f"error: {error}; --include_path names a folder of your own")

@@ -12,14 +12,13 @@ from ..runtime.console import (
     Device,
     Json,
     Level,
-    Threads,
     VariantName,
     listed,
     out,
     print_json,
     print_table,
 )
-from .task_command import AllowExec, Force, Score, TaskName, numbers, progress_of
+from .task_command import AllowExec, Force, Score, TaskName, TaskThreads, numbers, progress_of
 
 if TYPE_CHECKING:
     from .plan.plan import PlanReport
@@ -69,7 +68,7 @@ def plan(
     force: Force = False,
     device: Device = "cpu",
     variant: VariantName = None,
-    threads: Threads = None,
+    threads: TaskThreads = None,
     accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:

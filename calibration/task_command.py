@@ -9,13 +9,23 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..runtime.console import advance, err, listed, print_json, progress_bars
+from ..runtime.console import advance, at_most_cores, err, listed, print_json, progress_bars
 from ..runtime.errors import MarsError
 
 T = TypeVar("T")
 
 TaskName = Annotated[
     str, typer.Option("--task", "-t", help="A JSONL file of rows, or a built-in task: assistant, arithmetic.")
+]
+TaskThreads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        callback=at_most_cores,
+        help="Compute threads; the backend decides by default. Here -t is the task.",
+    ),
 ]
 Output = Annotated[
     Path | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from .console import Device, Level, Metric, Safe, VariantName, at_most_cores, text_of
+from .console import Device, Level, Metric, Safe, Threads, VariantName, text_of
 from .errors import MarsError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ Tau = Annotated[
     float | None,
     typer.Option(
         "--tau",
+        metavar="X",
         min=0.0,
         help="Accept what is likelier than this, faster and riskier than --exact (0.95 in the paper); 1 is"
         " one token per forward.",
@@ -51,10 +52,13 @@ ProfileName = Annotated[
 Temperature = Annotated[
     float,
     typer.Option(
-        "--temperature", "--temp", min=0.0, help="0 is greedy. Above 0 needs a bundle exported with --logits."
+        "--temperature",
+        metavar="X",
+        min=0.0,
+        help="0 is greedy. Above 0 needs a bundle exported with --logits. --temp is the same.",
     ),
 ]
-TopK = Annotated[int, typer.Option(min=0, help="Draw from the k likeliest tokens; 0 is off.")]
+TopK = Annotated[int, typer.Option(metavar="N", min=0, help="Draw from the k likeliest tokens; 0 is off.")]
 TopP = Annotated[
     float, typer.Option(help="Draw from the smallest set of tokens with this probability; 1 is off.")
 ]
@@ -65,19 +69,10 @@ MinP = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
+        metavar="N",
         min=0,
         help="Seed of the draws, 0 by default. The same command gives the same text: at a tau the window is"
         " then `full`, unless --window is given; `auto` follows measured times.",
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        "-t",
-        min=1,
-        callback=at_most_cores,
-        help="Compute threads, the backend's choice by default.",
     ),
 ]
 Penalty = Annotated[
@@ -103,6 +98,7 @@ CacheBytes = Annotated[
     int | None,
     typer.Option(
         "--cache-bytes",
+        metavar="N",
         min=0,
         help="Memory for KV entries of texts that were read before: by default a small share of what is free;"
         " 0 is none.",

@@ -39,8 +39,9 @@ class Batcher:
     """Continuous batching over one session: requests join and leave at any step, each with its own settings.
 
     May be used from any number of threads and event loops, in the process that made it. A context manager;
-    leaving it closes. What fails in one request ends that request; what fails in the batcher itself ends all,
-    and `submit` says so from then on.
+    leaving it closes, which cancels what runs and waits: `close(drain=True)` before its end does not. What
+    fails in one request ends that request; what fails in the batcher itself ends all, and `submit` says so
+    from then on.
     """
 
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
@@ -176,13 +177,15 @@ class Batcher:
         began = self._step_began
         return 0.0 if began is None else perf_counter() - began
 
-    def close(self, drain: float = 0, timeout: float | None = STEP_TIMEOUT) -> bool:
-        """Take no more requests, give those that are here `drain` seconds to finish, then cancel what is left
-        and end the thread.
+    def close(self, drain: bool | float = 0, timeout: float | None = STEP_TIMEOUT) -> bool:
+        """Take no more requests, give those that are here `drain` seconds to finish (True: as long as they
+        take), then cancel what is left and end the thread.
 
         Cancelled requests keep what they have; their last event says "cancelled". Waits for the step in hand,
         at most `timeout` seconds (None: as long as it takes): False says that it still hangs.
         """
+        if not isinstance(drain, int | float) or not 0 <= drain < math.inf:
+            raise SessionError(f"drain must be True or a number of seconds of 0 or more, not {drain!r}")
         if os.getpid() != self._process:
             return True
         is_own = threading.current_thread() is self._thread
@@ -190,7 +193,8 @@ class Batcher:
             self._closed = True
             self._notify()
             if drain > 0 and not is_own:
-                self._changed.wait_for(lambda: not self._requests or self._stopped, drain)
+                longest = None if drain is True else min(drain, 1e9)
+                self._changed.wait_for(lambda: not self._requests or self._stopped, longest)
             left = list(self._requests.values())
             for request, row in left:
                 self._conclude(request, row, "cancelled")

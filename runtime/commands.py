@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 MaxNewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", "--max-tokens", "-n", min=1, help="Most tokens to generate.")
+    int,
+    typer.Option(
+        "--max-new-tokens",
+        "-n",
+        metavar="N",
+        min=1,
+        help="Most tokens to generate; --max-tokens is the same.",
+    ),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -55,10 +62,13 @@ def generate(
     grammar: Grammar = None,
     commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
     cache_block: Annotated[
-        int, typer.Option(min=1, help="Tokens of a cache block with --commit block.")
+        int, typer.Option(metavar="N", min=1, help="Tokens of a cache block with --commit block.")
     ] = 32,
     number: Annotated[
-        int, typer.Option("--n", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ...")
+        int,
+        typer.Option(
+            "--n", metavar="N", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ..."
+        ),
     ] = 1,
     where: SessionOptions,
     runs: Runs = False,

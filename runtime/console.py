@@ -86,7 +86,14 @@ def at_most_cores(threads: int | None) -> int | None:
 
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, callback=at_most_cores, help="Compute threads; the backend decides by default."),
+    typer.Option(
+        "--threads",
+        "-t",
+        metavar="N",
+        min=1,
+        callback=at_most_cores,
+        help="Compute threads; the backend decides by default.",
+    ),
 ]
 VariantName = Annotated[
     str | None,

@@ -23,7 +23,7 @@ def serve(
         list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles; each is a model of its folder's name.")
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -33,38 +33,50 @@ def serve(
     max_rows: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Requests that run at once, of each bundle: 8, or an engine's rows if it has fewer."
+            metavar="N",
+            min=1,
+            help="Requests that run at once, of each bundle: 8, or an engine's rows if it has fewer.",
         ),
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; more get 429 and Retry-After.")
+        int, typer.Option(metavar="N", min=1, help="Requests that may wait; more get 429 and Retry-After.")
     ] = 64,
     max_rows_per_client: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             help="Of --max-rows, what one API key, or without keys one address, may have; all by default.",
         ),
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest prompt; the context by default.")
+        int | None, typer.Option(metavar="N", min=1, help="The longest prompt; the context by default.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer; the context by default.")
+        int | None, typer.Option(metavar="N", min=1, help="The longest answer; the context by default.")
     ] = None,
-    kv_bytes: Annotated[int | None, typer.Option(min=1, help="KV memory of each bundle's batch.")] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in bytes.")] = 4 << 20,
+    kv_bytes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="KV memory of each bundle's batch.")
+    ] = None,
+    max_body: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The largest request, in bytes.")
+    ] = 4_194_304,
     request_timeout: Annotated[
         float, typer.Option(help="Seconds for a whole answer, its waiting included.")
     ] = 600,
     queue_timeout: Annotated[float, typer.Option(help="Seconds that a request waits for its turn.")] = 60,
     drain_timeout: Annotated[
         float,
-        typer.Option(min=0.0, help="Seconds for running answers after SIGTERM; a second one ends at once."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="Seconds for running answers after SIGTERM; a second one ends at once.",
+        ),
     ] = 30,
     cache_bytes: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=0,
             help="Memory of each bundle for texts that were read before; a small share by default, 0: none.",
         ),
@@ -79,7 +91,7 @@ def serve(
     adaptive: Annotated[
         str | None,
         typer.Option(
-            metavar="exact,PROFILE,...",
+            metavar="exact,NAME,...",
             help="Settings for requests that name none, the best first: the longer others wait, the later"
             " the one that is taken.",
         ),
@@ -89,7 +101,12 @@ def serve(
     threads: Annotated[
         int | None,
         typer.Option(
-            "--threads", "-t", min=1, callback=at_most_cores, help="Compute threads of each bundle."
+            "--threads",
+            "-t",
+            metavar="N",
+            min=1,
+            callback=at_most_cores,
+            help="Compute threads of each bundle.",
         ),
     ] = None,
     accuracy_level: Level = None,

@@ -205,13 +205,20 @@ def _is_message(message: Any) -> bool:
 
 
 def _joined(number: int, message: Message) -> Message:
-    """A message whose content parts ({type: text, text: ...}, OpenAI's form) are one text.
+    """A message whose content is one text: its parts' ({type: text, text: ...}, OpenAI's form), or beside
+    calls, where OpenAI has null, the empty one.
 
-    Raises SessionError for other parts.
+    Raises SessionError for other content, which a template would print as Python spells it.
     """
     parts = message["content"]
-    if not isinstance(parts, list | tuple):
+    if isinstance(parts, str):
         return message
+    if parts is None and message.get("tool_calls"):
+        return {**message, "content": ""}
+    if not isinstance(parts, list | tuple):
+        raise SessionError(
+            f"message {number}: content must be a text or a list of parts, not {type(parts).__name__}"
+        )
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):

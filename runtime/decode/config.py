@@ -25,10 +25,10 @@ class GenerationConfig:
     of new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by
     step, for speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they
     stood in the prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop:
-    strings that end the text and are not part of it; it and eos_ids take lists, too. temperature 0 is greedy;
-    above it a candidate is drawn, and its own probability is what tau is compared with. top_k 0, top_p 1 and
-    min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest. seed:
-    draws depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
+    strings that end the text and are not part of it; it, eos_ids and choice take lists, too. temperature 0 is
+    greedy; above it a candidate is drawn, and its own probability is what tau is compared with. top_k 0,
+    top_p 1 and min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest. seed: draws
+    depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
     repetition_penalty 1 is off. cache_salt: only requests with the same one share KV entries.
 
     At most one of these says what the answer must look like (docs/structured.md): schema: a JSON schema, as
@@ -57,7 +57,7 @@ class GenerationConfig:
     cache_salt: str = ""
     schema: Json | None = None
     regex: str | None = None
-    choice: tuple[str, ...] | None = None
+    choice: Sequence[str] | None = None
     tools: Json | None = None
     separators: tuple[str, str] | None = None
     grammar: str | None = None
@@ -65,8 +65,9 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
             object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        if isinstance(self.eos_ids, list):
-            object.__setattr__(self, "eos_ids", tuple(self.eos_ids))
+        for name in ("eos_ids", "choice"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.exact is None:
             object.__setattr__(self, "exact", self.tau is None)
         if self.exact is False and self.tau is None:
@@ -87,7 +88,7 @@ class GenerationConfig:
             "eos_ids": (
                 self.eos_ids is None
                 or (isinstance(self.eos_ids, tuple) and all(_at_least(i, 0) for i in self.eos_ids)),
-                "None or a tuple of token ids",
+                "None or a list of token ids",
             ),
             "stop": (
                 isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),

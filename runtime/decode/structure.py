@@ -157,7 +157,7 @@ def _tool_problems(tools: Any) -> list[str]:
 
 def _choice_problems(choice: Any) -> list[str]:
     if not (isinstance(choice, tuple) and choice and all(isinstance(c, str) and c for c in choice)):
-        return [f"choice must be a tuple of one or more non-empty strings, not {_shown(choice)}"]
+        return [f"choice must be a list of one or more non-empty strings, not {_shown(choice)}"]
     if len(choice) > MOST_CHOICES or sum(map(len, choice)) > MOST_CHARACTERS:
         return [f"choice holds more than {MOST_CHOICES} strings or {MOST_CHARACTERS} characters; give fewer"]
     return []

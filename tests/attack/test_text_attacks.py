@@ -149,7 +149,6 @@ def test_the_table_of_turns_is_preferred_where_it_can_tell() -> None:
     assert text.render(HELLO) == "<hi>"
     assert text.render([{"role": "user", "content": "hi", "name": "x"}]) == "template: hi"
     assert text.render([{"role": "tool", "content": "hi"}]) == "template: hi"
-    assert text.render([{"role": "user", "content": None}]) == "template: None"
     assert Text(TOKENIZER, None, turns=turns).render(HELLO) == "<hi>"
     with pytest.raises(SessionError, match="table does not know such a conversation"):
         Text(TOKENIZER, None, turns=turns).render([{"role": "tool", "content": "hi"}])

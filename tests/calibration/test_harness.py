@@ -109,17 +109,18 @@ def test_wrong_model_arguments(bundles: Named, arguments: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
-    ("model_args", "message"),
+    ("task", "model_args", "message"),
     [
-        ("bundle=nowhere", "nowhere: no such bundle"),
-        ("bundel=x", "unknown model_args: bundel (known: bundle, tau,"),
+        ("gsm8k", "bundle=nowhere", "nowhere: no such bundle"),
+        ("gsm8k", "bundel=x", "unknown model_args: bundel (known: bundle, tau,"),
+        ("no_such_task", "bundle=nowhere", "Tasks not found: no_such_task"),
     ],
 )
 def test_a_wrong_argument_on_the_command_line_is_one_line(
-    tmp_path: Path, model_args: str, message: str
+    tmp_path: Path, task: str, model_args: str, message: str
 ) -> None:
     need("lm_eval", "lm-eval")
-    done = harness(tmp_path, "--tasks", "gsm8k", "--model_args", model_args)
+    done = harness(tmp_path, "--tasks", task, "--model_args", model_args)
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert message in done.stderr

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.tiny import Named
 from typer.main import get_command
 
 from mars_export import cli
 
 # Ours that come with the base install, and those that no command may begin without.
-BASE = {"inspect", "doctor", "profiles", "pack", "unpack"}
+BASE = {"inspect", "doctor", "verify", "profiles", "grammar", "pack", "unpack"}
+ABSENT = tuple({name for needs in cli.NEEDS.values() for need in needs for name in need.modules})
 RUNNERS = cli.RUN.modules
 BLOCKER = """
 import sys
@@ -43,7 +46,7 @@ def without(blocked: tuple[str, ...], *arguments: str, cwd: Path) -> subprocess.
 def test_the_extra_is_the_message(command: str, tmp_path: Path) -> None:
     for need in cli.NEEDS[command]:
         blocked = need.modules if need.enough is any else need.modules[-1:]
-        done = without(blocked, command, "no/such/place", "--no-such-option", cwd=tmp_path)
+        done = without(blocked, *command.split(), "no/such/place", "--no-such-option", cwd=tmp_path)
         assert (done.returncode, done.stdout) == (1, ""), done.stderr
         assert f"pip install 'mars-export[{need.extra}]'" in done.stderr
         assert f"pip install '.[{need.extra}]'" in done.stderr
@@ -57,25 +60,45 @@ def test_all_that_lacks_is_named_at_once(tmp_path: Path) -> None:
     assert "torch, onnx; none of onnxruntime, tensorrt, tensorrt_rtx" in done.stderr
 
 
-@pytest.mark.parametrize("command", [*cli.NEEDS, *BASE])
+def test_a_bundle_is_stored_to_without_the_word(tmp_path: Path) -> None:
+    """`prefix BUNDLE` is `prefix store BUNDLE`; the others of its kind need no runner."""
+    done = without(RUNNERS, "prefix", "no/such/place", "--no-such-option", cwd=tmp_path)
+    assert "`mars-export prefix store` needs more than is installed" in done.stderr
+    for words in (["prefix", "list", "no/such/place"], ["grammar", "no/such/place", "--name", "a"]):
+        done = without(RUNNERS, *words, cwd=tmp_path)
+        assert (done.returncode, "no such bundle" in done.stderr) == (1, True), done.stderr
+    assert "Usage" in without(RUNNERS, "prefix", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("command", [*cli.NEEDS, *sorted(BASE)])
 def test_help_answers_all_the_same(command: str, tmp_path: Path) -> None:
-    absent = tuple({name for needs in cli.NEEDS.values() for need in needs for name in need.modules})
-    done = without(absent, command, "--help", cwd=tmp_path)
+    done = without(ABSENT, *command.split(), "--help", cwd=tmp_path)
     assert (done.returncode, "Usage" in done.stdout) == (0, True), done.stderr
 
 
 def test_the_base_does_what_it_can(tmp_path: Path) -> None:
-    absent = tuple({name for needs in cli.NEEDS.values() for need in needs for name in need.modules})
-    done = without(absent, "doctor", "--json", cwd=tmp_path)
+    done = without(ABSENT, "doctor", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = {f["subject"]: f for f in json.loads(done.stdout)["findings"]}
     assert "mars-export[cpu]" in found["onnxruntime"]["detail"]
 
 
+def test_the_base_reads_and_writes_bundles(bundles: Named, tmp_path: Path) -> None:
+    path = shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
+    asked = (
+        ["inspect", path], ["verify", path], ["profiles", "list", path], ["prefix", "list", path],
+        ["grammar", path, "--regex", "a+", "--name", "a"], ["pack", path],
+        ["unpack", f"{path}.tar", "-o", "b"],
+    )  # fmt: skip
+    assert {words[0] for words in asked} == BASE - {"doctor"} | {"prefix"}
+    for words in asked:
+        done = without(ABSENT, *map(str, words), cwd=tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
+
+
 def test_every_command_is_in_the_table_or_needs_nothing() -> None:
     commands = set(get_command(cli.app).commands)  # type: ignore[attr-defined]
-    assert commands >= BASE, "a command of the base is gone"
-    assert {*cli.NEEDS} <= commands, "the table names a command that is not there"
+    assert commands == BASE | {name.split()[0] for name in cli.NEEDS}, "a new command says what it needs"
     for need in {need for needs in cli.NEEDS.values() for need in needs}:
         assert need.enough(find_spec(name) is not None for name in need.modules), "this test needs all extras"
 

@@ -96,6 +96,20 @@ def test_the_quick_start_shows_the_gain() -> None:
     assert "--tau" not in start, "exact mode is the first thing to meet"
 
 
+def test_every_request_for_a_tool_tells_the_model_so() -> None:
+    """A user without the system message sees no gain, and takes the default checkpoint for a bad one."""
+    pages = README + (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    asking = [
+        line for line in pages.splitlines() if "chat/completions -d" in line and "kitchen light" in line
+    ]
+    asking += [
+        block for block in (*blocks("python"), *blocks("sh")) if "mars.bundle" in block and "kitchen" in block
+    ]
+    assert len(asking) >= 5
+    for part in asking:
+        assert TOOLS in part, part
+
+
 def test_what_is_installed_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"

@@ -137,6 +137,22 @@ def test_other_content_parts_are_refused_by_place(part: object, kind: str) -> No
         TEXT.render(messages)
 
 
+@pytest.mark.parametrize(("content", "kind"), [(None, "NoneType"), (5, "int"), ({"type": "text"}, "dict")])
+def test_content_that_is_no_text_is_not_printed_as_python_spells_it(content: object, kind: str) -> None:
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": content}]
+    with pytest.raises(
+        SessionError, match=f"message 1: content must be a text or a list of parts, not {kind}"
+    ):
+        TEXT.render(messages)
+
+
+def test_calls_need_no_content() -> None:
+    call = {"type": "function", "function": {"name": "lamp", "arguments": {}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert "None" not in TEXT.render([message])
+    assert TEXT.render([message]) == TEXT.render([{**message, "content": ""}])
+
+
 def test_an_unknown_role_is_said() -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "alien", "content": "y"}]
     with pytest.raises(SessionError, match=r"unknown role 'alien' in message 1 \(known: .*system.*user"):

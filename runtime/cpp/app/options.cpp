@@ -1,12 +1,15 @@
 // Flags of mars-run: those of `mars-export generate`.
 #include "options.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <sstream>
+#include <thread>
 
 const char* const usage = R"(usage: mars-run BUNDLE [OPTIONS]
 
@@ -21,12 +24,12 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --tau NUMBER            a confidence bound instead: 1 is one token per forward, lower is faster and riskier
       --metric NAME           what tau bounds: probability, margin or entropy [probability]
       --profile NAME          the tau, metric and window of a calibrated profile of the bundle
-      --max-new-tokens N      most tokens to generate [256]
+  -n, --max-new-tokens N      most tokens to generate; --max-tokens is the same [256]
       --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
       --lookup N              with exact, propose what followed the last N tokens where they stood before; 0 is off [0]
       --grammar NAME          the answer follows a grammar that is kept in the bundle (mars-export grammar)
       --draft BUNDLE          with exact, verify the proposals of a smaller model with the same tokenizer
-      --temperature NUMBER    0 is greedy [0]
+      --temperature NUMBER    0 is greedy; --temp is the same [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
       --min-p NUMBER          draw from tokens at least that much as likely as the likeliest; 0 is off [0]
@@ -37,7 +40,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --cache-block N         tokens of a cache block with --commit block [32]
       --device NAME           cpu, cuda, cuda:1, tensorrt, ...; a missing device is an error [cpu]
       --variant NAME          which of the bundle's variants [the first that runs here]
-      --threads N             compute threads [the backend's choice]
+  -t, --threads N             compute threads, at most one for each core [the backend's choice]
       --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
       --safe                  for a bundle that may be anybody's: hash everything, run no engine, limit sizes
       --runs                  mark the tokens that were accepted together
@@ -62,6 +65,13 @@ std::uint64_t seed_of(const std::string& name, const std::string& value) {
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
     if (error != std::errc() || end != value.data() + value.size()) throw UsageError(quoted(name, value));
     return number;
+}
+
+/// All cores and a word where more threads are asked for: waiting threads cost minutes.
+int threads_of(const std::string& name, const std::string& value) {
+    const std::int64_t asked = integer(name, value, 1), cores = std::max(1U, std::thread::hardware_concurrency());
+    if (asked > cores) std::cerr << name << " " << asked << ": this machine has " << cores << " cores; " << cores << " threads are used\n";
+    return static_cast<int>(std::min(asked, cores));
 }
 
 double number(const std::string& name, const std::string& value) {
@@ -131,14 +141,21 @@ Options parse_options(int argc, char** argv) {
         {"--commit", [&](Value, Value v) { options.commit.kind = commit_of(v); }},
         {"--cache-block", [&](Value n, Value v) { options.commit.cache_block = integer(n, v, 1); }},
         {"--device", [&](Value, Value v) { options.session.device = v; }},
-        {"--threads",
-         [&](Value n, Value v) { options.session.threads = static_cast<int>(std::min<std::int64_t>(integer(n, v, 1), 4096)); }},
+        {"--threads", [&](Value n, Value v) { options.session.threads = threads_of(n, v); }},
     };
     const std::map<std::string, bool*> switches{
         {"--raw", &options.raw},   {"--json", &options.json},       {"--runs", &options.runs},           {"--exact", &exact},
         {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids}, {"--safe", &options.session.safe},
     };
-    const std::map<std::string, std::string> shorts{{"-p", "--prompt"}, {"-f", "--file"}, {"-h", "--help"}};
+    const std::map<std::string, std::string> shorts{
+        {"-p", "--prompt"},
+        {"-f", "--file"},
+        {"-h", "--help"},
+        {"-n", "--max-new-tokens"},
+        {"--max-tokens", "--max-new-tokens"},
+        {"-t", "--threads"},
+        {"--temp", "--temperature"},
+    };
     for (int i = 1; i < argc; ++i) {
         std::string name = argv[i];
         std::optional<std::string> value;

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from support.batchers import LONG, SHORT, SOON, goes_on
@@ -48,10 +50,11 @@ def test_a_program_may_end_while_a_batcher_runs(how: str) -> None:
     assert codes == [{"return": 0, "exit": 3, "error": 1}[how]] * 8
 
 
-def test_closing_may_wait_for_what_is_there(session: Session) -> None:
+@pytest.mark.parametrize("drain", [60, True])
+def test_closing_may_wait_for_what_is_there(session: Session, drain: float) -> None:
     batcher = Batcher(session, Limits(max_rows=2))
     requests = [batcher.submit([i + 1], SHORT) for i in range(6)]
-    assert batcher.close(drain=60)
+    assert batcher.close(drain=drain)
     assert [request.result(0).finish_reason for request in requests] == ["length"] * 6
     assert batcher.num_running == batcher.num_waiting == 0
     with pytest.raises(SessionError, match="this batcher is closed"):
@@ -66,6 +69,26 @@ def test_a_drain_has_an_end(stalled: tuple[Batcher, Stalling], caplog: pytest.Lo
     assert request.result(0).finish_reason == "cancelled"
     assert "batcher closing: 1 requests cancelled" in caplog.text
     assert "a step hangs" in caplog.text
+
+
+def test_true_is_no_second(stalled: tuple[Batcher, Stalling]) -> None:
+    batcher, backend = stalled
+    request = batcher.submit([1], SHORT)
+    assert backend.entered.wait(SOON)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(batcher.close, drain=True)
+        time.sleep(1.2)  # drain=1 would have cancelled by now
+        assert not closing.done()
+        backend.gate.set()
+        assert closing.result(SOON)
+    assert request.result(0).finish_reason == "length"
+
+
+@pytest.mark.parametrize("drain", [-1, float("nan"), float("inf"), "1", None])
+def test_drains_that_cannot_be(batcher: Batcher, drain: Any) -> None:
+    with pytest.raises(SessionError, match="drain must be True or a number of seconds"):
+        batcher.close(drain=drain)
+    assert batcher.alive, "nothing was closed"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

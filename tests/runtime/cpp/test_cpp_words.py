@@ -12,7 +12,7 @@ from support.cabi import build
 from support.cabi_types import PREFIX_COUNTS, REASONS, Config, CStats
 from support.paths import ROOT
 
-from mars_export.cli import app
+from mars_export.cli import ALSO, app
 from mars_export.runtime import GenerationConfig
 from mars_export.runtime.decode.prefix import PrefixStats
 from mars_export.runtime.decode.row import FinishReason
@@ -52,5 +52,7 @@ def test_options_of_the_command_line() -> None:
     here = set(re.findall(r"--[a-z][a-z-]+", usage))
     lacks = {"--schema", "--regex", "--choice", "--tools", "--n", "--accuracy-level"}
     assert {min(names) for names in python if names and not names & here} == lacks
-    assert here - set().union(*python) == {"--token-ids", "--version", "--help"}
+    also = {f"--{name}" for name in ALSO}
+    assert also <= here
+    assert here - set().union(*python) - also == {"--token-ids", "--version", "--help"}
     assert all(f"`{option}`" in GUIDE for option in lacks)

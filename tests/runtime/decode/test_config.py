@@ -27,6 +27,8 @@ WRONG: list[tuple[str, Any]] = [
     ("stop", 5),
     ("stop", {"text"}),
     ("eos_ids", 5),
+    ("choice", "ab"),
+    ("choice", [1]),
     ("min_p", -0.1),
     ("min_p", 1.5),
     ("min_p", "0.1"),
@@ -50,6 +52,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
 def test_lists_become_tuples_and_one_stop_string_is_one() -> None:
     config = GenerationConfig(stop=["a", "b"], eos_ids=[1, 2])
     assert (config.stop, config.eos_ids) == (("a", "b"), (1, 2))
+    assert GenerationConfig(choice=["on", "off"]) == GenerationConfig(choice=("on", "off"))
     assert config == GenerationConfig(stop=("a", "b"), eos_ids=(1, 2))
     assert hash(config)
     assert GenerationConfig(stop="###").stop == ("###",)
