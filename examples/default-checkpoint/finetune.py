@@ -74,7 +74,9 @@ def losses(
     """Weighted mean cross-entropy of the clean and of the noisy rows."""
     ids, targets = candidates.draw(torch.cat([s.targets for s in batch]), step)
     noisy = torch.cat([s.noisy for s in batch])
-    each = F.cross_entropy(model(batch, ids), targets, reduction="none") * torch.cat([s.weights for s in batch])
+    each = F.cross_entropy(model(batch, ids), targets, reduction="none") * torch.cat(
+        [s.weights for s in batch]
+    )
     return each[~noisy].mean(), each[noisy].mean()
 
 
