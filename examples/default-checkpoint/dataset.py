@@ -17,7 +17,7 @@ EOS = 2
 DATA = Path(__file__).parent / "data"
 # Calibration rows that the package ships as its built-in tasks.
 BUILT_IN = Path(__file__).parents[2] / "calibration" / "tasks" / "data"
-SHARES = {"assistant": 0.40, "arithmetic": 0.32, "chat": 0.28}  # of response tokens
+SHARES = {"assistant": 0.35, "arithmetic": 0.15, "chat": 0.50}  # of response tokens
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
 # The text that GPTQ chooses the default checkpoint's int4 codes on: the first rows of each calibration split.
 TEXT = Path(__file__).parents[2] / "exporter" / "default" / "calibration.jsonl"
@@ -78,7 +78,7 @@ def held_out_rows(task: str) -> dict[str, list[Example]]:
     """The test and calibration rows of a task, no prompt twice."""
     splits: dict[str, list[Example]] = {}
     seen: set[str] = set()
-    stream = examples(task, "held-out-3", held_out=True)
+    stream = examples(task, "held-out-4", held_out=True)
     for split, counts in ROWS.items():
         rows: list[Example] = []
         for example in stream:

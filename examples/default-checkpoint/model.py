@@ -35,6 +35,7 @@ class Sequence2:
     outputs: Tensor  # [R] rows whose output is scored
     targets: Tensor  # [R] the token each of them predicts
     noisy: Tensor  # [R] bool, the row is a mask
+    weights: Tensor  # [R] of the row's loss; mean 1 over the masks, and over the clean rows
 
 
 def windows(prompt: int, length: int, offset: int) -> list[tuple[int, int]]:
@@ -49,10 +50,13 @@ def windows(prompt: int, length: int, offset: int) -> list[tuple[int, int]]:
     return list(zip(edges, [*edges[1:], length - 1], strict=False)) if edges else []
 
 
-def lay_out(tokens: Sequence[int], prompt: int, spans: Iterable[tuple[int, int]]) -> Sequence2:
+def lay_out(
+    tokens: Sequence[int], prompt: int, spans: Iterable[tuple[int, int]], decay: float = 1.0
+) -> Sequence2:
     """Clean tokens[:-1], then one noisy window per span; a mask at position q predicts tokens[q + 1].
 
-    A mask of span [s, e) attends to clean positions below s and, causally, to the masks of its own span.
+    A mask of span [s, e) attends to clean positions below s and, causally, to the masks of its own span. Each
+    mask's loss counts `decay` times that of the one before it in its span.
     """
     spans = list(spans)
     clean = len(tokens) - 1
@@ -70,7 +74,10 @@ def lay_out(tokens: Sequence[int], prompt: int, spans: Iterable[tuple[int, int]]
     visible[clean:, clean:] = (own[:, None] == own) & (noisy_at[:, None] >= noisy_at)
     outputs = torch.tensor([*range(prompt - 1, clean), *range(clean, total)])
     targets = torch.tensor([*tokens[prompt:], *[tokens[q + 1] for q in masks]])
-    return Sequence2(ids, positions, visible, outputs, targets, outputs >= clean)
+    falling = torch.tensor([decay ** (q - start) for start, stop in spans for q in range(start, stop)])
+    falling = falling * (len(masks) / falling.sum()) if masks else falling
+    weights = torch.cat((torch.ones(len(outputs) - len(masks)), falling))
+    return Sequence2(ids, positions, visible, outputs, targets, outputs >= clean, weights)
 
 
 class Lora(nn.Module):
