@@ -59,13 +59,14 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request and the JSON that answers it."""
+    """A request, the JSON that answers it, and the wording of each of its clauses."""
 
     text: str
     answer: str
+    wordings: tuple[str, ...]
 
 
-def _clause(rng: random.Random, held_out: bool) -> tuple[str, dict[str, object]]:
+def _clause(rng: random.Random, held_out: bool) -> tuple[str, dict[str, object], str]:
     skill = rng.choice(SKILLS)
     asks = [intent for intent in skill if intent.name == "ask"]
     tells = [intent for intent in skill if intent.name != "ask"]
@@ -77,14 +78,14 @@ def _clause(rng: random.Random, held_out: bool) -> tuple[str, dict[str, object]]
         name: drawn[spec[1:-1]][1] if isinstance(spec, str) and spec.startswith("{") else spec
         for name, spec in intent.arguments.items()
     }
-    return text, {"name": intent.name, "arguments": arguments}
+    return text, {"name": intent.name, "arguments": arguments}, wording
 
 
 def request(rng: random.Random, held_out: bool) -> Request:
     """One request of one to three clauses."""
     clauses = [_clause(rng, held_out) for _ in range(rng.choice(COUNTS if held_out else TRAIN_COUNTS))]
     text = clauses[0][0]
-    for index, (clause, _) in enumerate(clauses[1:], start=2):
+    for index, (clause, *_) in enumerate(clauses[1:], start=2):
         text += (rng.choice(JOINS) if index == len(clauses) else ", ") + clause
     if text.split()[0] not in ORDERS:
         text = rng.choice(GREETINGS) + text
@@ -95,4 +96,4 @@ def request(rng: random.Random, held_out: bool) -> Request:
     text += rng.choice([ending for ending in ENDINGS if ending.strip(" ,") not in text.split(" ")[-1:]])
     if rng.random() < 0.5:
         text = text[0].upper() + text[1:]
-    return Request(text, json.dumps([call for _, call in clauses]))
+    return Request(text, json.dumps([call for _, call, _ in clauses]), tuple(w for *_, w in clauses))

@@ -14,6 +14,7 @@ import chat
 from tokenizers import Tokenizer
 
 EOS = 2
+HELD_OUT = "held-out-4"  # seed of the held-out rows
 DATA = Path(__file__).parent / "data"
 # Calibration rows that the package ships as its built-in tasks.
 BUILT_IN = Path(__file__).parents[2] / "calibration" / "tasks" / "data"
@@ -78,7 +79,7 @@ def held_out_rows(task: str) -> dict[str, list[Example]]:
     """The test and calibration rows of a task, no prompt twice."""
     splits: dict[str, list[Example]] = {}
     seen: set[str] = set()
-    stream = examples(task, "held-out-4", held_out=True)
+    stream = examples(task, HELD_OUT, held_out=True)
     for split, counts in ROWS.items():
         rows: list[Example] = []
         for example in stream:

@@ -35,8 +35,9 @@ BOUNDS = {
     "int4": (0.8, 1.0, 0.5),
 }
 # Of these, the prediction at the first token of a text is not compared: with nothing before it, some of its
-# activations are hundreds of times the others ("massive activations"): 8 bits keep little of them, and nobody
-# reads what one token alone predicts. What its KV does to the predictions behind it is seen there.
+# activations are far larger than all others (1,200 to 2,000 times at an input of down_proj in the default
+# checkpoint), 8 bits keep little of the rest, and nobody reads what one token predicts alone. What its KV
+# does to the predictions behind it is seen there.
 ROUNDED = ("w8a8", "int8", "int4")
 REMEDIES = {
     "int4": "Use --precision int8 (or, with `onnx`, w8a8, or --asymmetric)",
