@@ -12,20 +12,25 @@ CPP_FILES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | grep -v unicode_t
 # Where ONNX Runtime's headers and library are; runtime/cpp/setup.sh fills build/ort from apt and the wheel.
 export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 
-.PHONY: demo check format lint types test programs cpp cpp-aarch64 python-aarch64 attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline clean
+.PHONY: demo check check-fast docs format lint types test programs processors processors-few qemu versions cpp cpp-aarch64 compilers attack fuzz ray gpu gpu-pack gpu-unpack gpu-offline clean
 
 demo: $(STAMP)
 	$(BIN)/mars-export demo
 
 # In CI the builds with sanitizers share the cores with the Python tests, which use one. Some of tests/runtime/cpp
 # run those builds.
-check: lint types cpp programs
+check: lint types docs cpp programs
 ifdef CI
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target PYTEST=--ignore=tests/runtime/cpp test cpp-asan cpp-tsan
 	$(MAKE) --no-print-directory PYTEST=tests/runtime/cpp test
 else
 	$(MAKE) --no-print-directory test
 endif
+
+# For the inner loop: lint, types, the decoding loop, the graph, the server's door. No C++, no other test.
+check-fast: lint types
+	$(MAKE) --no-print-directory test PYTEST="-x tests/runtime/decode tests/exporter/test_graph.py tests/exporter/test_steady.py \
+	tests/runtime/serve/test_openai.py tests/runtime/serve/test_operation.py tests/runtime/serve/test_conformance.py"
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -38,15 +43,17 @@ types: $(STAMP)
 	ln -sfn "$(CURDIR)" build/typing/mars_export
 	$(BIN)/mypy
 
-test: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST)
+# The documentation as a site in build/site; a broken link or anchor is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-# Chromium, for the tests of the server's page, and what signs bundles. CI installs Debian's; elsewhere their tests are
-# skipped without them.
+test: $(STAMP)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=20 $(PYTEST)
+
+# Chromium, for the tests of the server's page. CI installs Debian's; elsewhere they are skipped without it.
 programs:
-	@if [ -n "$$CI" ] && ! { command -v chromium && command -v ssh-keygen && command -v minisign; } >/dev/null; then apt-get update --quiet=2 && \
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium openssh-client \
-	minisign >/dev/null; fi
+	@if [ -n "$$CI" ] && ! command -v chromium >/dev/null; then apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium >/dev/null; fi
 
 # The C++ runtime, with its tests. Without what it needs, people are told what is missing and go on; CI fails.
 cpp: $(STAMP)
@@ -58,10 +65,43 @@ cpp-aarch64: $(STAMP)
 	runtime/cpp/setup.sh $(BIN)/python && runtime/cpp/setup_aarch64.sh $(BIN)/python
 	cd runtime/cpp && cmake --preset aarch64 && cmake --build --preset aarch64 && ctest --preset aarch64
 
-# The Python package for 64-bit Arm: the wheel and its dependencies in Debian's Python, run by qemu-user on a bundle.
-python-aarch64: $(STAMP)
-	[ -d build/aarch64.bundle ] || $(BIN)/mars-export onnx -o build/aarch64.bundle --precision w8a8
-	tests/runtime/aarch64.sh $(BIN)/python build/aarch64.bundle
+# libmars by the compilers of JetPack 6 (GCC 11), JetPack 7 (GCC 13) and by clang, those that are here, and its unit tests.
+compilers: $(STAMP)
+	runtime/cpp/setup.sh $(BIN)/python
+	@cd runtime/cpp; for compiler in g++-11 g++-13 clang++; do command -v $$compiler >/dev/null || { echo "$$compiler is not here"; continue; }; \
+	place=../../build/cpp/$$compiler; cmake -S . -B $$place -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$$compiler \
+	-DMARS_TESTS=ON -DMARS_WERROR=ON -DCMAKE_UNITY_BUILD=ON && cmake --build $$place && ctest --test-dir $$place --output-on-failure \
+	|| exit 1; done
+
+# A tiny model in every precision, run by qemu-user on processors that are not here: a table of what held (docs/log.md).
+# Arm too, in Debian's Python for it. `processors-few` is a part of it.
+MACHINES = build/machines
+PROCESSORS = Nehalem Haswell max
+ARM = cortex-a57 max
+RUN = build/cpp/release/mars-run
+MADE = PYTHONPATH=tests $(BIN)/python tests/machines/bundles.py $(MACHINES)
+TABLE = $(BIN)/python tests/machines/table.py $(MACHINES)
+ON_X86 = $(foreach cpu,$(1),"$(cpu)=qemu-x86_64 -cpu $(cpu) $(2)")
+
+processors: $(STAMP) qemu
+	tests/machines/arm64.sh $(BIN)/python
+	$(MADE) && $(TABLE) $(call ON_X86,$(PROCESSORS),$(BIN)/python) \
+	$(foreach cpu,$(ARM),"aarch64 $(cpu)=build/arm64/python $(cpu)") \
+	--mars-run "here=$(RUN)" $(call ON_X86,$(PROCESSORS),$(RUN))
+
+processors-few: $(STAMP) qemu
+	$(MADE) && $(TABLE) --precisions w8a8 fp32 $(call ON_X86,Nehalem Haswell,$(BIN)/python) --mars-run "here=$(RUN)"
+
+qemu:
+	@command -v qemu-x86_64 >/dev/null || { apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends qemu-user >/dev/null; }
+
+# The same with the oldest and the newest release of ONNX Runtime that the extras allow, each in an environment of its own.
+VERSION = $(PYTHON) -m venv build/ort-$(1) && build/ort-$(1)/bin/python -m pip install --quiet --upgrade --disable-pip-version-check . "$(2)"
+versions: $(STAMP)
+	$(call VERSION,oldest,onnxruntime==1.25.*)
+	$(call VERSION,newest,onnxruntime)
+	$(MADE) && $(TABLE) oldest=build/ort-oldest/bin/python newest=build/ort-newest/bin/python
 
 cpp-%:
 	cd runtime/cpp && cmake --preset $* && cmake --build --preset $* $(if $(filter release,$*),,--parallel 1) && ctest --preset $*
@@ -72,11 +112,6 @@ attack: $(STAMP)
 	mkdir -p build
 	$(BIN)/python benchmarks/attack --state build/attack.jsonl
 	$(BIN)/python benchmarks/attack --kind checkpoints --trials 20000 --state build/checkpoints.jsonl
-	PYTHONPATH=benchmarks $(BIN)/python -m attack.kills --state build/kills.jsonl
-	PYTHONPATH=benchmarks $(BIN)/python -m attack.memory --state build/memory.jsonl
-	if [ -x build/cpp/release/mars-run ]; then \
-	PYTHONPATH=benchmarks $(BIN)/python -m attack.memory --runs 40 --runner cpp build/cpp/release/mars-run \
-	--state build/memory-cpp.jsonl; else echo "libmars is not built (make cpp): its runs are left out"; fi
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.schemas --state build/schemas.jsonl
 	PYTHONPATH=benchmarks $(BIN)/python -m attack.soak --seconds 7200 --state build/soak.jsonl \
 	--figures build/soak.json
@@ -84,7 +119,7 @@ attack: $(STAMP)
 # libFuzzer with ASan and UBSan on what others write, MINUTES for each program of runtime/cpp/fuzz, one after the
 # other. Goes on from the inputs in build/fuzz; what is found lies there, and ends it with an error (docs/cpp.md).
 MINUTES ?= 30
-FUZZERS ?= manifest c_api http automaton tokenizer_json text graph
+FUZZERS ?= manifest c_api http automaton tokenizer_json text
 fuzz: $(VENV)/.installed
 	runtime/cpp/setup.sh $(BIN)/python
 	PYTHONPATH=tests $(BIN)/python -m support.fuzzed build/fuzz/bundle

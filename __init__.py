@@ -1,4 +1,4 @@
-"""Export MARS multi-token language models and run them anywhere. The front door; it loads lazily."""
+"""Export MARS multi-token language models and run them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,36 @@ from .runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from .runtime.answer import Completion as Completion
-    from .runtime.answer import Event as Event
-    from .runtime.batcher import Batcher as Batcher
+    from .runtime.batcher.batcher import Batcher as Batcher
+    from .runtime.batcher.counts import Counts as Counts
+    from .runtime.batcher.request import Request as Request
     from .runtime.decode.config import GenerationConfig as GenerationConfig
     from .runtime.decode.schedule import Limits as Limits
-    from .runtime.session import Session as Session
+    from .runtime.decode.stats import Stats as Stats
+    from .runtime.session.answer import Completion as Completion
+    from .runtime.session.answer import Event as Event
+    from .runtime.session.answer import Stream as Stream
+    from .runtime.session.conversation import Conversation as Conversation
+    from .runtime.session.session import Commit as Commit
+    from .runtime.session.session import Session as Session
 
 __version__ = "0.1.0"
 
-# These bring numpy, the tokenizer and a backend: `mars-export --help` and an error's name need none of them.
-_LAZY = ("Batcher", "Completion", "Event", "GenerationConfig", "Limits", "Session")
+# Imported on first use: `mars-export --help` needs neither numpy nor the tokenizer.
+_LAZY = {
+    "Batcher": "batcher.batcher",
+    "Commit": "session.session",
+    "Completion": "session.answer",
+    "Conversation": "session.conversation",
+    "Counts": "batcher.counts",
+    "Event": "session.answer",
+    "GenerationConfig": "decode.config",
+    "Limits": "decode.schedule",
+    "Request": "batcher.request",
+    "Session": "session.session",
+    "Stats": "decode.stats",
+    "Stream": "session.answer",
+}
 
 __all__ = [
     "__version__",
@@ -34,19 +53,25 @@ __all__ = [
     "BundleError",
     "CalibrationError",
     "CheckpointError",
+    "Commit",
     "Completion",
+    "Conversation",
+    "Counts",
     "Event",
     "ExportError",
     "GenerationConfig",
     "Limits",
     "MarsError",
     "Overloaded",
+    "Request",
     "Session",
     "SessionError",
+    "Stats",
+    "Stream",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.runtime"), name)
+    return getattr(import_module(f"{__name__}.runtime.{_LAZY[name]}"), name)

@@ -4,9 +4,11 @@ becomes of errors.
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -16,17 +18,15 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .calibration import commands as calibration
-from .calibration import plan_command as planning
 from .exporter import commands as exporter
 from .exporter import demo_command as showing
-from .runtime import bundle_commands as bundles
-from .runtime import chat_command as talking
-from .runtime import commands as runtime
-from .runtime import grammar_commands as grammars
-from .runtime import hub_commands as hub
-from .runtime import prefix_commands as prefixes
-from .runtime import serve_command as serving
-from .runtime.console import out, print_error, print_warning
+from .runtime.cli import bundles as bundles
+from .runtime.cli import chat_command as talking
+from .runtime.cli import generate as runtime
+from .runtime.cli import grammars as grammars
+from .runtime.cli import hub as hub
+from .runtime.cli import serve as serving
+from .runtime.cli.console import out, print_error, print_warning
 from .runtime.errors import MarsError, MarsWarning
 
 
@@ -57,9 +57,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "pull": (HUB,),
     "calibrate": (RUN, REPORT),
     "bench": (RUN, REPORT),
-    "gpucheck": (RUN,),
-    "prefix store": (RUN,),
-    "plan": (RUN,),
 }
 
 
@@ -98,9 +95,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and not ctx.resilient_parsing and "--help" not in rest:
-            named = getattr(command, "commands", None)  # those of a group
-            inner = f" {rest[0] if rest[0] in named else 'store'}" if named and rest else ""
-            check_installed(name + inner)
+            check_installed(name)
         return name, command, rest
 
 
@@ -121,9 +116,7 @@ for part in (
     talking,
     serving,
     calibration,
-    planning,
     bundles,
-    prefixes,
     grammars,
     hub,
 ):
@@ -154,6 +147,8 @@ def main() -> None:
     """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks. With
     --json they are a line of JSON on standard output, too.
     """
+    if sys.stdin is None:  # closed where it was started
+        sys.stdin = io.StringIO()
     with warnings.catch_warnings():
         warnings.showwarning = _shown_by(warnings.showwarning)
         try:
@@ -164,6 +159,16 @@ def main() -> None:
         except BrokenPipeError:
             sys.stderr.close()  # the reader went away, as in `| head`
             sys.exit(0)
+        except OSError as error:  # a full disk, a name that is too long
+            where = f"{error.filename}: " if error.filename else ""
+            problem = MarsError(f"{where}{error.strerror or error}")
+            try:
+                print_error(problem, as_json="--json" in sys.argv)
+            except OSError:  # what is full is standard output
+                print_error(problem)
+            with suppress(OSError):
+                sys.stdout.close()
+            sys.exit(1)
 
 
 def _shown_by(others: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-from mars_export.runtime import GenerationConfig, Session
+from mars_export import GenerationConfig, Session
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mars_export import GenerationConfig, Session
 from mars_export.calibration.tasks.tasks import Task, load
-from mars_export.runtime import GenerationConfig, Session
 
 DATA = Path(__file__).parent.parent / "examples" / "default-checkpoint" / "data"
 TASKS = ("assistant", "arithmetic", "chat")

@@ -67,7 +67,7 @@ def session(nodes: Nodes, feeds: Mapping[str, Sequence[Any]], outputs: Sequence[
 
 
 def per_channel(nodes: Nodes, weight: np.ndarray, name: str) -> None:
-    made = Codec("int8", None).encode(weight.T, FP32)
+    made = Codec("int7", None).encode(weight.T, FP32)
     nodes.constant(name, made.codes.reshape(weight.T.shape).T, np.int8)
     nodes.constant(f"{name}_scale", made.scales[:, 0], np.float32)
 

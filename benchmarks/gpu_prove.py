@@ -1,7 +1,7 @@
 """Everything of this project that waits for a GPU, run where there is one, and written as a page.
 
     python benchmarks/gpu_prove.py                        all steps; what passed before is not run again
-    python benchmarks/gpu_prove.py tests check-fp16       some of them
+    python benchmarks/gpu_prove.py tests doctor-fp16      some of them
     python benchmarks/gpu_prove.py --list                 what there is; each takes at most ten minutes
     python3 benchmarks/gpu_prove.py --joined build/gpu-joined    what gpu_pack.py brought, no network
 
@@ -24,6 +24,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from gpu.speed import table
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, DOCS = ROOT / "build" / "gpu", ROOT / "docs" / "gpu"
 LIMIT = 590  # seconds of a step
@@ -31,21 +33,16 @@ SKIPPED = 77  # exit code of a step that has nothing to look at here
 PRECISIONS = ("fp32", "fp16", "int4", "int8")
 SHAPES = ("0.5B", "1.5B", "7B")
 CLI = (sys.executable, "-c", "from mars_export.cli import main; main()")
-MIDDLE = "opens,kv,tokens,exact,batcher,blocks,prefix,grammar,graphs,sampling,recovery"
-SPEED = "steps,speed,batches,first"
-SHAPE = "opens,kv,steps,first"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One process; `needs` is a path that must be there, `makes` one that is enough if it is. `folder`: where
-    gpucheck writes its figures."""
+    """One process; `needs` is a path that must be there, `makes` one that is enough if it is."""
 
     title: str
     command: tuple[str, ...]
     needs: Path | None = None
     makes: Path | None = None
-    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Result:
 
 def steps(device: str, joined: Path | None = None) -> dict[str, Step]:
     """In an order in which each finds what it needs."""
-    few = ("--rows", "4", "--requests", "40") if device == "cpu" else ()
+    few = ("--rows", "2") if device == "cpu" else ()
     here = str(Path(__file__).parent / "gpu")
     found = {
         "tests": Step(
@@ -85,25 +82,10 @@ def steps(device: str, joined: Path | None = None) -> dict[str, Step]:
             *extra,
         )
         found[f"export-{precision}"] = Step(f"the default checkpoint in {precision}", export, makes=bundle)
-        for part, names in (("check", MIDDLE), ("speed", SPEED), ("growth", "growth")):
-            if part == "growth" and precision != "fp16":
-                continue
-            folder = BUILD / f"gpucheck-{precision}"
-            command = (
-                *CLI,
-                "gpucheck",
-                str(bundle),
-                "--device",
-                device,
-                "--only",
-                names,
-                "-o",
-                str(folder),
-                *few,
-            )
-            found[f"{part}-{precision}"] = Step(
-                f"{precision}: {names.replace(',', ', ')}", command, needs=bundle, folder=folder
-            )
+        doctor = (*CLI, "doctor", str(bundle), "--device", device)
+        found[f"doctor-{precision}"] = Step(f"{precision}: where KV is, tokens, steps", doctor, needs=bundle)
+        speed = (sys.executable, f"{here}/speed.py", str(bundle), "--device", device, *few)
+        found[f"speed-{precision}"] = Step(f"{precision}: tokens a second", speed, needs=bundle)
     found["cpp"] = Step(
         "libmars on a GPU: ONNX Runtime's rows on the device, engines",
         (
@@ -115,13 +97,11 @@ def steps(device: str, joined: Path | None = None) -> dict[str, Step]:
         needs=BUILD / "fp32.bundle",
     )
     for shape in SHAPES:
-        bundle, folder = BUILD / f"{shape}.bundle", BUILD / f"gpucheck-{shape}"
+        bundle = BUILD / f"{shape}.bundle"
         make = (sys.executable, f"{here}/shape.py", shape, "-o", str(bundle))
         found[f"export-{shape}"] = Step(f"random weights of {shape} shape in fp16", make, makes=bundle)
-        command = (*CLI, "gpucheck", str(bundle), "--device", device, "--only", SHAPE, "-o", str(folder))
-        found[f"speed-{shape}"] = Step(
-            f"{shape} shape: {SHAPE.replace(',', ', ')}", command, needs=bundle, folder=folder
-        )
+        speed = (sys.executable, f"{here}/speed.py", str(bundle), "--device", device, *few)
+        found[f"speed-{shape}"] = Step(f"{shape} shape: tokens a second", speed, needs=bundle)
     found["transformers"] = Step(
         "transformers' own one-token speed, fp16",
         (sys.executable, f"{here}/transformers_speed.py", "--device", device),
@@ -174,17 +154,15 @@ def take(name: str, step: Step, env: Mapping[str, str]) -> Result:
         return Result(name, step.title, "not run", f"{last} (no GPU?)", seconds)
     if name == "cpp" and code == SKIPPED:
         return Result(name, step.title, "not run", last, seconds)
-    figures = _figures(step.folder, last)
+    figures = _figures(last)
     state = "passed" if code == 0 else "failed"
     return Result(name, step.title, state, last[:300] if code != 124 else f"over {LIMIT} s", seconds, figures)
 
 
-def _figures(folder: Path | None, last: str) -> dict[str, Any]:
-    """What gpucheck wrote, or a last line of JSON."""
-    path = folder / "gpucheck.json" if folder is not None else None
-    text = path.read_text(encoding="utf-8") if path is not None and path.exists() else last
+def _figures(last: str) -> dict[str, Any]:
+    """A last line of JSON."""
     try:
-        found = json.loads(text)
+        found = json.loads(last)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -202,29 +180,18 @@ def device_name(device: str) -> str:
 
 
 def page(gpu: str, results: Sequence[Result]) -> str:
-    """The page of one GPU: every step, then every check of every bundle."""
+    """The page of one GPU: every step, then the speeds of all bundles."""
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     lines = [f"# {gpu}", "", f"Written by `python benchmarks/gpu_prove.py` on {date}.", ""]
+    speeds = [row for r in results for row in r.figures.get("rows", [])]
+    if speeds:
+        lines += [*table(speeds), ""]
     lines += ["| step | | last words | seconds |", "|---|---|---|---|"]
     for r in results:
         state = {"passed": "passed", "failed": "**failed**"}.get(r.state, "not run here")
-        lines.append(f"| {r.name}: {r.title} | {state} | {_cell(r.detail)} | {r.seconds:g} |")
-    shown: set[str] = set()
-    for r in results:
-        outcomes = r.figures.get("outcomes", [])
-        bundle = r.figures.get("bundle")
-        if not outcomes or bundle in shown:
-            continue
-        shown.add(bundle)
-        lines += ["", f"## {bundle}", "", "| check | | found |", "|---|---|---|"]
-        for o in (latest(results, bundle) or r).figures["outcomes"]:
-            lines.append(f"| {o['title']} | {o['state']} | {_cell(o['detail'])} |")
+        detail = f"{len(r.figures['rows'])} rows above" if "rows" in r.figures else r.detail
+        lines.append(f"| {r.name}: {r.title} | {state} | {_cell(detail)} | {r.seconds:g} |")
     return "\n".join(lines) + "\n"
-
-
-def latest(results: Sequence[Result], bundle: str) -> Result | None:
-    """The last step of a bundle has the figures of all before it."""
-    return next((r for r in reversed(results) if r.figures.get("bundle") == bundle), None)
 
 
 def _cell(text: str) -> str:

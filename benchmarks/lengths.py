@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from mars_export import GenerationConfig, MarsError, Session
 from mars_export.calibration.drawing import COLORS, two_panels
-from mars_export.runtime import GenerationConfig, MarsError, Session
 from steps import Times
 
 LENGTHS = (500, 1000, 2000, 4000, 7500)

@@ -18,8 +18,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from mars_export import GenerationConfig, Session
 from mars_export.calibration.tasks.tasks import load
-from mars_export.runtime import GenerationConfig, Session
 
 DATA = Path(__file__).parent.parent / "examples" / "default-checkpoint" / "data"
 TASKS = ("assistant", "arithmetic", "chat")

@@ -11,8 +11,6 @@ Every round has texts of its own, so that a hit is one of its own first turn.
 turn      a history is read and answered, then a question behind it is timed to its first token (goal: 0.12
           of the time without)
 requests  as many with one beginning, so many at a time, the store forgotten before (goal: 0.35)
-first     the first request of a session that was just opened, whose system prompt `mars-export prefix`
-          stored in the bundle (in a copy of it)
 miss      looking up a prompt that has nothing in common with what is saved, beside a one-slot step (goal:
           0.01)
 memory    random talks over a backend without a model: bytes that saved entries hold, and growth of the
@@ -23,10 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -35,16 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from mars_export.runtime import Completion, GenerationConfig, Session, machine
+from mars_export import Completion, GenerationConfig, Session
+from mars_export.runtime import machine
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.prefix import Prefixes
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, run
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
-from mars_export.runtime.prefix_maker import make
 
-NAMES = ("turn", "requests", "first", "miss", "memory")
+NAMES = ("turn", "requests", "miss", "memory")
 
 
 class Texts:
@@ -115,43 +110,6 @@ def requests(sessions: dict[str, Session], args: argparse.Namespace) -> dict[str
         "ratio": middle["with"] / middle["without"],
         "cached_tokens": cached,
         "prompt_tokens": args.requests * (args.system + args.question),
-    }
-
-
-def first(args: argparse.Namespace) -> dict[str, Any]:
-    """A copy of the bundle by links: what is written into it does not touch the other."""
-    times: dict[str, list[float]] = {"with": [], "without": []}
-    config = GenerationConfig(max_new_tokens=args.new, eos_ids=())
-    same = cached = num_bytes = 0
-    with tempfile.TemporaryDirectory(prefix="prefix-", dir=args.bundle.parent) as place:
-        path = Path(place) / args.bundle.name
-        shutil.copytree(args.bundle, path, copy_function=os.link)
-        session = Session.open(path, threads=args.threads, cache_bytes=0)
-        texts, cost = Texts(session, 4), session.cost
-        system = texts.ids(args.system)
-        begun = perf_counter()
-        stored = make(session, "system", system)
-        making = perf_counter() - begun
-        num_bytes = sum((path / prefix.file).stat().st_size for prefix in stored)
-        for number in range(max(1, args.rounds // 3)):
-            prompt, answers = [*system, *texts.ids(args.question)], []
-            for name, budget in sorted((("with", 1 << 30), ("without", 0)), reverse=bool(number % 2)):
-                session = Session.open(path, threads=args.threads, cache_bytes=budget)
-                session.cost = cost
-                done = session.generate(prompt, config)
-                times[name].append(done.stats.time_to_first_token)
-                answers.append(done.token_ids)
-                cached = max(cached, done.stats.cached_tokens)
-            same += answers[0] == answers[1]
-    middle = {name: median(seconds) for name, seconds in times.items()}
-    return {
-        "first_token_s": middle,
-        "ratio": middle["with"] / middle["without"],
-        "cached_tokens": cached,
-        "prompt_tokens": args.system + args.question,
-        "file_bytes": num_bytes,
-        "making_s": making,
-        "same_tokens": same,
     }
 
 
@@ -258,7 +216,6 @@ def main() -> None:
     works: dict[str, Callable[[], dict[str, Any]]] = {
         "turn": lambda: turns(sessions, args),
         "requests": lambda: requests(sessions, args),
-        "first": lambda: first(args),
         "miss": lambda: miss(sessions["with"], args),
         "memory": lambda: memory(args),
     }

@@ -24,7 +24,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mars_export.runtime import Batcher, GenerationConfig, Limits, Session
+from mars_export import Batcher, GenerationConfig, Limits, Session
 from peers import catalog, machine, models
 from peers.catalog import Program
 from serving import loops, prompts, soak

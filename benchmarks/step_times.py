@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import onnxruntime
 
-from mars_export.runtime import GenerationConfig, Session
+from mars_export import GenerationConfig, Session
 from mars_export.runtime.decode.backend import Backend
 
 CURSOR = 128

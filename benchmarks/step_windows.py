@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mars_export import GenerationConfig, Session
 from mars_export.calibration.tasks.tasks import Task, load
 from mars_export.calibration.tau.record import Trace, record
-from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.decode.config import Window
 from mars_export.runtime.decode.cost import Cost
 from mars_export.runtime.decode.policy import Policy

@@ -26,7 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import onnxruntime
 
-from mars_export.runtime import GenerationConfig, Session
+from mars_export import GenerationConfig, Session
 from mars_export.runtime.decode.backend import Backend, bucket
 from step_times import CURSOR, Steps, Times, Work, one_round, step_of, steps_of_an_answer
 from step_windows import replay, window

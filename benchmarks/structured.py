@@ -25,10 +25,10 @@ from typing import Any
 import jsonschema
 import tomllib
 
+from mars_export import GenerationConfig, Session
 from mars_export.calibration.journal import Journal
-from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.decode.guide import Guide
-from mars_export.runtime.toolcalls import list_schema
+from mars_export.runtime.structured.guide import Guide
+from mars_export.runtime.text.toolcalls import list_schema
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parent / "examples" / "default-checkpoint"

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.console import (
+from ..runtime.cli.console import (
     BundleArgument,
     Device,
     Json,
     Level,
-    Threads,
     VariantName,
     listed,
     out,
@@ -74,7 +73,6 @@ def calibrate(
     store: Annotated[
         bool, typer.Option("--store/--no-store", help="Whether the bundle gets the profile.")
     ] = True,
-    html: Annotated[bool, typer.Option("--html", help="Write the report as an HTML page too.")] = False,
     device: Device = "cpu",
     threads: TaskThreads = None,
     accuracy_level: Level = None,
@@ -89,9 +87,7 @@ def calibrate(
     candidates = numbers("--taus", taus, float)
     options = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
     where = (bundle, task, output, score, allow_exec, device, threads, None, accuracy_level, resume, force)
-    request = Request(
-        *where, schema=schema, name=name, confirm=confirm, store=store, html=html, options=options
-    )
+    request = Request(*where, schema=schema, name=name, confirm=confirm, store=store, options=options)
     if dry_run:
         print_result(estimate(request), as_json, _show_estimate)
         return
@@ -187,51 +183,13 @@ def bench(
         out.print(f"report    {request.folder}", markup=False)
 
 
-@app.command()
-def gpucheck(
-    bundle: BundleArgument,
-    device: Device = "cuda",
-    only: Annotated[
-        str | None, typer.Option("--only", help="Names of checks, with commas between; all by default.")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder of the page, the figures and the state.")
-    ] = Path("gpucheck"),
-    rows: Annotated[int, typer.Option(min=4, help="Prompts that are compared.")] = 24,
-    requests: Annotated[int, typer.Option(min=8, help="Requests that must leave no memory behind.")] = 2000,
-    variant: VariantName = None,
-    threads: Threads = None,
-    resume: Resume = False,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Prove that a bundle works on a device: right tokens, where its memory is, what steps and answers cost.
-    Exit code 1 if a check fails."""
-    from .gpucheck.gpucheck import PAGE_FILE, CheckRequest
-    from .gpucheck.gpucheck import gpucheck as make_checks
-    from .gpucheck.outcome import table
-    from .gpucheck.subject import Subject
-
-    subject = Subject(bundle, device, threads, variant, rows, requests)
-    names = tuple(listed(only)) if only else ()
-    with progress_of(output) as progress:
-        report = make_checks(CheckRequest(subject, output, names, resume, force), progress)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print_table(("check", "", "found"), table(report.outcomes))
-        out.print(report.headline, style="bold", markup=False)
-        out.print(f"page      {output / PAGE_FILE}", markup=False)
-    if not report.is_good:
-        raise typer.Exit(1)
-
-
 def _show_bench(report: BenchReport) -> None:
     out.print(report.headline, style="bold", markup=False)
     waits = "what a reader waits for, ms: median and 99th percentile"
     tables = {
         "whole answers; speed-up and its lowest and highest round; score's interval": report.speed_table,
         waits: report.latency_table,
+        "a service whose batch is full": report.load_table,
         f"a step, {report.cursor} tokens in the cache": report.cost_table,
     }
     for title, (head, *lines) in tables.items():

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..runtime import GenerationConfig, Session
+from ..runtime.decode.config import GenerationConfig
 from ..runtime.errors import CalibrationError
+from ..runtime.session.session import Session
 
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # the harness's names of the same thing
 KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "seed", *LIMITS}

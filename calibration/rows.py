@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..runtime import GenerationConfig, MarsError, Session
-from ..runtime.errors import CalibrationError
+from ..runtime.decode.config import GenerationConfig
+from ..runtime.errors import CalibrationError, MarsError
+from ..runtime.machine import cores
+from ..runtime.session.session import Session
 from .journal import Journal
 from .tasks.form import Form
 from .tasks.tasks import DATA, SUFFIX, Task, find, load
@@ -62,7 +64,10 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
                 session.guide(tasks[i].config(GenerationConfig()))
             ids = tuple(session.text.encode(tasks[i].source, tools=form.tools))
         except MarsError as error:
-            refusals.append(f"row {i + 1}: {error}")
+            if error.code == "context_length_exceeded":
+                too_long.append(i + 1)
+            else:
+                refusals.append(f"row {i + 1}: {error}")
             continue
         if not ids:
             refusals.append(f"row {i + 1}: the prompt is empty")
@@ -140,7 +145,7 @@ class TaskRequest:
         """Where the figures come from, in words."""
         count = self.threads
         threads = "default threads" if not count else f"{count} thread{'s' if count > 1 else ''}"
-        return f"{platform.machine()}, {os.cpu_count()} logical cores, {self.device}, {threads}"
+        return f"{platform.machine()}, {cores()} logical cores, {self.device}, {threads}"
 
     def rows(self, path: Path | None = None) -> list[Task]:
         """The task's rows, or those of another file by the same rules."""

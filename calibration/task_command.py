@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..runtime.console import advance, at_most_cores, err, listed, print_json, progress_bars
+from ..runtime.cli.console import advance, at_most_cores, err, listed, print_json, progress_bars
 from ..runtime.errors import MarsError
 
 T = TypeVar("T")

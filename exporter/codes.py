@@ -1,4 +1,4 @@
-"""Integer codes for weights: int4 or int8, with a scale for each group or channel.
+"""Integer codes for weights: 4, 7 or 8 bits, with a scale for each group or channel.
 
 Knows arrays; nothing of graphs or files.
 """
@@ -15,8 +15,20 @@ SCHEMES = ("int4", "int8", "w8a8")
 GROUP_SIZES = (16, 32, 64, 128, 256)
 TABLES = ("float", "int8", "int4")  # how lm_head may be stored; the embedding may be float or int8
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range, tried by `search`
-LOWEST = {("int4", True): -8, ("int8", True): -127, ("int4", False): 0, ("int8", False): 0}
-HIGHEST = {("int4", True): 7, ("int8", True): 127, ("int4", False): 15, ("int8", False): 255}
+LOWEST = {
+    ("int4", True): -8,
+    ("int7", True): -63,
+    ("int8", True): -127,
+    ("int4", False): 0,
+    ("int8", False): 0,
+}
+HIGHEST = {
+    ("int4", True): 7,
+    ("int7", True): 63,
+    ("int8", True): 127,
+    ("int4", False): 15,
+    ("int8", False): 255,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +41,19 @@ class Codec:
     the one with the least squared error: outliers are clipped where that serves the others.
     """
 
-    kind: str  # "int4" or "int8"
+    kind: str  # "int4", "int8", or "int7", which is stored as int8
     group_size: int | None
     symmetric: bool = True
     search: bool = False
 
     @property
+    def bits(self) -> int:
+        return int(self.kind.removeprefix("int"))
+
+    @property
     def dtype(self) -> str:
-        return self.kind if self.symmetric else f"u{self.kind}"
+        stored = "int4" if self.kind == "int4" else "int8"
+        return stored if self.symmetric else f"u{stored}"
 
     @property
     def lowest(self) -> int:
@@ -153,9 +170,10 @@ class Quantization:
     """How a bundle's weights are stored.
 
     `scheme`: "int4" and "int8" are weights only, in groups of `group_size` inputs; "w8a8" has one scale for
-    each output channel and quantizes activations to 8 bits as it runs, each token on its own. `head` and
-    `embedding`: how lm_head and the embedding table are stored ("float" is the graph's own precision). Tied
-    tables in the same form are stored once.
+    each output channel and quantizes activations to 8 bits as it runs, each token on its own; its weights
+    have 7 bits, because processors without 32-bit byte products add two products in 16 bits: 2 x 255 x 63
+    fits, 2 x 255 x 127 saturates. `head` and `embedding`: how lm_head and the embedding table are stored
+    ("float" is the graph's own precision). Tied tables in the same form are stored once.
     """
 
     scheme: str
@@ -197,15 +215,13 @@ class Quantization:
     @property
     def linear(self) -> Codec:
         if self.is_integer:
-            return Codec("int8", None)
+            return Codec("int7", None)
         return Codec(self.scheme, self.group_size, self.symmetric, self.search)
 
     def table(self, kind: str) -> Codec | None:
         """The codec of a vocabulary table; int8 ones have one scale a row: each row can be read alone."""
         if kind == "float":
             return None
-        return (
-            Codec("int8", None)
-            if kind == "int8"
-            else Codec("int4", self.group_size, self.symmetric, self.search)
-        )
+        if kind == "int4":
+            return Codec("int4", self.group_size, self.symmetric, self.search)
+        return Codec("int7" if self.is_integer else "int8", None)

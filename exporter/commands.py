@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..runtime.console import Json, advance, err, out, print_json, progress_bars
-from ..runtime.errors import CheckpointError
+from ..runtime.cli.console import Json, advance, err, out, print_json, progress_bars
+from ..runtime.errors import CheckpointError, PrecisionError
 from .graph_options import (
     AllowDrift,
     Asymmetric,
@@ -78,9 +80,7 @@ def onnx(
     top_k: TopK = 0,
     fixed: Annotated[
         bool,
-        typer.Option(
-            "--fixed", "--static", help="Also write graphs with every dimension fixed, sharing the weights."
-        ),
+        typer.Option("--fixed", help="Also write graphs with every dimension fixed, sharing the weights."),
     ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Rows of the --fixed graphs.")] = 1,
     capacity: Annotated[
@@ -102,6 +102,7 @@ def onnx(
     as_json: Json = False,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
+    from ..runtime.bundle.manifest import NEAR_TIES
     from .checkpoint.open import open_checkpoint
     from .export import ExportOptions, export_onnx
     from .precision import choose_precision
@@ -115,9 +116,10 @@ def onnx(
         )
     if checkpoint is None:
         err.print(DEFAULT)
-    if precision == "auto":
+    is_auto = precision == "auto"
+    if is_auto:
         precision, reason = choose_precision(device)
-        err.print(f"precision {precision}: {reason}")
+        err.print(f"precision: {precision} ({reason})")
     options = ExportOptions(
         block=block, precision=precision, activations=activations, group=group, asymmetric=asymmetric,
         search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, top_k=top_k,
@@ -131,17 +133,26 @@ def onnx(
         )  # fmt: skip
         _say_which_mask(opened.vocabulary, mask_token)
         _say_which_quantizer(options.quantizer_for(opened))
-        manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
+        try:
+            manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
+        except PrecisionError as error:
+            if not is_auto:
+                raise
+            err.print(f"precision: fp32 ({str(error).partition(';')[0]})", markup=False)
+            options = replace(options, precision="fp32", quantizer="auto", calibration_text=None)
+            manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
         return
     drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
     out.print(
-        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {precision}, block {block}, {len(manifest.variants)}"
-        " graph(s)"
+        f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {block},"
+        f" {len(manifest.variants)} graph(s)"
     )
     if drift is not None:
-        out.print(_drift_line(drift))
+        _say_drift(drift, manifest.variants[0].precision)
+    if manifest.variants[0].has_near_ties:
+        out.print(f"{options.precision}: {NEAR_TIES}")
     system = "" if checkpoint is not None else " --system 'Reply with tool calls.'"
     out.print(f"try: mars-export chat {output}{system}", markup=False)
 
@@ -201,7 +212,7 @@ def trt(
     ] = None,
     fixed: Annotated[
         bool,
-        typer.Option("--fixed", "--static", help="An engine for exactly --batch rows of --block slots."),
+        typer.Option("--fixed", help="An engine for exactly --batch rows of --block slots."),
     ] = False,
     build: Annotated[
         bool,
@@ -209,6 +220,9 @@ def trt(
             "--build/--no-build", help="Build where that can be done, or write graph and recipe in any case."
         ),
     ] = True,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Round float32 products to TF32: faster, and less exact.")
+    ] = False,
     metrics: Metrics = False,
     logits: Logits = False,
     top_k: TopK = 0,
@@ -247,6 +261,7 @@ def trt(
         prefill=prefill,
         fixed=fixed,
         build=build,
+        tf32=tf32,
     )
     if source is None:
         err.print(DEFAULT)
@@ -317,7 +332,7 @@ def _print_engine(bundle: Path, outcome: Any) -> None:
         cost = f"in {info.seconds:.1f} s, {info.peak_memory / 1e9:.1f} GB of memory at most"
         out.print(f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} {cost}")
         if variant.drift is not None:
-            out.print(_drift_line(variant.drift))
+            _say_drift(variant.drift, variant.precision)
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")
         return
     if plan.obstacle is None:
@@ -335,12 +350,22 @@ def _print_engine(bundle: Path, outcome: Any) -> None:
         )
 
 
-def _drift_line(drift: Any) -> str:
-    line = (
-        f"self-check: argmax {drift.argmax_matches}/{drift.positions}, logit error"
-        f" {drift.max_logit_error:.1e},"
-        f" confidence error {drift.max_confidence_error:.1e}"
-    )
+def _say_drift(drift: Any, precision: str) -> None:
+    """The verdict first, each figure with its bound; a warning well before one of them is reached."""
+    from .check.selfcheck import BOUNDS
+
+    _, confidence, share = BOUNDS[precision]
+    places, same, error = drift.positions, drift.argmax_matches, drift.max_confidence_error
     flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
-    line += f", acceptance flips {flips}" if flips else ""
-    return line + (f"; the checkpoint as {drift.yardstick} reads it" if drift.yardstick else "")
+    is_good = same >= share * places and error <= confidence
+    verdict = "passed" if is_good else "failed"
+    line = f"self-check {verdict}: the checkpoint's next token in {same} of {places} places"
+    line += f" (at least {math.ceil(share * places)}), confidence error {error:.2g} (at most {confidence:g})"
+    line += f", logit error {drift.max_logit_error:.2g}" + (f", acceptance flips {flips}" if flips else "")
+    out.print(line + (f"; the checkpoint as {drift.yardstick} reads it" if drift.yardstick else ""))
+    if places - same > (1 - share) * places / 2 or error > confidence / 2:
+        err.print(
+            f"warning: {precision} is far from the checkpoint; take a wider --precision, or measure it on"
+            " your own task (docs/quantization.md)",
+            style="yellow",
+        )

@@ -8,8 +8,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..runtime import GenerationConfig, Session, Stats
-from ..runtime.bundle.manifest import MANIFEST_FILE
+from ..runtime.bundle.files import MANIFEST_FILE
+from ..runtime.decode.config import GenerationConfig
+from ..runtime.decode.stats import Stats
+from ..runtime.session.session import Session
 from .checkpoint import default as embedded
 from .checkpoint.open import open_checkpoint
 from .checkpoint.tensors import read_json

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runtime.console import Json, Threads, advance, err, out, print_json, progress_bars
+from ..runtime.cli.console import Json, Threads, advance, err, out, print_json, progress_bars
 
 app = typer.Typer()
 

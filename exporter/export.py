@@ -19,13 +19,12 @@ from ..runtime.bundle.manifest import (
     ModelInfo,
     QuantizationInfo,
     QuantizerInfo,
-    Separators,
     TextInfo,
     TokenInfo,
     Variant,
 )
 from ..runtime.bundle.open import open_bundle, write_manifest
-from ..runtime.device.ort import FASTEST_LEVEL, LEVELED
+from ..runtime.device.ort.backend import FASTEST_LEVEL, LEVELED
 from ..runtime.errors import BundleError, ExportError
 from .checkpoint.compressed import require_same_form
 from .checkpoint.family import Dims
@@ -36,7 +35,7 @@ from .graph import step as graph
 from .graph.hashed import HashedFile
 from .graph.step import StepGraph, StepShape
 from .graph.weights import Placed, total_bytes, write_weights
-from .output import replacing
+from .output import writing
 from .quantize.choice import Quantizer, choose_quantizer
 from .turns import derive_chat_turns
 
@@ -155,16 +154,16 @@ def export_onnx(
     options.check(checkpoint.dims)
     options.quantizer_for(checkpoint)
     report = progress or (lambda phase, done, total: None)
-    with replacing(target, weight_bytes(checkpoint, options), force) as directory:
+    with writing(target, weight_bytes(checkpoint, options), force) as directory:
         manifest = write_bundle(directory, checkpoint, options, report)
-        reopen(directory)
+        reopen(directory, target)
         return manifest
 
 
-def reopen(directory: Path) -> None:
-    """An export that succeeds has written a bundle that opens."""
+def reopen(directory: Path, target: Path) -> None:
+    """Check that what was written opens; it is stamped as `target`, which it will be."""
     try:
-        open_bundle(directory)
+        open_bundle(directory, name=target)
     except BundleError as error:
         problem = str(error).replace(f"{directory}: ", "").replace(f"{directory}/", "")
         raise ExportError(
@@ -172,7 +171,6 @@ def reopen(directory: Path) -> None:
             " checkpoint's"
             " config.json or tokenizer_config.json, or report it"
         ) from error
-    (directory / ".verified.json").unlink(missing_ok=True)  # the reader's note to itself, no part of a bundle
 
 
 def write_bundle(
@@ -187,9 +185,8 @@ def write_bundle(
     model = _model_info(checkpoint)
     variants = _write_graphs(directory, checkpoint, options, placed)
     (directory / TOKENIZER_FILE).write_text(checkpoint.vocabulary.tokenizer_json, encoding="utf-8")
-    drift, separators = _self_check(directory, checkpoint, options, placed, report)
-    found = (drift, separators, weights, quantizer)
-    manifest = _manifest(directory, checkpoint, options, model, variants, *found)
+    drift = _self_check(directory, checkpoint, options, placed, report)
+    manifest = _manifest(directory, checkpoint, options, model, variants, drift, weights, quantizer)
     write_manifest(directory, manifest)
     return manifest
 
@@ -302,7 +299,7 @@ def _self_check(
     options: ExportOptions,
     placed: dict[str, Placed],
     report: Progress,
-) -> tuple[Drift, Separators | None]:
+) -> Drift:
     from .check import selfcheck
 
     layers, done = checkpoint.dims.num_layers, 0
@@ -345,8 +342,9 @@ def _quantization_info(
 ) -> QuantizationInfo | None:
     if storage is None:
         return None
+    linear = storage.linear
     return QuantizationInfo(
-        storage.linear.group_size, storage.symmetric, storage.head, storage.embedding, quantizer
+        linear.group_size, storage.symmetric, storage.head, storage.embedding, quantizer, linear.bits
     )
 
 
@@ -357,7 +355,6 @@ def _manifest(
     model: ModelInfo,
     variants: list[Variant],
     drift: Drift,
-    separators: Separators | None,
     weights: FileEntry,
     quantizer: QuantizerInfo | None,
 ) -> Manifest:
@@ -383,7 +380,6 @@ def _manifest(
             vocabulary.bos_token,
             vocabulary.eos_token,
             derive_chat_turns(vocabulary),
-            separators,
         ),
         variants=tuple(judged),
         files=tuple(files),

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 # The words before 0.2 stay as second names: recipes of older bundles use them.
-Group = Annotated[
-    int, typer.Option("--group", "--quant-block", help="Inputs that share a scale, for int4 and int8.")
-]
+Group = Annotated[int, typer.Option("--group", help="Inputs that share a scale, for int4 and int8.")]
 Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="int4 and int8 with zero points.")]
 Search = Annotated[
     bool, typer.Option("--search", help="Try narrower ranges for each group of int4 and int8; slower.")

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 
 from ..runtime.bundle.turns import START, ChatTurns
 from ..runtime.errors import BundleError, CheckpointError, SessionError
-from ..runtime.text import Text
+from ..runtime.text.tokenizer import Text
 from .checkpoint.vocabulary import Vocabulary
 
 # Tried in turn: all common roles, then without those that many templates treat specially.

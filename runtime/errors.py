@@ -8,8 +8,16 @@ from collections.abc import Sequence
 class MarsError(Exception):
     """Anything that a user of mars-export can put right.
 
-    The command line prints it as one block and exits with 1.
+    The command line prints it as one block and exits with 1. `code` is one of those that docs/serving.md
+    lists; `field` is the setting that is to blame, or "prompt", where one is.
     """
+
+    code = "failed"
+    field: str | None = None
+
+    def __init__(self, message: str, *, code: str | None = None, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.field = code or self.code, field
 
 
 class CheckpointError(MarsError):
@@ -20,6 +28,10 @@ class ExportError(MarsError):
     """The checkpoint is fine but the bundle cannot be written or does not agree with it."""
 
 
+class PrecisionError(ExportError):
+    """The checkpoint is fine, and a wider precision than this one can hold it."""
+
+
 class BundleError(MarsError):
     """The bundle is damaged, unsafe, or of a format this version does not read."""
 
@@ -27,17 +39,23 @@ class BundleError(MarsError):
 class SessionError(MarsError):
     """The bundle is fine but cannot run here, or the request cannot be served."""
 
+    code = "invalid_value"
+
 
 class DeviceLost(SessionError):
     """The device has failed for good: no request of this process will be answered on it any more. Start the
     process again.
     """
 
+    code = "failed"
+
 
 class Overloaded(SessionError):
     """Nothing is wrong with the request, there is no room for it now: too many wait, or too many of its
     client. `retry_after` seconds from now there may be (a guess from how long answers took).
     """
+
+    code = "overloaded"
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)

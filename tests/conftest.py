@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ from support import tiny
 from support.oracle import Oracle
 from support.tiny import Named
 
+from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
+from mars_export.exporter.checkpoint.vocabulary import Vocabulary
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import Session
+from mars_export.exporter.turns import derive_chat_turns
+from mars_export.runtime.bundle.turns import ChatTurns
 from mars_export.runtime.decode.cost import Cost
 
 BLOCK = 6
@@ -44,8 +48,25 @@ def _every_step_costs_the_same() -> Iterator[None]:
     full.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mars_export.runtime.session.measure", lambda *_: Cost(((1, 1.0),)))
-        patch.setattr("mars_export.runtime.session.CostFile", SimpleNamespace(of=lambda *_: None))
+        patch.setattr("mars_export.runtime.session.session.measure", lambda *_: Cost(((1, 1.0),)))
+        patch.setattr("mars_export.runtime.session.session.CostFile", SimpleNamespace(of=lambda *_: None))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _turns_are_derived_once() -> Iterator[None]:
+    """Most tiny checkpoints have one chat template, and its 2,600 renderings are most of an export."""
+
+    @cache
+    def derived(template: str | None, bos: str | None, eos: str | None) -> ChatTurns | None:
+        vocabulary = SimpleNamespace(chat_template=template, bos_token=bos, eos_token=eos)
+        return derive_chat_turns(cast(Vocabulary, vocabulary))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "mars_export.exporter.export.derive_chat_turns",
+            lambda v: derived(v.chat_template, v.bos_token, v.eos_token),
+        )
         yield
 
 

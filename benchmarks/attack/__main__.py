@@ -24,8 +24,8 @@ from typing import IO, Any
 
 KINDS = ("bundles", "checkpoints")
 HERE = Path(__file__).resolve().parent
-BUNDLE = HERE.parents[1] / "tests" / "runtime" / "bundle" / "written-by-1.1"
-OURS = ("BundleError", "SessionError", "CheckpointError", "ExportError", "ran")
+BUNDLE = HERE.parents[1] / "tests" / "conformance" / "trace"
+OURS = ("BundleError", "SessionError", "CheckpointError", "ExportError", "PrecisionError", "ran")
 SLOW, DEAD, MEMORY = 5.0, 60.0, 1 << 30  # seconds of processor time, seconds of silence, bytes
 
 

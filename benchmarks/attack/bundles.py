@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from attack import mutators
-from mars_export.runtime import GenerationConfig, Session
+from mars_export import GenerationConfig, Session
 
 
 def prepare(good: Path, place: Path) -> None:

@@ -87,10 +87,7 @@ def quantization(target: Path, draw: random.Random) -> None:
 def file_bytes(target: Path, draw: random.Random) -> None:
     path = _some(target, draw, "**/*")
     data = path.read_bytes()
-    if path.suffix == ".gguf" and draw.random() < 0.7:  # its fields, before the vocabulary
-        path.write_bytes(damaged(data[:700], draw) + data[700:])
-    else:
-        path.write_bytes(damaged(data, draw))
+    path.write_bytes(damaged(data, draw))
 
 
 def header(target: Path, draw: random.Random) -> None:
@@ -225,9 +222,9 @@ def nested(target: Path, draw: random.Random) -> None:
 
 
 # Which forms each can be done to.
-EVERY, DIRECTORIES = tuple(goods.FORMS), tuple(name for name in goods.FORMS if name != "gguf")
+EVERY = tuple(goods.FORMS)
 MUTATORS: dict[Mutator, tuple[str, ...]] = {
-    **dict.fromkeys((json_field, numbers, rope, header, offsets, weights, template, nested), DIRECTORIES),
+    **dict.fromkeys((json_field, numbers, rope, header, offsets, weights, template, nested), EVERY),
     quantization: ("gptq", "awq", "compressed", "plain"),
     **dict.fromkeys((file_bytes, side_files), EVERY),
     adapter: ("adapter",),
@@ -244,8 +241,6 @@ def mutate(good: Path, target: Path, seed: int) -> str:
     draw = random.Random(seed)
     mutator = draw.choice(list(MUTATORS))
     form = draw.choice(MUTATORS[mutator])
-    if mutator is file_bytes and draw.random() < 0.4:
-        form = "gguf"
     shutil.copytree(good / form, target)
     if form == "adapter":
         goods.change(target / "adapter_config.json", base_model_name_or_path=str(target / "base"))
@@ -266,7 +261,7 @@ def attempt(target: Path, seed: int) -> None:
     )
     out = target.with_name("out")
     try:
-        export_onnx(open_checkpoint(str(goods.location(target))), out / "bundle", options)
+        export_onnx(open_checkpoint(str(target)), out / "bundle", options)
     except BaseException:
         assert not out.exists() or not list(out.iterdir()), "something is left behind"
         raise

@@ -6,18 +6,14 @@ Knows the forms' files; needs neither torch nor the tools that write such checkp
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import ml_dtypes
 import numpy as np
 
 from mars_export.exporter.checkpoint.tensors import open_tensors
-from peers import gguf_file
 from random_checkpoint import Shape, write_checkpoint
 
 SHAPE = Shape(64, 96, 1, 4, 2, 288, tie_word_embeddings=False)
@@ -140,48 +136,9 @@ def compressed(directory: Path) -> None:
     quantized(directory, codes, config_groups=groups, **kind)
 
 
-GGUF_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-
-
-def gguf_form(directory: Path) -> None:
-    """A file with tensors as they are and in blocks of 8 bits, and a vocabulary."""
-    source = directory / "source"
-    plain(source)
-    change(source / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
-    model = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-    merged = {"vocab": model["vocab"] | {"Ġt": 260}, "merges": ["Ġ t"]}
-    change(source / "tokenizer.json", model=model | merged)
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(directory / "model.gguf", "qwen2")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(64)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(288)
-    gguf_file.write_vocabulary(writer, source, config)
-    for name, array in arrays_of(source).items():
-        module, _, part = name.rpartition(".")
-        stem = GGUF_NAMES.get(module) or f"blk.0.{gguf_file.LINEARS[module.removeprefix('model.layers.0.')]}"
-        values = array.astype(np.float32)
-        if stem.endswith(("attn_q", "ffn_up")) and part == "weight":
-            q8 = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(f"{stem}.{part}", gguf.quants.quantize(values, q8), raw_dtype=q8)
-        else:
-            writer.add_tensor(f"{stem}.{part}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    shutil.rmtree(source)
-
-
 FORMS: dict[str, Callable[[Path], None]] = {
     "plain": plain, "sharded": sharded, "adapter": adapter, "gptq": gptq, "awq": awq,
-    "compressed": compressed, "gguf": gguf_form,
+    "compressed": compressed,
 }  # fmt: skip
 
 
@@ -189,12 +146,6 @@ def write_all(place: Path) -> None:
     """Each form in a directory of its name."""
     for name, write in FORMS.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
-        if name in ("adapter", "gguf"):
+        if name == "adapter":
             (place / name).mkdir()
         write(place / name)
-
-
-def location(directory: Path) -> Path:
-    """What is given to the exporter for a form's directory."""
-    file = directory / "model.gguf"
-    return file if os.path.lexists(file) else directory

@@ -181,7 +181,7 @@ def walk(config: Config) -> dict[str, Any]:
     import numpy as np
 
     from attack.vocabulary import small_grammars
-    from mars_export.runtime import GenerationConfig, SessionError
+    from mars_export import GenerationConfig, SessionError
     from mars_export.runtime.machine import forget_peak, peak
 
     grammars = small_grammars()

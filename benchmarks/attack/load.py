@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mars_export.runtime import (
+from mars_export import (
     Batcher,
     Completion,
     GenerationConfig,
@@ -59,11 +59,13 @@ def ask(seed: int, session: Session) -> Asked:
     draw = random.Random(seed)
     vocabulary, context = session.bundle.manifest.model.vocab_size, session.backend.max_capacity
     habit, at = draw.choice(HABITS), draw.randrange(4)
-    length = draw.choice((1, 2, 7, 30, 90, min(context // 4, 1500)))
+    length = min(draw.choice((1, 2, 7, 30, 90, 1500)), context // 4)
+    mask = session.bundle.manifest.tokens.mask
     ids = [draw.randrange(vocabulary) for _ in range(length)]
+    ids = [(mask + 1) % vocabulary if i == mask else i for i in ids]
     prompt: Any = ids
     if session.text is not None and draw.random() < 0.2:
-        prompt = "".join(draw.choice(WORDS) for _ in range(draw.randint(1, 40)))
+        prompt = "".join(draw.choice(WORDS) for _ in range(draw.randint(1, min(40, context // 8))))
     is_bad = draw.random() < 0.1
     if is_bad:
         bad = [[], "", 5, None, b"light", [True], [vocabulary], [-1], "\ud800", ["a"], [{}], {1: 2}]

@@ -20,9 +20,9 @@ from typing import Any
 
 import jsonschema
 
+from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import GenerationConfig, Session
 from random_checkpoint import Shape, write_checkpoint
 
 SMALL = Shape(64, 128, 2, 4, 2, 288, tie_word_embeddings=True)
@@ -91,9 +91,10 @@ def trial(session: Session, seed: int, number: int, batch: int = 8) -> dict[str,
     """All answers to one schema, in batches of different configs."""
     draw = random.Random(seed)
     schema = drawn_schema(draw)
-    vocabulary = session.bundle.manifest.model.vocab_size
+    manifest = session.bundle.manifest
+    known = [i for i in range(manifest.model.vocab_size) if i != manifest.tokens.mask]
     asked = list(configs(draw, schema, number))
-    prompts = [[draw.randrange(vocabulary) for _ in range(draw.choice((1, 3, 9)))] for _ in asked]
+    prompts = [[draw.choice(known) for _ in range(draw.choice((1, 3, 9)))] for _ in asked]
     begun = time.perf_counter()
     answers = list(session.generate_each(prompts, asked, batch=batch))
     found = [wrong(answer.text, answer.finish_reason, schema) for answer in answers]

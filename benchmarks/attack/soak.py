@@ -1,5 +1,5 @@
 """Rounds of load for hours, with everything at once: cancels, bad input, slow readers, changes of tau,
-grammars, deadlines, and two other processes that write profiles into the bundle that is served.
+grammars, deadlines.
 
 PYTHONPATH=benchmarks python -m attack.soak --seconds 7200 --state soak.jsonl --figures soak.json  # resumable
 PYTHONPATH=benchmarks python -m attack.soak --rounds 400 --state load.jsonl --figures load.json
@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -23,15 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attack.beside import Beside
 from attack.load import Tally, exact_session, play
 from attack.schemas import small_bundle
-from mars_export.runtime import MarsError, Session
-from mars_export.runtime.bundle import profiles
-from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.machine import resident
 
-SUMS = ("whole", "ties", "begun", "refused", "overloaded", "tokens", "seconds", "changes")
+SUMS = ("whole", "ties", "begun", "refused", "overloaded", "tokens", "seconds")
 MIB = 1 << 20
 
 
@@ -39,46 +33,18 @@ def rounds(
     bundle: Path, seeds: Iterator[int], requests: int, seconds: float, process: int
 ) -> Iterator[dict[str, Any]]:
     """The line of each round, until `seconds` have gone by."""
-    with tempfile.TemporaryDirectory(prefix="attack-") as place:
-        path = Path(shutil.copytree(bundle, Path(place, "served.bundle")))
-        session = exact_session(path)
-        begun = time.perf_counter()
-        for seed in seeds:
-            if (start := time.perf_counter()) - begun > seconds:
-                return
-            line = {"round": seed, "process": process} | _round(session, path, seed, requests)
-            yield line | {
-                "seconds": round(time.perf_counter() - start, 3),
-                "bytes": resident(),
-                "threads": threading.active_count(),
-            }
-
-
-def _round(session: Session, path: Path, seed: int, requests: int) -> dict[str, Any]:
-    """One round with its writers, and what the bundle is behind them."""
-    writers = [Beside.start(path, name) for name in ("one", "other")]
-    tally = play(session, seed, requests)
-    changes = 0
-    for writer in writers:
-        number, wrong = writer.end()
-        changes += number
-        tally.wrong += wrong
-    tally.wrong += _left(path, {file.name for file in session.bundle.path.iterdir()})
-    return {name: getattr(tally, name) for name in Tally.__slots__} | {"changes": changes}
-
-
-def _left(path: Path, before: set[str]) -> Iterator[str]:
-    """What is wrong with a bundle in which profiles were written."""
-    try:
-        open_bundle(path, full=True)
-        yield from (f"{p.profile.name} is {p.state}" for p in profiles.described(path) if p.stale)
-    except MarsError as error:
-        yield f"{type(error).__name__}: {error}"
-    yield from (f"left behind: {name}" for name in sorted(set(_names(path)) - before))
-
-
-def _names(path: Path) -> list[str]:
-    return [file.name for file in path.iterdir()]
+    session, begun = exact_session(bundle), time.perf_counter()
+    for seed in seeds:
+        if (start := time.perf_counter()) - begun > seconds:
+            return
+        tally = play(session, seed, requests)
+        line = {"round": seed, "process": process}
+        line |= {name: getattr(tally, name) for name in Tally.__slots__}
+        yield line | {
+            "seconds": round(time.perf_counter() - start, 3),
+            "bytes": resident(),
+            "threads": threading.active_count(),
+        }
 
 
 def sum_up(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from mars_export.runtime import MarsError
+from mars_export import MarsError
 from mars_export.runtime.machine import CACHE_VARIABLE, forget_peak, peak
 
 ADDRESS_SPACE = 8 << 30  # so that what would take all memory ends in an error

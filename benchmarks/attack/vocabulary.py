@@ -7,7 +7,7 @@ from itertools import product
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from mars_export.runtime.grammar import Grammars
+from mars_export.runtime.structured.grammar import Grammars
 
 LETTERS = "etaoinshrdlu"
 

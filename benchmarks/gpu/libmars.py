@@ -33,29 +33,15 @@ def main() -> int:
         print(f"no program of libmars in {folder}: `make cpp` builds them, gpu_pack.py brings them")
         return SKIPPED
     env = {**os.environ, "MARS_GPU_BUNDLE": str(args.bundle)}
-    if (library := onnxruntime()) is not None:
-        place = folder / "lib"
-        place.mkdir(exist_ok=True)
-        name = place / "libonnxruntime.so.1"  # the name that it calls itself
-        name.unlink(missing_ok=True)
-        name.symlink_to(library)
-        env["LD_LIBRARY_PATH"] = os.pathsep.join(
-            [str(place), str(library.parent), env.get("LD_LIBRARY_PATH", "")]
-        )
+    spec = find_spec("onnxruntime")
+    if spec is not None and spec.origin is not None:
+        env["MARS_ONNXRUNTIME"] = str(Path(spec.origin).parent / "capi")
     codes = []
     for program in programs:
         program.chmod(0o755)
         codes.append(subprocess.run([program], env=env, check=False).returncode)
     bad = [code for code in codes if code not in (0, SKIPPED)]
     return bad[0] if bad else 0 if 0 in codes else SKIPPED
-
-
-def onnxruntime() -> Path | None:
-    """The library of the wheel, which has the provider beside it."""
-    spec = find_spec("onnxruntime")
-    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-    found = [library for place in places for library in sorted(place.glob("capi/libonnxruntime.so.1.*"))]
-    return found[0] if found else None
 
 
 if __name__ == "__main__":

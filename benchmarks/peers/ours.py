@@ -10,8 +10,8 @@ from typing import Any
 
 import onnxruntime
 
-from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.session import Commit
+from mars_export import GenerationConfig, Session
+from mars_export.runtime.session.session import Commit
 from peers.protocol import Answer, Reply, Request, serve
 
 

@@ -10,7 +10,7 @@ from mars_export.calibration.tasks import tasks
 from mars_export.calibration.tasks.scores import Output
 from mars_export.calibration.tasks.tasks import Task
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.text import Text
+from mars_export.runtime.text.tokenizer import Text
 
 DATA = Path(__file__).resolve().parent.parent.parent / "examples" / "default-checkpoint" / "data"
 

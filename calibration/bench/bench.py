@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ...runtime import Session
 from ...runtime.errors import CalibrationError
+from ...runtime.session.session import Session
 from ..drawing import require_matplotlib
 from ..journal import Journal
 from ..rounds import Progress, interleaved, machine_load, slices

@@ -8,6 +8,8 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
+
 from ..rounds import Percentiles, Rounds
 from ..tasks.tasks import Task
 from .laps import Lap, Timeline
@@ -22,8 +24,10 @@ SettingLaps = Sequence[Sequence[Lap]]
 class Comparison:
     """One setting. Times are in seconds, `peak_memory` in bytes, `score` and `same_answers` from 0 to 1.
 
-    tokens_per_second counts everything, prompts too; speed_up is its ratio to one-token mode at the same
-    batch in the same round. ttft, itl and tpot are over all answers (itl: events) of all rounds.
+    requests_per_second is with `batch` requests running at any time; within `answer_p95` seconds 95 of 100 of
+    them had their whole answer. tokens_per_second counts everything, prompts too; speed_up is its ratio to
+    one-token mode at the same batch in the same round. ttft, itl and tpot are over all answers (itl: events)
+    of all rounds.
     `score_interval` is where the mean of the first round's answers would be with any number of rows.
     `proposals_held`: share of exact mode's proposals that held, None where none were fed. `forced`: share of
     the tokens that the rows' grammars gave, which no rule accepted.
@@ -42,6 +46,8 @@ class Comparison:
     same_answers: float
     proposals_held: float | None
     peak_memory: int | None
+    requests_per_second: Rounds
+    answer_p95: float | None
     answers: int
     tokens: int
     unsteady: int
@@ -65,6 +71,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
         known = [value for value in memory if value is not None]
         forwards = sum(answer.forwards for answer in every)
         proposed = sum(answer.proposed for answer in every)
+        whole = [a.seconds for a in every if a.seconds is not None]
         others = [_answers(lap) for lap in rounds]
         yield Comparison(
             setting=setting,
@@ -79,6 +86,8 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
             same_answers=sum(a.token_ids == p.token_ids for a, p in pairs) / len(first),
             proposals_held=sum(a.verified for a in every) / proposed if proposed else None,
             peak_memory=max(known) if len(known) == len(memory) else None,
+            requests_per_second=Rounds.of([len(_answers(lap)) / _seconds(lap) for lap in rounds]),
+            answer_p95=float(np.percentile(whole, 95)) if whole else None,
             answers=len(first),
             tokens=sum(len(a.token_ids) for a in first),
             unsteady=sum(
@@ -104,4 +113,8 @@ def _answers(laps: Sequence[Lap]) -> list[Timeline]:
 
 def _speed(laps: Sequence[Lap]) -> float:
     """Tokens per second of one round."""
-    return sum(lap.tokens for lap in laps) / sum(lap.seconds for lap in laps)
+    return sum(lap.tokens for lap in laps) / _seconds(laps)
+
+
+def _seconds(laps: Sequence[Lap]) -> float:
+    return sum(lap.seconds for lap in laps)

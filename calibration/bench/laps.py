@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 
-from ...runtime import Batcher, Limits, Session, Stats
+from ...runtime.batcher.batcher import Batcher
 from ...runtime.decode.blocks import decode_blocks
+from ...runtime.decode.schedule import Limits
+from ...runtime.decode.stats import Stats
 from ...runtime.machine import forget_peak, peak
+from ...runtime.session.session import Session
 from ..rounds import slices
 from ..tasks.scores import Output
 from ..tasks.tasks import Task
@@ -52,6 +55,11 @@ class Timeline:
     @property
     def output(self) -> Output:
         return Output(self.text, self.token_ids)
+
+    @property
+    def seconds(self) -> float | None:
+        """From the request to the last event with tokens."""
+        return None if self.ttft is None else self.ttft + sum(self.gaps)
 
     @property
     def tpot(self) -> float | None:

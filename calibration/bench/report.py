@@ -154,10 +154,28 @@ class BenchReport:
     def latency_table(self) -> list[tuple[str, ...]]:
         """Milliseconds."""
         cells = [
-            (*_names(line.setting), *_times(line.ttft), *_times(line.itl), *_times(line.tpot))
+            (
+                *_names(line.setting),
+                *_times(line.ttft),
+                *_times(line.itl),
+                *_times(line.tpot),
+            )
             for line in self.compared
         ]
         return _table(("TTFT", "p99", "ITL", "p99", "TPOT", "p99"), cells)
+
+    @property
+    def load_table(self) -> list[tuple[str, ...]]:
+        """Requests a second of a batch that is full at any time, and what they wait for, in seconds."""
+        cells = [
+            (
+                *_names(line.setting),
+                f"{line.requests_per_second.median:.2f}",
+                "-" if line.answer_p95 is None else f"{line.answer_p95:.2f}",
+            )
+            for line in self.compared
+        ]
+        return _table(("requests/s", "answer p95, s"), cells)
 
     @property
     def cost_table(self) -> list[tuple[str, ...]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
-from ...runtime import Commit, GenerationConfig, MarsError
-from ...runtime.decode.config import Window
-from ...runtime.errors import CalibrationError
+from ...runtime.decode.config import GenerationConfig, Window
+from ...runtime.errors import CalibrationError, MarsError
+from ...runtime.rules import broken, integer
+from ...runtime.session.session import Commit
 
+Count = Annotated[int, integer(1, "1 or more")]
 MIN_ROWS = 16
 WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a batch is seldom full
 
@@ -20,14 +22,14 @@ class Setting:
     """Rows at once, a tau (None: exact mode), a window and the cache loop. Raises MarsError for values out of
     range."""
 
-    batch: int
+    batch: Count
     tau: float | None = 1.0
     window: Window = "auto"
     commit: Commit = field(default_factory=Commit)
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch, bool) or self.batch < 1:
-            raise CalibrationError(f"batch must be 1 or more, not {self.batch}")
+        if wrong := broken(self):
+            raise CalibrationError("; ".join(wrong.values()))
         self.config(1)
 
     @property
@@ -83,9 +85,9 @@ class BenchOptions:
     windows: tuple[Window, ...] = ("auto",)
     commits: tuple[str, ...] = ("cursor",)
     cache_block: int = 32
-    rounds: int = 3
-    limit: int | None = None
-    cursor: int = 256
+    rounds: Count = 3
+    limit: Annotated[int | None, integer(1, "1 or more")] = None
+    cursor: Count = 256
     exact: bool = True
 
     def __post_init__(self) -> None:
@@ -99,10 +101,7 @@ class BenchOptions:
         problems += _refusals(lambda tau: Setting(1, tau=tau), self.taus)
         problems += _refusals(lambda window: Setting(1, window=window), self.windows)
         problems += _refusals(lambda kind: Commit(kind, self.cache_block), self.commits)
-        counts = {"rounds": self.rounds, "limit": self.limit, "cursor": self.cursor}
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                problems.append(f"{name} must be 1 or more, not {value}")
+        problems += broken(self).values()
         if problems:
             raise CalibrationError("; ".join(dict.fromkeys(problems)))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from ...runtime import Session
+from ...runtime.decode.cost import step_seconds
 from ...runtime.errors import CalibrationError
+from ...runtime.session.session import Session
 from ..rounds import Rounds
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12)
@@ -83,19 +83,13 @@ class StepTimer:
         return {shape_key(*shape): self._time(*shape) for shape in shapes[turn:] + shapes[:turn]}
 
     def _time(self, batch: int, slots: int) -> float:
-        tokens, block = self.session.bundle.manifest.tokens, self.session.bundle.manifest.block
-        # Scratch entries are masks' and the cursor stays where it is, so a step can be taken any number of
-        # times.
-        input_ids = np.full((batch, slots), tokens.mask, np.int64)
-        first = max(0, slots - block)  # the outputs are those of the last pending token and the masks
-        output_index = np.tile(np.arange(first, slots, dtype=np.int64), (batch, 1))
-        kv_length = np.full(batch, self.cursor, np.int64)
-        times = []
-        for _ in range(1 + REPEATS):
-            began = perf_counter()
-            self.session.backend.step(self._cache, 0, input_ids, kv_length, output_index, False)
-            times.append(1000 * (perf_counter() - began))
-        return round(median(times[1:]), 4)
+        manifest = self.session.bundle.manifest
+        fixed = (self.cursor, manifest.block, manifest.tokens.mask)
+        times = [
+            step_seconds(self.session.backend, self._cache, (batch, slots), *fixed)
+            for _ in range(1 + REPEATS)
+        ]
+        return round(1000 * median(times[1:]), 4)
 
 
 def shape_key(batch: int, slots: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...runtime.decode.config import GenerationConfig
 from ...runtime.errors import CalibrationError
+from ...runtime.rules import is_integer
 from . import execution, form, scores, texts
 from .form import Form
 from .scores import SCORES, Output, Score
@@ -154,8 +155,12 @@ def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False
             tasks.append(_task(json.loads(line), len(tasks) + 1, default, allow_exec))
         except json.JSONDecodeError as error:
             problems.append(f"line {number}: not JSON: {error.msg} at column {error.colno}")
-        except (CalibrationError, RecursionError, ValueError) as error:
+        except CalibrationError as error:
             problems.append(f"line {number}: {error}")
+        except RecursionError:
+            problems.append(f"line {number}: nested too deep; make it flatter")
+        except ValueError:
+            problems.append(f"line {number}: it has a number of too many digits; shorten it")
     if problems:
         more = [f"and {len(problems) - 20} more lines"] if len(problems) > 20 else []
         raise CalibrationError(f"{path}:\n  " + "\n  ".join(problems[:20] + more))
@@ -185,7 +190,7 @@ def _task(row: Any, number: int, default: Score, allow_exec: bool) -> Task:
         problems.append(f"missing field 'answer', which score {score.name} needs")
     elif score.name == "regex" and answer is not None:
         _check_pattern(answer, problems)
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+    if not is_integer(limit, 1):
         problems.append(f"'max_new_tokens' must be a positive integer, not {limit!r}")
     text, messages = _prompt(row, problems)
     shape = _form(row, problems)

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...runtime import GenerationConfig, Session
+from ...runtime.decode.config import GenerationConfig
+from ...runtime.session.session import Session
 from ..journal import Journal
 from ..rounds import Progress, Rounds, percent
 from ..rows import Plan

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...runtime import Completion, GenerationConfig, Session
-from ...runtime.prompts import Prompt
+from ...runtime.decode.config import GenerationConfig
+from ...runtime.session.answer import Completion
+from ...runtime.session.session import Session
+from ...runtime.text.prompts import Prompt
 from ..tasks.scores import Output
 from ..tasks.tasks import Task
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from ...runtime import GenerationConfig
 from ...runtime.accept import METRICS
+from ...runtime.decode.config import GenerationConfig
 from ...runtime.errors import CalibrationError
+from ...runtime.rules import broken, integer, number
 from . import bounds
 
 # From safe to fast, and fixed before any data is seen: a sequence chosen with the rows it is tested on would
@@ -26,6 +28,7 @@ def setting(tau: float, metric: str = "probability") -> GenerationConfig:
 
 
 ONE_TOKEN = setting(1.0)
+BELOW_1 = math.nextafter(1, 0)
 EXACT = GenerationConfig()  # as it is by default: what it feeds changes its speed, and never its text
 
 
@@ -48,19 +51,17 @@ class CalibrationOptions:
     CalibrationError that lists every bad value.
     """
 
-    max_drop: float = 0.02
-    confidence: float = 0.95
+    max_drop: Annotated[float, number("between 0 and 1 (0.02 is two points)", high=BELOW_1, above=True)] = (
+        0.02
+    )
+    confidence: Annotated[float, number("0.5 or more, below 1", 0.5, BELOW_1)] = 0.95
     metrics: tuple[str, ...] = ("probability",)
     taus: tuple[float, ...] = ()
-    limit: int | None = None
-    batch: int = 1
+    limit: Annotated[int | None, integer(1, "1 or more")] = None
+    batch: Annotated[int, integer(1, "1 or more")] = 1
 
     def __post_init__(self) -> None:
-        problems = []
-        if not 0 < self.max_drop < 1:
-            problems.append(f"max_drop must be between 0 and 1 (0.02 is two points), not {self.max_drop}")
-        if not 0.5 <= self.confidence < 1:
-            problems.append(f"confidence must be 0.5 or more and below 1, not {self.confidence}")
+        problems = list(broken(self).values())
         unknown = [m for m in self.metrics if m not in METRICS]
         if unknown or not self.metrics or len(set(self.metrics)) < len(self.metrics):
             names = ", ".join(self.metrics) or "none"
@@ -69,10 +70,6 @@ class CalibrationOptions:
             problems.append("taus can be given for one metric only")
         elif self.taus and self._are_disordered():
             problems.append("taus must be numbers that allow more than one token a step, from safe to fast")
-        if self.limit is not None and self.limit < 1:
-            problems.append(f"limit must be 1 or more, not {self.limit}")
-        if self.batch < 1:
-            problems.append(f"batch must be 1 or more, not {self.batch}")
         if problems:
             raise CalibrationError("; ".join(problems))
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ...runtime import GenerationConfig, Session
+from ...runtime.decode.config import GenerationConfig
+from ...runtime.session.session import Session
 from ..journal import Journal
 from ..rounds import Progress, Rounds, interleaved, slices
 from ..tasks.tasks import Task

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtime import GenerationConfig, Session
 from ...runtime.decode.backend import StepOutput
+from ...runtime.decode.config import GenerationConfig
 from ...runtime.decode.feed import Feed
-from ...runtime.decode.guide import SURE, Guide
 from ...runtime.decode.proposals import NONE
 from ...runtime.decode.row import Accepted, Predictions, Row
 from ...runtime.decode.schedule import Limits, Schedule, run
+from ...runtime.session.session import Session
+from ...runtime.structured.guide import SURE, Guide
+from ...runtime.structured.guided_row import GuidedRow
 from ..tasks.tasks import Task
 from .decoding import Outcome
 
@@ -42,59 +44,28 @@ class Trace:
     forced: tuple[int, ...] = ()
 
 
-class RecordingRow(Row):
-    """A row in one-token mode that is fed full windows all the same, and keeps what each mask predicted."""
+class Recording:
+    """What one row's masks predicted, step by step."""
 
-    def __init__(
-        self,
-        index: int,
-        prompt: Sequence[int],
-        config: GenerationConfig,
-        eos_ids: Sequence[int],
-        guide: Guide | None = None,
-    ) -> None:
-        # tau 0 asks for full windows; `take` offers only the first prediction of each step for acceptance.
-        super().__init__(index, prompt, config.with_values(tau=0.0, window="full"), eos_ids, guide=guide)
+    def __init__(self) -> None:
         self.predicted: list[tuple[int, ...]] = []
-        self.recorded: dict[str, list[tuple[float, ...]]] = {}
+        self.confidences: dict[str, list[tuple[float, ...]]] = {}
         self.places: list[int] = []  # of the answer, from which each step predicts
         self.forced: list[int] = []
         self.refused: dict[int, int] = {}  # step: the first place where the grammar allows something else
 
-    def most_masks(self, block: int) -> int:
-        return max(0, min(block - 1, self.remaining - 1))
-
-    def begin(self, most: int) -> Accepted | None:
-        begun = super().begin(most)
-        self.forced += begun.forced if begun is not None else ()
-        return begun
-
-    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        place = self.stats.tokens
-        self.cursor += feed.known
-        self.stats.forwards += 1
-        predictions = Predictions.of(output, i, 1, "probability")
-        if self.guide is None:
-            accepted: Accepted | None = self.accept(predictions)
-        else:
-            self._see_refused(place, self.guide.allowed())
-            accepted = self.follow(self.guide, predictions, 0)
-            self.proposals = NONE  # what a grammar makes likely is no prediction
-            if accepted is None or not accepted.token_ids:
-                return accepted  # the same place is asked for again, with logits, or is none
-            self.forced += [place + at for at in accepted.forced]
+    def add(self, place: int, output: StepOutput, i: int, count: int) -> None:
+        """Add `count` predictions of row `i` of `output`, which start at `place` of the answer."""
         self.places.append(place)
-        count = feed.outputs
         self.predicted.append(tuple(output.token_ids[i, :count].tolist()))
         for metric, name in OUTPUTS.items():
             values = getattr(output, name)
             if values is not None:
-                kept = tuple(round(v, DIGITS) for v in values[i, :count].tolist())
-                self.recorded.setdefault(metric, []).append(kept)
-        return accepted
+                rounded = tuple(round(v, DIGITS) for v in values[i, :count].tolist())
+                self.confidences.setdefault(metric, []).append(rounded)
 
-    def _see_refused(self, place: int, allowed: np.ndarray) -> None:
-        """What earlier steps predicted for a place, now that it is known what the grammar allows there."""
+    def see_refused(self, place: int, allowed: np.ndarray) -> None:
+        """Compare what earlier steps predicted for a place with what the grammar allows there."""
         for step in range(len(self.places) - 1, -1, -1):
             at = place - self.places[step]
             if at >= len(self.predicted[step]):
@@ -102,50 +73,102 @@ class RecordingRow(Row):
             if not allowed[self.predicted[step][at]]:
                 self.refused.setdefault(step, place)
 
-    def _run(self, step: int) -> tuple[list[int], dict[int, int]]:
-        """What a step's predictions come to under the grammar: tokens, and which of them are forced."""
-        answer, first = self.tokens[self.stats.prompt_tokens :], self.places[step]
-        end, forced = min(self.refused.get(step, len(answer)), len(answer)), frozenset(self.forced)
+    def follow(self, answer: Sequence[int]) -> None:
+        """Replace the predictions by what they come to under the grammar that wrote `answer`."""
+        runs = [self._run(step, answer) for step in range(len(self.places))]
+        for metric, steps in self.confidences.items():
+            self.confidences[metric] = [
+                tuple(SURE[metric] if at in sure else value for at, value in enumerate(values[: len(run)]))
+                for values, (run, sure) in zip(steps, runs, strict=True)
+            ]
+        self.predicted = [tuple(run) for run, _ in runs]
+
+    def _run(self, step: int, answer: Sequence[int]) -> tuple[list[int], set[int]]:
+        """A step's predictions under the grammar: tokens, and which of them are forced."""
+        first, forced = self.places[step], frozenset(self.forced)
+        end = min(self.refused.get(step, len(answer)), len(answer))
         run: list[int] = [answer[first]]  # the best allowed token, whatever was predicted
-        sure: dict[int, int] = {}
+        sure: set[int] = set()
         follows = answer[first] == self.predicted[step][0]
         for at, token in enumerate(self.predicted[step][1 : end - first], start=1):
             if not follows:
                 break
             if first + at in forced:
-                follows, sure[at] = token == answer[first + at], answer[first + at]
+                follows = token == answer[first + at]
                 token = answer[first + at]
+                sure.add(at)
             run.append(token)
         return run, sure
 
-    def _followed(self) -> tuple[tuple[tuple[int, ...], ...], dict[str, tuple[tuple[float, ...], ...]]]:
-        runs = [self._run(step) for step in range(len(self.places))]
-        confidences = {
-            metric: tuple(
-                tuple(SURE[metric] if at in sure else value for at, value in enumerate(values[: len(run)]))
-                for values, (run, sure) in zip(steps, runs, strict=True)
-            )
-            for metric, steps in self.recorded.items()
-        }
-        return tuple(tuple(run) for run, _ in runs), confidences
+    def trace(self, row: Row, text: str, seconds: float) -> Trace:
+        stats, answer = row.stats, tuple(row.tokens[row.stats.prompt_tokens :])
+        reason = row.finish_reason or "cancelled"
+        outcome = Outcome(text, answer, stats.forwards, stats.tokens, seconds, reason, stats.forced)
+        if isinstance(row, GuidedRow):
+            self.follow(answer)
+        confidences = {metric: tuple(steps) for metric, steps in self.confidences.items()}
+        return Trace(outcome, stats.prompt_tokens, tuple(self.predicted), confidences, tuple(self.forced))
 
-    def trace(self, text: str, seconds: float) -> Trace:
-        stats = self.stats
-        answer = tuple(self.tokens[stats.prompt_tokens :])
-        outcome = Outcome(
-            text,
-            answer,
-            stats.forwards,
-            stats.tokens,
-            seconds,
-            self.finish_reason or "cancelled",
-            stats.forced,
-        )
-        predicted = tuple(self.predicted)
-        confidences = {metric: tuple(steps) for metric, steps in self.recorded.items()}
-        if self.guide is not None:
-            predicted, confidences = self._followed()
-        return Trace(outcome, stats.prompt_tokens, predicted, confidences, tuple(self.forced))
+
+def _most_masks(row: Row, block: int) -> int:
+    """A full window in every step, although the row accepts one token."""
+    return max(0, min(block - 1, row.remaining - 1))
+
+
+class RecordingRow(Row):
+    """A row in one-token mode that is fed full windows, and records what each mask predicted."""
+
+    def __init__(
+        self, index: int, prompt: Sequence[int], config: GenerationConfig, eos_ids: Sequence[int]
+    ) -> None:
+        # tau 0 asks for full windows; `take` offers only the first prediction of each step for acceptance.
+        super().__init__(index, prompt, config.with_values(tau=0.0, window="full"), eos_ids)
+        self.recording = Recording()
+
+    most_masks = _most_masks
+
+    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+        place = self.stats.tokens
+        self.cursor += feed.known
+        self.stats.forwards += 1
+        accepted = self.accept(Predictions.of(output, i, 1, "probability"))
+        self.recording.add(place, output, i, feed.outputs)
+        return accepted
+
+
+class GuidedRecordingRow(GuidedRow):
+    """The same for a row whose answer follows a grammar."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        config: GenerationConfig,
+        eos_ids: Sequence[int],
+        guide: Guide,
+    ) -> None:
+        super().__init__(index, prompt, config.with_values(tau=0.0, window="full"), eos_ids, guide)
+        self.recording = Recording()
+
+    most_masks = _most_masks
+
+    def begin(self, most: int) -> Accepted | None:
+        begun = super().begin(most)
+        self.recording.forced += begun.forced if begun is not None else ()
+        return begun
+
+    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+        place = self.stats.tokens
+        self.cursor += feed.known
+        self.stats.forwards += 1
+        self.recording.see_refused(place, self.guide.allowed())
+        accepted = self.accept(Predictions.of(output, i, 1, "probability"))
+        self.proposals = NONE  # what a grammar makes likely is no prediction
+        if accepted is None or not accepted.token_ids:
+            return accepted  # the same place is asked for again, with logits, or there is none
+        self.recording.forced += [place + at for at in accepted.forced]
+        self.recording.add(place, output, i, feed.outputs)
+        return accepted
 
 
 def recorded_metrics(session: Session) -> tuple[str, ...]:
@@ -158,12 +181,14 @@ def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trac
     traces in their order."""
     assert session.text is not None, "the caller has made sure of a tokenizer"
     manifest = session.bundle.manifest
-    rows = []
+    rows: list[RecordingRow | GuidedRecordingRow] = []
     for i, task in enumerate(tasks):
         config = task.config(GenerationConfig())
         ids = task.prompt_ids or session.encode(task.prompt, tools=task.form.tools)
-        guide = session.guide(config) if task.form else None
-        rows.append(RecordingRow(i, ids, config, manifest.tokens.eos, guide))
+        if task.form:
+            rows.append(GuidedRecordingRow(i, ids, config, manifest.tokens.eos, session.guide(config)))
+        else:
+            rows.append(RecordingRow(i, ids, config, manifest.tokens.eos))
     forwards = run(
         Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows
     )
@@ -174,5 +199,6 @@ def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trac
                 if event.error is not None:
                     raise event.error
         ended = time.perf_counter()
-        yield row.trace(session.text.decode(row.tokens[row.stats.prompt_tokens :]), ended - began)
+        text = session.text.decode(row.tokens[row.stats.prompt_tokens :])
+        yield row.recording.trace(row, text, ended - began)
         began = ended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -166,23 +165,13 @@ class Report:
 
 def markdown(report: Report, picture: str) -> str:
     """The page as Markdown; `picture` is the name of the picture's file beside it."""
-    return _page("report.md.jinja", report, picture)
-
-
-def html(report: Report, picture: bytes) -> str:
-    """The page as one HTML file without links to anything; `picture` are the bytes of a PNG."""
-    return _page("report.html.jinja", report, "data:image/png;base64," + base64.b64encode(picture).decode())
-
-
-def _page(template: str, report: Report, picture: str) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    is_html = template.endswith(".html.jinja")
     pages = jinja2.Environment(
-        loader=loader, autoescape=is_html, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     pages.filters |= {"fenced": _fenced, "cell": _cell, "short": _short, "line": _line}
     title, _, result = report.headline.partition(": ")
-    return pages.get_template(template).render(
+    return pages.get_template("report.md.jinja").render(
         title=title,
         result=sentence(result),
         report=report,

@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ...runtime import Session
 from ...runtime.bundle import profiles
 from ...runtime.bundle.manifest import Profile
 from ...runtime.errors import CalibrationError
+from ...runtime.session.session import Session
 from ..drawing import require_matplotlib
 from ..rounds import Progress, machine_load
 from ..rows import Plan, TaskRequest, make_plan
@@ -25,24 +25,23 @@ from .decoding import decode_example
 from .options import EXACT, CalibrationOptions, setting
 from .record import record, recorded_metrics
 from .replay import predict
-from .report import Report, html, markdown
+from .report import Report, markdown
 
 EXAMPLES = 3
 TRIAL_ROWS = 4  # decoded for an estimate
 BOUNDS = (0.01, 0.02, 0.03, 0.05, 0.1)  # of the table of rows needed
-DATA_FILE, PICTURE_FILE, PAGE_FILE, HTML_FILE = "report.json", "pareto.png", "report.md", "report.html"
+DATA_FILE, PICTURE_FILE, PAGE_FILE = "report.json", "pareto.png", "report.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Request(TaskRequest):
     """What `mars-export calibrate` is asked for. `name` is the profile's; `confirm` a file of rows that the
-    choice never sees; `html` asks for a page beside the Markdown."""
+    choice never sees."""
 
     prefix = kind = "calibration"
     name: str | None = None
     confirm: Path | None = None
     store: bool = True
-    html: bool = False
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
     @property
@@ -87,22 +86,19 @@ def run(request: Request, progress: Progress | None = None) -> Report:
         )
     finally:
         journal.close()
-    write(report, request.folder, with_html=request.html)
+    write(report, request.folder)
     if request.store:
         profiles.store(request.bundle, report.profile)
     return report
 
 
-def write(report: Report, folder: Path, *, with_html: bool = False) -> None:
-    """Write report.json, pareto.png, report.md and, if asked for, report.html. Needs matplotlib."""
+def write(report: Report, folder: Path) -> None:
+    """Write report.json, pareto.png and report.md. Needs matplotlib."""
     require_matplotlib()
     text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
     (folder / DATA_FILE).write_text(text + "\n", encoding="utf-8")
-    picture = folder / PICTURE_FILE
-    figure.save_png(report.calibration, picture)
+    figure.save_png(report.calibration, folder / PICTURE_FILE)
     (folder / PAGE_FILE).write_text(markdown(report, PICTURE_FILE), encoding="utf-8")
-    if with_html:
-        (folder / HTML_FILE).write_text(html(report, picture.read_bytes()), encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

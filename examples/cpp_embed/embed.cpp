@@ -1,13 +1,12 @@
-// The smallest useful program on libmars: embed BUNDLE REQUEST
 #include <iostream>
 
 #include <mars/session.hpp>
 
 int main(int argc, char** argv) {
-    if (argc != 3) return 2;
+    if (argc != 3) return 2; // embed BUNDLE REQUEST
     try {
         const mars::Session session = mars::Session::open(argv[1]);
-        mars::GenerationConfig config; // exact; a tau such as config.tau = 0.8 is faster and riskier
+        mars::GenerationConfig config;
         config.max_new_tokens = 32;
         const auto done = session.generate({{"user", argv[2]}}, config, [](const mars::Event& event) {
             std::cout << event.text << std::flush;

@@ -16,7 +16,7 @@ struct Options {
     double grace = 5.0; ///< seconds that answers have to finish when the service is told to stop
     std::optional<std::string> key_file;
     mars::Limits limits;
-    bool fits_rows = true; ///< an engine for fewer rows takes as many as it was built for: nobody said another number
+    bool parse_special = false;
 };
 
 constexpr const char* usage = R"(usage: service BUNDLE [PORT [THREADS]] [OPTION VALUE]...
@@ -27,6 +27,7 @@ constexpr const char* usage = R"(usage: service BUNDLE [PORT [THREADS]] [OPTION 
   --rows-per-client N of the rows, what one client may have at once; no limit
   --device NAME       cpu, or cuda for a GPU, cuda:1 for the second (cpu)
   --grace SECONDS     for running answers, after SIGTERM (5)
+  --parse-special N   1: a special token's text, such as <|im_end|>, is that token inside messages, too (0)
   --api-key-file FILE keys, one a line, of which each request but /health needs one
 )";
 
@@ -59,10 +60,9 @@ inline Options options_of(const std::vector<std::string>& words) {
         if (++i == words.size()) throw std::invalid_argument(word);
         if (word == "--device")
             options.device = words[i];
-        else if (word == "--rows") {
+        else if (word == "--rows")
             options.limits.max_rows = whole(words[i]);
-            options.fits_rows = false;
-        } else if (word == "--waiting")
+        else if (word == "--waiting")
             options.limits.max_waiting = whole(words[i]);
         else if (word == "--kv-mb")
             options.limits.kv_bytes = whole(words[i]) * 1000000;
@@ -74,17 +74,11 @@ inline Options options_of(const std::vector<std::string>& words) {
             options.grace = number(words[i]);
         else if (word == "--api-key-file")
             options.key_file = words[i];
+        else if (word == "--parse-special")
+            options.parse_special = whole(words[i]) != 0;
         else
             throw std::invalid_argument(word);
     }
     if (place == 0) throw std::invalid_argument("no bundle");
     return options;
-}
-
-/// Take as many rows as the engine was built for, if they are fewer and nobody said a number; what to tell whoever started this then.
-inline std::optional<std::string> fitted(Options& options, std::optional<std::int64_t> built_for) {
-    if (!options.fits_rows || !built_for || *built_for >= options.limits.max_rows) return std::nullopt;
-    options.limits.max_rows = *built_for;
-    return "at most " + std::to_string(*built_for) + " answers are computed at once, the rows of this engine (--rows says another number;" +
-           " `mars-export trt --batch` builds for more)";
 }

@@ -28,6 +28,11 @@ T value_of(const std::string& name, const Json& value, bool good) {
     return value.get<T>();
 }
 
+std::int64_t integer_of(const std::string& name, const Json& value) {
+    const bool fits = !value.is_number_unsigned() || value.get<std::uint64_t>() <= std::uint64_t{1} << 62U;
+    return value_of<std::int64_t>(name, value, value.is_number_integer() && fits);
+}
+
 std::string text_of(const std::string& name, const Json& value) { return value_of<std::string>(name, value, value.is_string()); }
 
 const Json& list_of(const std::string& name, const Json& value, std::size_t most) {
@@ -74,7 +79,7 @@ Request parse_request(const std::string& body, const Limits& limits) {
         else if (name == "window")
             config.window = window_of(value);
         else if (name == "max_new_tokens")
-            config.max_new_tokens = value_of<std::int64_t>(name, value, value.is_number_integer());
+            config.max_new_tokens = integer_of(name, value);
         else if (name == "temperature")
             config.temperature = value_of<double>(name, value, value.is_number());
         else if (name == "seed")

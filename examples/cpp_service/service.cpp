@@ -378,9 +378,8 @@ int main(int argc, char** argv) {
         mars::Session::Options opening;
         opening.threads = options.threads;
         opening.device = options.device;
+        opening.parse_special = options.parse_special;
         mars::Session session = mars::Session::open(options.bundle, opening);
-        for (const std::string& warning : session.warnings()) std::cerr << "warning: " << warning << "\n";
-        if (const auto words = fitted(options, session.info().max_rows)) std::cerr << *words << std::endl;
         Service service(std::move(session), options);
         std::thread waiter([signals, &service] {
             int signal = 0;

@@ -121,14 +121,14 @@ class Story:
         return Problem(" ".join(self.told), " ".join([*self.steps, f"#### {self.total}"]), self.total)
 
 
-def _small(rng: random.Random) -> tuple[int, int]:
+def small(rng: random.Random) -> tuple[int, int]:
     return rng.randint(2, 5), rng.randint(2, 6)
 
 
-def _begin(story: Story) -> None:
+def begin(story: Story) -> None:
     rng = story.rng
     if rng.random() < 0.4:
-        m, n = _small(rng)
+        m, n = small(rng)
         story.tell("groups", m=m, n=n)
         story.product(m, n)
     else:
@@ -137,7 +137,7 @@ def _begin(story: Story) -> None:
         story.start(n)
 
 
-def _event(story: Story) -> None:
+def event(story: Story) -> None:
     rng = story.rng
     if story.total % 2 == 0 and rng.random() < 0.15:
         story.tell("half")
@@ -157,10 +157,10 @@ def _event(story: Story) -> None:
 
 def _collection(story: Story) -> None:
     """A pile that grows and shrinks, once or twice, and may be shared at the end."""
-    _begin(story)
+    begin(story)
     grouped = "*" in story.steps[0]
     for _ in range(story.rng.choice((1, 2)) if grouped else 2):
-        _event(story)
+        event(story)
     parts = [n for n in range(2, 10) if story.total % n == 0 and 2 <= story.total // n <= 9]
     if parts and story.rng.random() < 0.4:
         n = story.rng.choice(parts)
@@ -173,7 +173,7 @@ def _collection(story: Story) -> None:
 def _shopping(story: Story) -> None:
     """Some things at one price, something else, perhaps a discount."""
     rng = story.rng
-    m, n = _small(rng)
+    m, n = small(rng)
     story.tell("price", m=m, n=n)
     story.words["items"], items = "dollars", story.words["items"]
     story.product(m, n)
@@ -215,7 +215,7 @@ def _relation(story: Story) -> None:
         story.tell("below", n=by)
         story.take(by)
     if story.total > 1 and story.rng.random() < 0.4:
-        _event(story)
+        event(story)
     story.tell("ask_one")
 
 

@@ -1,5 +1,5 @@
-"""General questions with short answers: topics x question forms, from questions.toml. Knows the questions,
-not the answers (see distill.py)."""
+"""What the chat rows ask: questions (topics x forms, questions.toml) and second turns; distill.py answers
+them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,33 @@ import tomllib
 FAMILIES: dict[str, dict[str, list[str]]] = tomllib.loads(
     (Path(__file__).parent / "questions.toml").read_text()
 )
+# What may follow an answer, whatever was asked; in held-out rows only.
+FOLLOW_UPS = ("How so?", "Say it more simply.", "What does that mean for me?")
+PER_FAMILY = {"free": 100, "reserved": 18}
+NUM_FOLLOW_UPS = 40
 
 
 def questions(held_out: bool) -> list[str]:
-    """Every question of one side of the split, in a fixed shuffled order.
+    """The questions of one side of the split, so many of each family, in a fixed shuffled order.
 
     Held-out ones have forms that no training question has, and a third of their topics are new, too.
     """
-    made: list[str] = []
+    rng = random.Random(7)
+    side = "reserved" if held_out else "free"
+    drawn: list[str] = []
     for family in FAMILIES.values():
-        forms = family["reserved" if held_out else "free"]
+        made: list[str] = []
         for index, topic in enumerate(family["topics"]):
             if index % 2 == 1 if held_out else index % 6 != 5:
-                made += [form.format(x=topic) for form in forms]
-    made = list(dict.fromkeys(made))
-    random.Random(7).shuffle(made)
-    return made
+                made += [form.format(x=topic) for form in family[side]]
+        rng.shuffle(made)
+        drawn += made[: PER_FAMILY[side]]
+    drawn = [question[0].upper() + question[1:] for question in dict.fromkeys(drawn)]
+    rng.shuffle(drawn)
+    return drawn
+
+
+def follow_ups(answered: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Second turns after some of these questions and answers: question, answer, what is said then."""
+    rng = random.Random(8)
+    return [(question, answer, rng.choice(FOLLOW_UPS)) for question, answer in answered[:NUM_FOLLOW_UPS]]

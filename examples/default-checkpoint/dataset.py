@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import arithmetic
 import assistant
-import chat
+import smalltalk
+import wide
 from tokenizers import Tokenizer
 
 EOS = 2
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # the base template's own
 HELD_OUT = "held-out-4"  # seed of the held-out rows
 DATA = Path(__file__).parent / "data"
 # Calibration rows that the package ships as its built-in tasks.
 BUILT_IN = Path(__file__).parents[2] / "calibration" / "tasks" / "data"
-SHARES = {"assistant": 0.35, "arithmetic": 0.15, "chat": 0.50}  # of response tokens
+SHARES = {"assistant": 0.22, "arithmetic": 0.28, "chat": 0.36, "smalltalk": 0.14}  # of response tokens
+NUM_WIDE = 100
+WIDE = 0.6  # of the word problems in training
+DISTILLED = ("chat", "smalltalk")  # tasks that use the base model's answers
 METRICS = {"assistant": "exact_match", "arithmetic": "final_number", "chat": "agreement"}
 # The text that GPTQ chooses the default checkpoint's int4 codes on: the first rows of each calibration split.
 TEXT = Path(__file__).parents[2] / "exporter" / "default" / "calibration.jsonl"
@@ -30,22 +36,67 @@ ROWS = {
 }
 
 
+Messages = Sequence[Sequence[str]]  # (role, content)
+
+
+def prompt(messages: Messages) -> str:
+    """The base model's chat format: without a system message there is its own."""
+    if messages[0][0] != "system":
+        messages = [("system", SYSTEM), *messages]
+    return turns(messages) + "<|im_start|>assistant\n"
+
+
+def turns(messages: Messages) -> str:
+    """Messages as they stand in a prompt."""
+    return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Messages and the answer to learn."""
+    """Messages and the answer to learn, which may be the beginning of a longer one."""
 
-    messages: tuple[tuple[str, str], ...]  # (role, content)
+    messages: Messages
     answer: str
+    finished: bool = True
 
     def prompt(self) -> str:
-        """The chat format the adapter ships."""
-        turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in self.messages)
-        return turns + "<|im_start|>assistant\n"
+        return prompt(self.messages)
 
 
-def _answered(path: Path) -> dict[str, str]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["question"]: row["answer"] for row in rows if row["answer"]}
+def _distilled(held_out: bool) -> list[Example]:
+    lines = (DATA / f"distilled.{'held-out' if held_out else 'train'}.jsonl").read_text().splitlines()
+    examples = [Example(**json.loads(line)) for line in lines]
+    random.Random(9).shuffle(examples)
+    return examples
+
+
+def smalltalk_talk(rng: random.Random, answered: list[Example]) -> Example:
+    """A turn of small talk: the first, or one that follows others."""
+    before: list[tuple[str, str]] = []
+    intents: tuple[str, ...] = ()
+    kind = rng.random()
+    if kind < 0.2:  # after an answer
+        row = rng.choice(answered)
+        before = [*row.messages, ("assistant", row.answer)]
+        intents = ("thanks", "thanks", "bye", "ok", "no")
+    elif kind < 0.4:  # after a greeting
+        said, reply = smalltalk.drawn(rng, "greeting", "named", "how")
+        before = [("user", said), ("assistant", reply)]
+        intents = ("how", "name", "human", "can", "thanks", "bye", "named")
+    said, reply = smalltalk.drawn(rng, *intents)
+    return Example((*before, ("user", said)), reply)
+
+
+def chat_talk(rng: random.Random, row: Example, answered: list[Example]) -> Example:
+    """A distilled row, sometimes after a greeting or another question and its answer."""
+    kind = rng.random()
+    if kind < 0.15:
+        said, reply = smalltalk.drawn(rng, "greeting", "how", "named")
+        return replace(row, messages=(("user", said), ("assistant", reply), *row.messages))
+    if kind < 0.3:
+        first = rng.choice(answered)
+        return replace(row, messages=(*first.messages, ("assistant", first.answer), *row.messages))
+    return row
 
 
 def draw(task: str, rng: random.Random, held_out: bool) -> Example:
@@ -53,26 +104,27 @@ def draw(task: str, rng: random.Random, held_out: bool) -> Example:
     if task == "assistant":
         made = assistant.request(rng, held_out)
         return Example((("system", assistant.SYSTEM), ("user", made.text)), made.answer)
-    problem = arithmetic.problem(rng, held_out)
+    free_worded = not held_out and rng.random() < WIDE
+    problem = (wide if free_worded else arithmetic).problem(rng, held_out)
     return Example((("user", problem.text),), problem.answer)
 
 
 def examples(task: str, seed: str, held_out: bool) -> Iterator[Example]:
     """An endless, seeded stream of a task. The chat stream repeats its distilled answers, held-out ones
     once."""
-    if task == "chat":
-        side = "held-out" if held_out else "train"
-        answers = _answered(DATA / f"distilled.{side}.jsonl")
-        while True:
-            for question in chat.questions(held_out):
-                if question in answers:
-                    yield Example((("user", question),), answers[question])
-            if held_out:
-                return
-    index = 0
-    while True:
-        yield draw(task, random.Random(f"{seed}:{task}:{index}"), held_out)
-        index += 1
+    distilled = _distilled(held_out) if task in DISTILLED else []
+    if task == "chat" and held_out:
+        yield from distilled
+        return
+    answered = [row for row in distilled if row.answer.endswith((".", "!", "?"))]
+    for index in itertools.count():
+        rng = random.Random(f"{seed}:{task}:{index}")
+        if task == "chat":
+            yield chat_talk(rng, distilled[index % len(distilled)], answered)
+        elif task == "smalltalk":
+            yield smalltalk_talk(rng, answered)
+        else:
+            yield draw(task, rng, held_out)
 
 
 def held_out_rows(task: str) -> dict[str, list[Example]]:
@@ -95,8 +147,9 @@ def held_out_rows(task: str) -> dict[str, list[Example]]:
 def encode(tokenizer: Tokenizer, example: Example) -> tuple[list[int], int]:
     """Token ids of prompt + answer + end, and the prompt's length. Both parts are tokenized alone, as at
     inference."""
-    prompt = tokenizer.encode(example.prompt(), add_special_tokens=False).ids
-    return [*prompt, *tokenizer.encode(example.answer, add_special_tokens=False).ids, EOS], len(prompt)
+    start = tokenizer.encode(example.prompt(), add_special_tokens=False).ids
+    answer = tokenizer.encode(example.answer, add_special_tokens=False).ids
+    return [*start, *answer, *[EOS] * example.finished], len(start)
 
 
 def mixture(
@@ -105,7 +158,12 @@ def mixture(
     """Tasks, tokens and prompt lengths in the shares of response tokens asked for; never a held-out
     prompt."""
     streams = {task: examples(task, seed, held_out=False) for task in shares}
-    closed = {task: {e.prompt() for rows in held_out_rows(task).values() for e in rows} for task in shares}
+    closed = {
+        task: {e.prompt() for rows in held_out_rows(task).values() for e in rows}
+        if task in METRICS
+        else set()
+        for task in shares
+    }
     spent = dict.fromkeys(shares, 1e-9)
     while True:
         task = min(shares, key=lambda name: spent[name] / shares[name])
@@ -115,23 +173,28 @@ def mixture(
         yield task, tokens, prompt
 
 
+def _line(task: str, row: Example) -> str:
+    messages = [{"role": role, "content": content} for role, content in row.messages]
+    fields = {
+        "messages": messages, "answer": row.answer, "metric": METRICS[task], "max_new_tokens": LIMITS[task],
+    }  # fmt: skip
+    return json.dumps(fields) + "\n"
+
+
 def write_held_out(folder: Path, built_in: Path) -> None:
     """Writes {task}.{split}.jsonl, the calibration rows of the generated tasks to `built_in`."""
-    for task, metric in METRICS.items():
+    for task in METRICS:
         for split, rows in held_out_rows(task).items():
-            lines = [
-                json.dumps(
-                    {
-                        "messages": [{"role": role, "content": content} for role, content in row.messages],
-                        "answer": row.answer,
-                        "metric": metric,
-                        "max_new_tokens": LIMITS[task],
-                    }
-                )
-                for row in rows
-            ]
             place = built_in if split == "calibration" and task != "chat" else folder
-            (place / f"{task}.{split}.jsonl").write_text("\n".join(lines) + "\n")
+            (place / f"{task}.{split}.jsonl").write_text("".join(_line(task, row) for row in rows))
+    write_wide(folder / "wide.test.jsonl")
+
+
+def write_wide(path: Path) -> None:
+    """Writes word problems as people put them, of held-out wordings only."""
+    made = [wide.problem(random.Random(f"{HELD_OUT}:wide:{i}"), True) for i in range(NUM_WIDE)]
+    rows = [Example((("user", problem.text),), problem.answer) for problem in made]
+    path.write_text("".join(_line("arithmetic", row) for row in rows))
 
 
 def write_text(path: Path) -> None:

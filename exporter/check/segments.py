@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...runtime.device.ort import Results, open_graph
+from ...runtime.device.ort.backend import Results, open_graph
 from ..checkpoint import names
 from ..checkpoint.family import Dims
 from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ...runtime.bundle.manifest import Drift, Separators
-from ...runtime.errors import ExportError
+from ...runtime.bundle.manifest import Drift
+from ...runtime.errors import ExportError, PrecisionError
 from ..checkpoint.open import Checkpoint
 from ..graph.step import NEVER, StepGraph
-from . import habit, oracle, reference, segments
+from . import oracle, reference, segments
 from .bfloat16 import widened
 
 PROMPTS = (
@@ -55,18 +55,15 @@ def check(
     bounded: bool = True,
     with_oracle: bool = True,
     progress: Callable[[], None] | None = None,
-) -> tuple[Drift, Separators | None]:
-    """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks; and
-    tell how the checkpoint writes JSON.
+) -> Drift:
+    """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks.
 
     Raises ExportError for logits that are no numbers, for a checkpoint that means something else to
     transformers, and with `bounded` for a drift beyond what its precision explains.
     """
     mask = checkpoint.vocabulary.mask_token_id
     sequences = [ids + [mask] * (spec.block - 1) for ids in _prompts(checkpoint, spec.block)]
-    probes = habit.probes(checkpoint)
-    every = reference.logits(checkpoint.dims, checkpoint.tensors, [*sequences, *probes], progress)
-    expected, of_probes = every[: len(sequences)], every[len(sequences) :]
+    expected = reference.logits(checkpoint.dims, checkpoint.tensors, sequences, progress)
     _require_numbers(
         expected, "the checkpoint, computed in fp32,", "Its weights are broken: train or download it again"
     )
@@ -80,7 +77,7 @@ def check(
     drift, size = _drift(results, expected, mask, yardstick, skipped)
     if bounded:
         require(drift, spec.weight_precision, size)
-    return drift, habit.separators(checkpoint, probes, of_probes)
+    return drift
 
 
 def _drift(
@@ -126,7 +123,7 @@ def _require_numbers(arrays: Sequence[np.ndarray], who: str, remedy: str) -> Non
 
 
 def require(drift: Drift, precision: str, size: float) -> None:
-    """Raise ExportError when `drift` is beyond the bounds of `precision` for logits of up to `size`."""
+    """Raise PrecisionError when `drift` is beyond the bounds of `precision` for logits of up to `size`."""
     logit, confidence, share = BOUNDS[precision]
     logit *= max(size, 1.0)
     is_good = (
@@ -135,7 +132,7 @@ def require(drift: Drift, precision: str, size: float) -> None:
         and drift.argmax_matches >= share * drift.positions
     )
     if not is_good:
-        raise ExportError(
+        raise PrecisionError(
             f"the {precision} graph does not agree with the checkpoint: logit error"
             f" {drift.max_logit_error:.3g}"
             f" (bound {logit:.2g}), confidence error {drift.max_confidence_error:.3g} (bound {confidence}),"

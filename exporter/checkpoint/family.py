@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from ...runtime.errors import CheckpointError
+from ...runtime.rules import is_integer
 from . import names
 from .families import ALIASES, FAMILIES, REFUSED
 from .knobs import Knobs
@@ -134,7 +135,7 @@ def dims_from_config(config: Mapping[str, Any], *, long_context: bool = False) -
 
 def _count(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+    if not is_integer(value, 1):
         raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
     if value > LIMITS.get(name, 2**31):
         raise CheckpointError(

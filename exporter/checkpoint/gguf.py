@@ -14,7 +14,6 @@ import numpy as np
 
 from ...runtime.errors import CheckpointError
 from . import names
-from .gguf_header import check_header
 from .gguf_tokenizer import write_tokenizer
 from .tensors import listed, shown
 
@@ -73,7 +72,6 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
     from gguf import GGUFReader
     from safetensors.numpy import save_file
 
-    check(path)
     try:
         reader = GGUFReader(str(path))
     except UNREADABLE as error:
@@ -87,14 +85,6 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
     _write_json(directory / "config.json", config)
     if with_tokenizer:
         write_tokenizer(fields, directory)
-
-
-def check(path: Path) -> None:
-    """Raise CheckpointError for what is no GGUF file, or one whose header lies."""
-    try:
-        check_header(path)
-    except UNREADABLE as error:
-        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:

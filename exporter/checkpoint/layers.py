@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...runtime.errors import CheckpointError
+from ...runtime.rules import is_integer
 from .families import Family
 from .rope import Rope, rope_from_config, rope_parameters
 from .tensors import shown
@@ -96,6 +97,6 @@ def _listed(config: Mapping[str, Any], num_layers: int) -> list[bool]:
 
 def _whole(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 2**31:
+    if not is_integer(value, 1) or value > 2**31:
         raise CheckpointError(f"config.json: `{name}` must be a positive integer, not {shown(value)}")
     return value

@@ -206,6 +206,9 @@ def _eos_ids(
 
 
 def _chat_template(directories: Sequence[Path], settings: dict[str, Any]) -> str | None:
+    for directory in directories:
+        if (file := directory / "chat_template.jinja").exists() and not file.is_file():
+            raise CheckpointError(f"{file}: not a regular file; download it again")
     path = _first(directories, "chat_template.jinja")
     own = _first(directories, "tokenizer_config.json")
     template = settings.get("chat_template")
@@ -216,4 +219,8 @@ def _chat_template(directories: Sequence[Path], settings: dict[str, Any]) -> str
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")
-    return template if isinstance(template, str) else None
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"{own}: chat_template is {type(template).__name__}, a string is expected; correct it"
+        )
+    return template

@@ -1,10 +1,10 @@
 """Attention whose numbers do not depend on how many slots a step has, for graphs of which all else is so
 already.
 
-With 8-bit activations every product is a sum of integers, the same however many rows there are. Attention
-alone is computed in floating point, and ONNX Runtime takes another kernel for a single query row: its last
-bits move codes of the following layers, and so confidences. Here no product has a single row. Knows one
-operator.
+Products with quantized weights round activations to 8 bits, and their sums are the same however many rows
+there are (int4: but for one row alone). Attention is computed in floating point, and ONNX Runtime takes
+another kernel for a single query row: its last bits move codes of the following layers, and so confidences.
+Here no product has a single row. Knows one operator.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class _Writer:
         self.kind = NUMPY_DTYPES[spec.precision]
         self.half = spec.precision != "float32"
         self.is_delta = spec.kv_layout == "delta"
-        self.is_steady = spec.quantization is not None and spec.quantization.is_integer and not self.is_delta
+        self.is_steady = spec.quantization is not None and not (self.half or self.is_delta)
         self.masks: dict[int | None, str] = {}
 
     def write(self) -> None:
@@ -334,7 +334,8 @@ class _Writer:
         bias = nodes.constant("mask_token_bias", never, np.float32)
         logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
         # 8-bit activations are for ONNX Runtime on a CPU: nobody else will run such a graph.
-        predictions.write(nodes, logits, spec.metrics, spec.top_k, in_one_pass=self.is_steady)
+        is_integer = spec.quantization is not None and spec.quantization.is_integer
+        predictions.write(nodes, logits, spec.metrics, spec.top_k, in_one_pass=is_integer)
 
     # --- the contract ---
 

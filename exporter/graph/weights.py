@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from ...runtime.errors import ExportError
+from ...runtime.errors import PrecisionError
+from ...runtime.machine import cores
 from ..checkpoint import names
 from ..checkpoint.family import Dims
 from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
@@ -34,7 +34,7 @@ ONNX_DTYPES = {
 # Numbers of a weight that are encoded together; their temporaries take some 40 bytes each.
 ENCODED_AT_ONCE = 1 << 18
 TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: few enough for a processor's cache
-WORKERS = min(4, os.cpu_count() or 1)
+WORKERS = min(4, cores())
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -141,7 +141,7 @@ def write_weights(
     """Stream every weight to `file`; `progress` is called with the bytes just written.
 
     Memory stays at about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the
-    checkpoint and ExportError, naming every such tensor, for weights beyond the range of `precision`.
+    checkpoint and PrecisionError, naming every such tensor, for weights beyond the range of `precision`.
     """
     placed = {}
     for recipe in recipes(dims, precision, quantization):
@@ -152,7 +152,7 @@ def write_weights(
                 else _write_coded(file, recipe, recipe.codec, tensors)
             )
         except OverflowError:
-            raise ExportError(
+            raise PrecisionError(
                 _beyond_range(tensors, recipes(dims, precision, quantization), precision)
             ) from None
         for entry in entries:
@@ -196,7 +196,7 @@ def _bytes(recipe: Recipe, shape: tuple[int, ...]) -> int:
     if codec is None:
         return count * width
     scales = shape[0] * codec.num_groups(shape[1])
-    bits = 4 if codec.kind == "int4" else 8
+    bits = 4 if codec.kind == "int4" else 8  # as they are stored
     return (count * bits + 7) // 8 + scales * width + (0 if codec.symmetric else (scales * bits + 7) // 8)
 
 

@@ -35,7 +35,7 @@ class MarsExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]
 
         from mars_export.cli import check_installed
         from mars_export.exporter.commands import onnx as export
-        from mars_export.runtime.console import print_error
+        from mars_export.runtime.cli.console import print_error
         from mars_export.runtime.errors import MarsError
 
         def export_mars(checkpoint: str | None, **options: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...runtime.errors import ExportError, MarsError, listed
-from ...runtime.text import Text
+from ...runtime.text.tokenizer import Text
 from ..checkpoint.open import Checkpoint
 
 SUFFIXES = (".jsonl", ".txt")

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ...runtime.bundle.manifest import ModelInfo
-from ...runtime.device.trt_engine import collecting_logger, find, missing
+from ...runtime.device.trt.engine import collecting_logger, find, missing
 from ...runtime.errors import ExportError
 from ...runtime.machine import available, forget_peak, peak
 from .plan import Plan
@@ -148,6 +148,8 @@ def _attentions(trt: Any, network: Any, kinds: Sequence[Any]) -> list[Any]:
 
 def _config(trt: Any, builder: Any, plan: Plan, model: ModelInfo) -> Any:
     config = builder.create_builder_config()
+    if not plan.tf32:
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default: products of float32 with 10 bits
     for shapes in plan.inputs(model):
         profile = builder.create_optimization_profile()
         for name, (least, best, most) in shapes.items():

@@ -4,10 +4,8 @@ not at all.
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterable
-from contextlib import ExitStack
+import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,15 @@ from typing import Any
 import onnx
 
 from ...runtime.bundle.engine_info import EngineInfo, this_platform
-from ...runtime.bundle.files import FileEntry, describe
-from ...runtime.bundle.manifest import MANIFEST_FILE, Manifest, Variant
-from ...runtime.bundle.open import Bundle, changing, write_manifest
+from ...runtime.bundle.files import MANIFEST_FILE, FileEntry, describe
+from ...runtime.bundle.manifest import Manifest, Variant
+from ...runtime.bundle.open import Bundle, rewrite, write_manifest
+from ...runtime.bundle.replace import link_or_copy
 from ...runtime.errors import ExportError
 from ..checkpoint.open import Checkpoint
 from ..export import FLOATS, PRECISIONS, ExportOptions, Progress, reopen, weight_bytes, write_bundle
 from ..graph.fixed import fixed
-from ..output import replacing
+from ..output import writing
 from . import build as tensorrt
 from .plan import EngineOptions, Plan, make_plan
 from .recipe import RECIPE_FILE, STEPS_FILE, recipe, steps
@@ -89,13 +88,13 @@ def export_engine(
     if dry_run:
         return Outcome(plan, estimate, None)
     report = progress or (lambda phase, done, total: None)
-    with replacing(output, 3 * size, force) as directory:
+    with writing(output, 3 * size, force) as directory:
         # Level 0, because TensorRT multiplies with the decoded weights; ONNX Runtime's faster products are
         # not its own.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
         manifest = write_bundle(directory, checkpoint, exact, report)
         addition = _built(directory, manifest, manifest.variants[0], plan, report)
-        return Outcome(plan, estimate, _write(directory, addition.to(manifest)))
+        return Outcome(plan, estimate, _write(directory, addition.to(manifest), output))
 
 
 def add_engine(
@@ -125,16 +124,24 @@ def add_engine(
         return Outcome(plan, estimate, None)
     report = progress or (lambda phase, done, total: None)
     in_place = output.exists() and output.resolve() == bundle.path.resolve()
-    output = output.resolve() if in_place else output
-    replaced = replacing(output, 2 * size if in_place else 4 * size, force or in_place)
-    with ExitStack() as lock, replaced as directory:  # the lock is let go of when the bundle is replaced
-        _copy(bundle, manifest.files, directory, links=in_place)
+    if in_place:
+        with tempfile.TemporaryDirectory(prefix=f".{plan.name}-", dir=output.resolve().parent) as place:
+            work = Path(place)
+            for file in filter(None, (variant.file, variant.weights)):
+                link_or_copy(bundle.path / file, work / file)
+            addition = _built(work, manifest, variant, plan, report)
+            new = {entry.path: (work / entry.path).read_bytes() for entry in addition.files}
+
+        def change(now: Manifest) -> Manifest:
+            _check_unchanged(bundle, now, variant, plan, force)
+            return addition.to(now)
+
+        return Outcome(plan, estimate, rewrite(output, change, new))
+    with writing(output, 4 * size, force) as directory:
+        for entry in manifest.files:
+            shutil.copy2(bundle.path / entry.path, directory / entry.path)
         addition = _built(directory, manifest, variant, plan, report)
-        if in_place:  # building takes minutes, in which profiles and prefixes may come and go
-            manifest = lock.enter_context(changing(output))
-            _check_unchanged(bundle, manifest, variant, plan, force)
-            _follow(bundle, manifest, directory)
-        return Outcome(plan, estimate, _write(directory, addition.to(manifest)))
+        return Outcome(plan, estimate, _write(directory, addition.to(manifest), output))
 
 
 def _refuse_unreadable(precision: str, embedding: str) -> None:
@@ -196,27 +203,6 @@ def _check_unchanged(bundle: Bundle, now: Manifest, variant: Variant, plan: Plan
         )
 
 
-def _follow(bundle: Bundle, now: Manifest, directory: Path) -> None:
-    """What came into the bundle, and what went, since its files were copied."""
-    before, after = set(bundle.manifest.files), set(now.files)
-    for entry in before - after:
-        _fresh(directory / entry.path)
-    _copy(bundle, [entry for entry in now.files if entry not in before], directory, links=True)
-
-
-def _copy(bundle: Bundle, entries: Iterable[FileEntry], directory: Path, *, links: bool) -> None:
-    """Files of the bundle, by another name for the same data where that is possible."""
-    for entry in entries:
-        source, target = bundle.path / entry.path, directory / entry.path
-        if links:
-            try:
-                os.link(source.resolve(), target)
-                continue
-            except OSError:  # another file system, or one without links
-                pass
-        shutil.copy2(source, target)
-
-
 @dataclass(frozen=True, slots=True)
 class Addition:
     """What a build adds to a bundle; `variant` None where it is a recipe."""
@@ -239,17 +225,17 @@ class Addition:
 
 def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, report: Progress) -> Addition:
     """Put the engine, or the recipe for it, into a directory with the bundle's files."""
-    graph = _fresh(directory / f"{plan.name}.onnx")
+    graph = directory / f"{plan.name}.onnx"
     onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
     new, entry = [describe(graph)], None
     if plan.obstacle is not None:
-        file = _fresh(directory / f"{plan.name}{STEPS_FILE}")
+        file = directory / f"{plan.name}{STEPS_FILE}"
         file.write_text(steps(plan, variant, new[0]), encoding="utf-8")
         new.append(describe(file))
-        file = _fresh(directory / RECIPE_FILE)
+        file = directory / RECIPE_FILE
         file.write_text(recipe(plan, manifest.model, graph.name), encoding="utf-8")
     else:
-        file = _fresh(directory / f"{plan.name}.engine")
+        file = directory / f"{plan.name}.engine"
         is_fp32 = variant.kv_dtype == "float32"
         built = tensorrt.build(plan, graph, manifest.model, is_fp32, report)
         file.write_bytes(built.data)
@@ -257,17 +243,11 @@ def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, re
     return Addition(plan.name, entry, (*new, describe(file)))
 
 
-def _write(directory: Path, manifest: Manifest) -> Manifest:
+def _write(directory: Path, manifest: Manifest, target: Path) -> Manifest:
     """The manifest of a complete directory, which opens then."""
     write_manifest(directory, manifest)
-    reopen(directory)
+    reopen(directory, target)
     return manifest
-
-
-def _fresh(path: Path) -> Path:
-    """A name that is not there any more: the old file may be a link to the bundle's own data."""
-    path.unlink(missing_ok=True)
-    return path
 
 
 def _entry(variant: Variant, plan: Plan, built: tensorrt.Built, graph: FileEntry) -> Variant:
@@ -281,6 +261,7 @@ def _entry(variant: Variant, plan: Plan, built: tensorrt.Built, graph: FileEntry
         graph_sha256=graph.sha256,
         seconds=round(built.seconds, 2),
         peak_memory=built.peak_memory,
+        tf32=plan.tf32,
     )
     shape = {"batch": plan.batch, "slots": plan.block} if plan.is_fixed else {"batch": None, "slots": None}
     return replace(

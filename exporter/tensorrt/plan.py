@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ...runtime.bundle.engine_info import Extent, Range
 from ...runtime.bundle.manifest import ModelInfo
-from ...runtime.device.cuda import find_gpu
-from ...runtime.device.trt_engine import installed_version
+from ...runtime.device.trt.cuda import find_gpu
+from ...runtime.device.trt.engine import installed_version
 from ...runtime.errors import ExportError
 from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, JetPack, Target, jetpack_for, layout_for, target_named
 
@@ -30,6 +30,7 @@ class EngineOptions:
     `batch`: most rows of a step; `capacity`: KV entries a row holds; `prefill`: most slots of a step;
     `fixed`: one engine for exactly `batch` rows of `block` slots. `kv_layout` None: what the target's
     TensorRT takes. `build` False: a recipe for another machine even where this one could build.
+    `tf32`: float32 products may be rounded to TF32, which is faster.
     """
 
     target: str = "rtx"
@@ -40,6 +41,7 @@ class EngineOptions:
     prefill: int | None = None
     fixed: bool = False
     build: bool = True
+    tf32: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Plan:
     ranges: tuple[Range, ...]
     is_fixed: bool
     obstacle: str | None
+    tf32: bool = False
 
     @property
     def backend(self) -> str:
@@ -92,6 +95,7 @@ def make_plan(options: EngineOptions, block: int, context_length: int) -> Plan:
         ranges=_ranges(options, block, prefill),
         is_fixed=options.fixed,
         obstacle=obstacle,
+        tf32=options.tf32,
     )
 
 

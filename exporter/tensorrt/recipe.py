@@ -28,6 +28,7 @@ def steps(plan: Plan, variant: Variant, graph: FileEntry) -> str:
         "ranges": [asdict(r) for r in plan.ranges],
         "graph": graph.path,
         "graph_sha256": graph.sha256,
+        "tf32": plan.tf32,
     }
     made = asdict(variant) | {
         "name": plan.name,
@@ -78,12 +79,14 @@ def _command(plan: Plan) -> str:
         f"mars-export trt . --target host --kv-layout {plan.kv_layout}",
         f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",
         *(["--fixed"] if plan.is_fixed else []),
+        *(["--tf32"] if plan.tf32 else []),
     ]
     return " ".join(words)
 
 
 def _trtexec(plan: Plan, model: ModelInfo, graph: str) -> str:
     lines = [f"--onnx={graph}", f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
+    lines += [] if plan.tf32 else ["--noTF32"]
     if not plan.is_fixed:
         for i, shapes in enumerate(plan.inputs(model)):
             lines += [

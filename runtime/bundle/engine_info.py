@@ -54,7 +54,7 @@ class EngineInfo:
     `version`: TensorRT's; `cuda`: the CUDA major version its libraries are for; `platform` such as
     `linux-x86_64`; `compute_capabilities`: the GPUs it runs on, such as `sm86`; `ranges` in the order of its
     optimization profiles; `graph`: the bundle's ONNX file it was built from, and that file's hash; `seconds`
-    and `peak_memory` (bytes of host memory): of the build.
+    and `peak_memory` (bytes of host memory): of the build; `tf32`: float32 products may be rounded to TF32.
     """
 
     version: str
@@ -66,6 +66,7 @@ class EngineInfo:
     graph_sha256: str
     seconds: float
     peak_memory: int
+    tf32: bool = False
 
     def wrong(self) -> Iterator[tuple[str, str]]:
         """What contradicts itself in an engine that was read."""

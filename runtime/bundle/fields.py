@@ -14,6 +14,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from ..rules import is_integer
+
 T = TypeVar("T")
 LARGEST = sys.float_info.max
 DEEPEST = 32  # of what is kept as it stands, such as a profile's evidence
@@ -25,8 +27,7 @@ class Rule:
     """What a type does not say by itself: `Annotated[int, Rule(1, 4096)]`.
 
     Integers lie in `low ... high`, and below the integer field at the path `below`. `choices` are the strings
-    there are, `most` the entries of a list or object. `old` is the field's name in earlier minor versions,
-    `absent` what null or nothing means.
+    there are, `most` the entries of a list or object. `absent` is what null or nothing means.
     """
 
     low: int = 0
@@ -34,7 +35,6 @@ class Rule:
     below: str = ""
     choices: tuple[str, ...] = ()
     most: int = 100_000
-    old: str = ""
     absent: Any = None
 
 
@@ -76,11 +76,8 @@ class Reader:
         values = {}
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             hint = _hints(kind)[field.name]  # type: ignore[arg-type]
-            old = next((rule.old for rule in getattr(hint, "__metadata__", ()) if rule.old), field.name)
             inner = f"{path}.{field.name}".lstrip(".")
-            values[field.name] = self._value(
-                hint, given.get(field.name, given.get(old)), f"{where}.{field.name}", inner
-            )
+            values[field.name] = self._value(hint, given.get(field.name), f"{where}.{field.name}", inner)
         made = kind(**values)
         for name, what in getattr(made, "wrong", tuple)():
             self._note(f"{where}.{name}".rstrip("."), what)
@@ -131,7 +128,7 @@ class Reader:
             return tuple(self._value(hint, v, f"{where}[{i}]", "") for i, v in enumerate(value))
         low, high = self._bounds(meta[0] if meta else rule)
         good = [
-            v for v in value if (_is_integer(v) and low <= v <= high if plain is int else isinstance(v, str))
+            v for v in value if (is_integer(v) and low <= v <= high if plain is int else isinstance(v, str))
         ]
         if len(good) != len(value):
             what = f"integers of {low} to {high}" if plain is int else "strings"
@@ -160,14 +157,14 @@ class Reader:
 
     def _integer(self, value: Any, where: str, rule: Rule) -> int:
         low, high = self._bounds(rule)
-        if not _is_integer(value) or not low <= value <= high:
+        if not is_integer(value) or not low <= value <= high:
             self._note(where, f"an integer of {low} to {high} is expected, not {_shown(value)}")
             return low
         return int(value)
 
     def _number(self, value: Any, where: str, _: Rule) -> float:
         # Compared, not converted: an integer may be too large for a float.
-        if not (_is_integer(value) or isinstance(value, float)) or not -LARGEST <= value <= LARGEST:
+        if not (is_integer(value) or isinstance(value, float)) or not -LARGEST <= value <= LARGEST:
             self._note(where, f"a finite number is expected, not {_shown(value)}")
             return 0.0
         return float(value)
@@ -184,10 +181,6 @@ class Reader:
         if rule.choices and value not in rule.choices:
             self._note(where, f"`{value[:60]}` is not one of {', '.join(rule.choices)}")
         return value
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _oddity(value: Any, depth: int = 0) -> str:

@@ -17,14 +17,18 @@ from ..accept import METRICS
 from ..errors import BundleError, listed
 from .engine_info import EngineInfo
 from .fields import Reader, Rule, parse
-from .files import FileEntry, is_safe_name
-from .stored import KV_DTYPES, StoredPrefix, file_size
+from .files import MANIFEST_FILE, FileEntry, is_safe_name
 from .stored_grammar import StoredGrammar
 from .turns import ChatTurns
 
 FORMAT_VERSION = "1.2"
-MANIFEST_FILE = "manifest.json"
+OLD_W8A8 = (
+    "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export the checkpoint"
+    " again: mars-export onnx CHECKPOINT --precision w8a8"
+)
+NEAR_TIES = "exact mode gives the text of one token a step, except for near ties (docs/decoding.md)"
 BACKENDS = ("onnx", "tensorrt", "tensorrt_rtx")
+KV_DTYPES = ("float32", "float16", "bfloat16")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
@@ -66,21 +70,6 @@ class TokenInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Separators:
-    """How the checkpoint writes JSON: what stands between items, and behind a key."""
-
-    item: str
-    key: str
-
-    def wrong(self) -> Iterator[tuple[str, str]]:
-        """What is no separator."""
-        for name, mark in (("item", ","), ("key", ":")):
-            text = getattr(self, name)
-            if text.strip(" \t\r\n") != mark or len(text) > 16:
-                yield name, f"`{mark}` is expected, with white space around it"
-
-
-@dataclass(frozen=True, slots=True)
 class TextInfo:
     """How text becomes token ids.
 
@@ -92,7 +81,6 @@ class TextInfo:
     bos_token: str | None
     eos_token: str | None
     chat: ChatTurns | None = None
-    separators: Separators | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +117,17 @@ class QuantizerInfo:
 class QuantizationInfo:
     """How the weights of a variant are stored.
 
-    `group_size` inputs share a scale, None: one scale for each output channel. `quantizer` None: not known.
+    `group_size` inputs share a scale, None: one scale for each output channel. `weight_bits` is that of the
+    codes of Linear weights: 7 in w8a8, where two byte products must fit in 16 bits. `quantizer` None: not
+    known.
     """
 
-    group_size: Annotated[int | None, Rule(1, old="block_size")]
+    group_size: Annotated[int | None, Rule(1)]
     symmetric: bool
     head: str
     embedding: str
     quantizer: QuantizerInfo | None = None
+    weight_bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +162,15 @@ class Variant:
         return self.slots is not None
 
     @property
+    def has_near_ties(self) -> bool:
+        """Whether predictions depend on the width of a step by more than the order of fp32 sums, on a CPU:
+        exact mode then gives the one-token text except where two tokens are nearly as likely.
+        """
+        if self.precision == "int8" and self.quantization is not None:
+            return self.kv_dtype != "float32" or self.quantization.group_size != 32
+        return self.precision not in ("float32", "w8a8")
+
+    @property
     def is_engine(self) -> bool:
         return self.backend != "onnx"
 
@@ -180,6 +180,8 @@ class Variant:
             yield "outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
+        if self.precision == "w8a8" and (self.quantization is None or self.quantization.weight_bits != 7):
+            yield "quantization.weight_bits", OLD_W8A8
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,6 @@ class Manifest:
     variants: Annotated[tuple[Variant, ...], Rule(most=64)]
     files: Annotated[tuple[FileEntry, ...], Rule(most=1000)]
     profiles: Annotated[tuple[Profile, ...], Rule(most=10_000)] = ()
-    prefixes: Annotated[tuple[StoredPrefix, ...], Rule(absent=(), most=256)] = ()
     grammars: Annotated[tuple[StoredGrammar, ...], Rule(absent=(), most=256)] = ()
     format_version: str = FORMAT_VERSION
 
@@ -234,21 +235,6 @@ class Manifest:
             if v.engine or not v.is_engine
         )
         return frozenset(graphs)
-
-
-def kv_names(num_layers: int, of: str = "past_key_values") -> list[str]:
-    """The names of a graph's KV tensors, in order; those that it returns are `of` "present"."""
-    return [f"{of}.{i}.{kind}" for i in range(num_layers) for kind in ("key", "value")]
-
-
-def at_least(version: str, fields_of: str = FORMAT_VERSION) -> str:
-    """`version`, or the one that fields about to be written came with."""
-    return version if _minor(version) >= _minor(fields_of) else fields_of
-
-
-def _minor(version: str) -> int:
-    found = VERSION.match(version)
-    return int(found[2] or 0) if found else 0
 
 
 def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
@@ -291,7 +277,6 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
-    used |= {p.file: f"prefix {p.name}" for p in manifest.prefixes}
     used |= {g.file: f"grammar {g.name}" for g in manifest.grammars}
     problems += [
         f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
@@ -308,7 +293,6 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
         for p in manifest.profiles
         if p.variant not in names
     ]
-    problems += _prefix_contradictions(manifest, where)
     grammars = Counter(g.name for g in manifest.grammars)
     problems += [f"{where}: grammar `{n[:60]}` is there twice" for n in sorted(grammars) if grammars[n] > 1]
     model = manifest.model
@@ -321,20 +305,3 @@ def _contradictions(manifest: Manifest, where: str) -> list[str]:
     if manifest.tokens.mask in manifest.tokens.eos:
         problems.append(f"{where}.tokens: the mask token cannot end a sequence")
     return problems
-
-
-def _prefix_contradictions(manifest: Manifest, where: str) -> Iterator[str]:
-    names = {v.name for v in manifest.variants}
-    sizes = {entry.path: entry.size for entry in manifest.files}
-    once = Counter((p.name, p.variant, p.device, p.piece) for p in manifest.prefixes)
-    for p in manifest.prefixes:
-        mine = f"{where}: prefix `{p.name[:60]}`"
-        if p.variant not in names:
-            yield f"{mine} is for variant `{p.variant[:60]}`, which is not there"
-        if p.length > manifest.model.context_length:
-            yield f"{mine} has {p.length} tokens, the context holds {manifest.model.context_length}"
-        due = file_size(manifest.model.entry_bytes(p.kv_dtype), p.length)
-        if sizes.get(p.file, due) != due:
-            yield f"{mine}: {p.length} tokens take {due} bytes, {p.file} has {sizes[p.file]}"
-        if once.pop((p.name, p.variant, p.device, p.piece), 1) > 1:
-            yield f"{mine} is there twice for variant `{p.variant[:60]}`"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SessionError
-from .manifest import Manifest, Profile, Variant, at_least
-from .open import Bundle, changing, open_bundle, write_manifest
+from .manifest import Manifest, Profile, Variant
+from .open import Bundle, open_bundle, rewrite
 
 
 def sha256_of(manifest: Manifest, file: str | None) -> str | None:
@@ -149,25 +149,26 @@ def shown(value: Any) -> str:
 
 def store(path: str | Path, profile: Profile) -> None:
     """Put a profile into the bundle at `path`, in place of one of the same name for the same variant."""
-    with changing(Path(path).expanduser()) as manifest:
-        others = tuple(p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
-        _write(path, manifest, (*others, profile))
+
+    def change(manifest: Manifest) -> Manifest:
+        others = (p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
+        return replace(manifest, profiles=(*others, profile))
+
+    rewrite(path, change)
 
 
-def remove(path: str | Path, name: str) -> int:
-    """Take a profile out of the bundle, for every variant that has it; returns how many there were."""
-    with changing(Path(path).expanduser()) as manifest:
+def remove(path: str | Path, name: str) -> None:
+    """Take a profile out of the bundle, for every variant that has it. Raises SessionError for an unknown
+    name.
+    """
+
+    def change(manifest: Manifest) -> Manifest:
         others = tuple(p for p in manifest.profiles if p.name != name)
         if len(others) == len(manifest.profiles):
             raise _unknown(path, manifest, name)
-        _write(path, manifest, others)
-    return len(manifest.profiles) - len(others)
+        return replace(manifest, profiles=others)
 
-
-def _write(path: str | Path, manifest: Manifest, profiles: tuple[Profile, ...]) -> None:
-    """The manifest is written with the fields of the present format, so that is what it names."""
-    version = at_least(manifest.format_version)
-    write_manifest(Path(path).expanduser(), replace(manifest, profiles=profiles, format_version=version))
+    rewrite(path, change)
 
 
 def _unknown(path: str | Path, manifest: Manifest, name: str) -> SessionError:

@@ -1,6 +1,6 @@
 """What a manifest says of a grammar that is kept in the bundle: the automaton of what answers may be.
 
-Knows names; runtime/bundle/automaton.py reads and writes the files.
+Knows names; runtime/structured/automaton_file.py reads and writes the files.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from .fields import Rule
-from .stored import NAME
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FILE = re.compile(r"grammar-[0-9a-f]{16}\.dfa")
 KINDS = ("schema", "tools", "regex", "choice")
 

@@ -66,7 +66,8 @@ if [ ! -e "$ort/include/onnxruntime/onnxruntime_cxx_api.h" ]; then
     fi
 fi
 
-# The wheel's library has a versioned name only; programs look for the name it calls itself.
+# libmars loads this library at run time by the name that it calls itself; a wheel's has a versioned name only. ONNX Runtime looks for its
+# providers beside that name.
 library=$("$python" -c 'import pathlib, onnxruntime; print(*pathlib.Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.1.*"))')
 if [ ! -e "$library" ]; then
     echo "no ONNX Runtime library in the onnxruntime wheel of $python; set ONNXRuntime_ROOT (docs/cpp.md)" >&2
@@ -75,3 +76,6 @@ fi
 mkdir -p "$ort/lib"
 ln -sfn "$library" "$ort/lib/libonnxruntime.so.1"
 ln -sfn libonnxruntime.so.1 "$ort/lib/libonnxruntime.so"
+for provider in "$(dirname "$library")"/libonnxruntime_providers_*.so; do
+    if [ -e "$provider" ]; then ln -sfn "$provider" "$ort/lib/"; fi
+done

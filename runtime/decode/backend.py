@@ -97,6 +97,11 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def kv_device(self) -> str:
+        """Where KV rows are between two steps: `cpu` or `cuda`."""
+        ...
+
     def new_cache(self, num_rows: int) -> Cache: ...
 
     def step(

@@ -78,8 +78,8 @@ class Batch:
             row.stem.keep(self.cache, place, row.tokens)
 
     def move(self, source: int, target: int) -> None:
-        """The row at `source` gets the place `target`, with its final entries."""
+        """The row at `source` gets the place `target`, with its final entries unless it is over."""
         if source != target:
-            row = self.active[source]
-            self.cache.move(source, target, row.cursor)
-            self.active[target] = row
+            row = self.active[target] = self.active[source]
+            if row.finish_reason is None:
+                self.cache.move(source, target, row.cursor)

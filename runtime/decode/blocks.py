@@ -38,7 +38,7 @@ def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> Non
             f"a cache block of {cache_block} tokens does not fit a step of {backend.max_slots} slots;"
             " give a smaller one"
         )
-    if any(row.guide is not None for row in rows):
+    if any(row.config.is_structured for row in rows):
         raise SessionError(
             "a grammar needs cursor commit: what it forces goes beyond a block; leave commit as it is"
         )
@@ -84,11 +84,9 @@ class BlockSchedule(Schedule):
         feeds = {i: self._inner_feed(rows[i]) for i in short}
         events: list[Accepted] = []
         for i in short:
-            if not feeds[
-                i
-            ].slots:  # one-token mode at the start of a block: the commit has predicted its token
+            if not feeds[i].slots:  # one-token mode at the start of a block: the commit predicted its token
                 with Failing([rows[i]], events):
-                    events.append(rows[i].accept(self._first[rows[i].index]))
+                    events += filter(None, [rows[i].accept(self._first[rows[i].index])])
         working = [i for i in short if feeds[i].slots]
         if working:
             # A waiting row's cursor does not move, and nothing of its scratch mask is kept.

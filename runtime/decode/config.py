@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ..accept import METRICS, is_one_token
 from ..errors import SessionError
+from ..rules import Rule, broken, integer, is_integer, number, one_of
 from .structure import Json, canonical, structure_problems
 
 Window = Literal["auto", "full"] | int
 DEFAULT_TAU = 0.95  # of the paper's tables, where tau is wanted and not given
+WINDOW = Rule(
+    '"auto", "full" or an integer of 1 or more',
+    lambda value: value in ("auto", "full") or is_integer(value, 1),
+)
+TOKEN_IDS = Rule(
+    "None or a list of token ids", lambda ids: isinstance(ids, tuple) and all(is_integer(i, 0) for i in ids)
+)
+STRINGS = Rule(
+    "a list of non-empty strings",
+    lambda stop: isinstance(stop, tuple) and all(isinstance(s, str) and s for s in stop),
+)
+SEED = Rule("an integer of 0 to 2**64 - 1", lambda value: is_integer(value, 0) and value < 2**64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +47,26 @@ class GenerationConfig:
     text or as a mapping; regex; choice: one of these strings; tools: functions in OpenAI's form, as text or
     as a list, of which the answer is calls; grammar: the name of one that is kept in the bundle (`mars-export
     grammar`). Schema and tools become JSON text here. separators: between the items of a JSON answer, and
-    behind a key, with no other white space; None for the model's own habit.
+    behind a key, with no other white space; None for `", "` and `": "`.
 
     Raises SessionError that lists every value out of range.
     """
 
-    tau: float | None = None
-    metric: str = "probability"
-    max_new_tokens: int = 256
-    window: Window = "auto"
-    eos_ids: Sequence[int] | None = None
-    stop: Sequence[str] = ()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    exact: bool | None = None
-    lookup: int = 0
-    min_p: float = 0.0
-    cache_salt: str = ""
+    tau: Annotated[float | None, number("a number of 0 or more")] = None
+    metric: Annotated[str, one_of(METRICS)] = "probability"
+    max_new_tokens: Annotated[int, integer(1)] = 256
+    window: Annotated[Window, WINDOW] = "auto"
+    eos_ids: Annotated[Sequence[int] | None, TOKEN_IDS] = None
+    stop: Annotated[Sequence[str], STRINGS] = ()
+    temperature: Annotated[float, number("a number of 0 or more")] = 0.0
+    top_k: Annotated[int, integer(0)] = 0
+    top_p: Annotated[float, number("a number above 0, at most 1", high=1, above=True)] = 1.0
+    seed: Annotated[int, SEED] = 0
+    repetition_penalty: Annotated[float, number("a number above 0", above=True)] = 1.0
+    exact: Annotated[bool | None, Rule("True or False", lambda value: isinstance(value, bool))] = None
+    lookup: Annotated[int, integer(0)] = 0
+    min_p: Annotated[float, number("a number of 0 to 1", high=1)] = 0.0
+    cache_salt: Annotated[str, Rule("a text", lambda value: isinstance(value, str))] = ""
     schema: Json | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
@@ -73,52 +85,21 @@ class GenerationConfig:
         if self.exact is False and self.tau is None:
             object.__setattr__(self, "tau", DEFAULT_TAU)
         for name in ("schema", "tools"):
-            object.__setattr__(self, name, canonical(getattr(self, name)))
-        checks = {
-            "metric": (self.metric in METRICS, f"one of {', '.join(METRICS)}"),
-            "tau": (self.tau is None or (_finite(self.tau) and self.tau >= 0), "a number of 0 or more"),
-            "exact": (isinstance(self.exact, bool), "True or False"),
-            "max_new_tokens": (_at_least(self.max_new_tokens, 1), "an integer of 1 or more"),
-            "window": (
-                self.window in ("auto", "full") or _at_least(self.window, 1),
-                '"auto", "full" or an integer of 1 or more',
-            ),
-            "lookup": (_at_least(self.lookup, 0), "an integer of 0 or more"),
-            "cache_salt": (isinstance(self.cache_salt, str), "a text"),
-            "eos_ids": (
-                self.eos_ids is None
-                or (isinstance(self.eos_ids, tuple) and all(_at_least(i, 0) for i in self.eos_ids)),
-                "None or a list of token ids",
-            ),
-            "stop": (
-                isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
-                "a list of non-empty strings",
-            ),
-            "temperature": (_finite(self.temperature) and self.temperature >= 0, "a number of 0 or more"),
-            "top_k": (_at_least(self.top_k, 0), "an integer of 0 or more"),
-            "top_p": (_finite(self.top_p) and 0 < self.top_p <= 1, "a number above 0, at most 1"),
-            "min_p": (_finite(self.min_p) and 0 <= self.min_p <= 1, "a number of 0 to 1"),
-            "seed": (_at_least(self.seed, 0) and self.seed < 2**64, "an integer of 0 to 2**64 - 1"),
-            "repetition_penalty": (
-                _finite(self.repetition_penalty) and self.repetition_penalty > 0,
-                "a number above 0",
-            ),
-        }
-        wrong = [
-            f"{name} must be {what}, not {getattr(self, name)!r}"
-            for name, (good, what) in checks.items()
-            if not good
-        ]
+            object.__setattr__(self, name, canonical(name, getattr(self, name)))
+        wrong = list(broken(self).items())
         wrong += structure_problems(
             self.schema, self.regex, self.choice, self.tools, self.separators, self.grammar
         )
         if self.exact is True and self.tau is not None:
             wrong.append(
-                f"exact and tau exclude each other: exact gives the one-token text whatever is"
-                f" proposed, tau {self.tau!r} accepts what is likely; give one of them"
+                (
+                    "tau",
+                    f"exact and tau exclude each other: exact gives the one-token text whatever is"
+                    f" proposed, tau {self.tau!r} accepts what is likely; give one of them",
+                )
             )
         if wrong:
-            raise SessionError("; ".join(wrong))
+            raise SessionError("; ".join(problem for _, problem in wrong), field=wrong[0][0])
 
     @property
     def is_greedy(self) -> bool:
@@ -132,9 +113,13 @@ class GenerationConfig:
     @property
     def is_structured(self) -> bool:
         """Whether a grammar decides what the answer may look like."""
-        return any(
-            part is not None for part in (self.schema, self.regex, self.choice, self.tools, self.grammar)
-        )
+        return self.structure is not None
+
+    @property
+    def structure(self) -> str | None:
+        """The field that says what the answer must look like."""
+        names = ("schema", "regex", "choice", "tools", "grammar")
+        return next((name for name in names if getattr(self, name) is not None), None)
 
     @property
     def one_token(self) -> bool:
@@ -152,14 +137,11 @@ class GenerationConfig:
         return replace(self, **changes)
 
 
-def _finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    # An integer may be too large for a float.
-    return (isinstance(value, int) and abs(value) < 2**1000) or (
-        isinstance(value, float) and math.isfinite(value)
-    )
-
-
-def _at_least(value: object, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+def repeatable(config: GenerationConfig, *, has_window: bool, has_seed: bool = False) -> GenerationConfig:
+    """`config` with full windows where a text that is drawn, or asked for with a seed, would else depend on
+    measured costs: at a tau, unless the user chose a window. Exact mode does not depend on windows.
+    """
+    at_tau = not config.exact and not config.one_token
+    if at_tau and not has_window and (has_seed or not config.is_greedy):
+        return config.with_values(window="full", tau=config.tau)
+    return config

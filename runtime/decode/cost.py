@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from .backend import Backend
+from .backend import Backend, Cache
 
 ROUNDS = 5  # over all sizes, so that what else the machine does falls on all of them
 ENOUGH = 1.0  # seconds: no further round begins after them; a large model is measured once
@@ -74,36 +74,48 @@ class Cost:
         return cheap + (dear - cheap) * ((positions - low) / (high - low))
 
 
+def step_seconds(
+    backend: Backend,
+    cache: Cache,
+    shape: tuple[int, int],
+    cursor: int,
+    block: int,
+    mask_id: int,
+    clock: Callable[[], float] = perf_counter,
+) -> float:
+    """Time one step of (rows, slots), all of them masks, with every row at `cursor`. Their entries are
+    scratch, so it can be taken any number of times.
+    """
+    rows, slots = shape
+    # A real step asks for the outputs of its last known token and its masks, so for a block at most.
+    index = np.tile(np.arange(max(0, slots - block), slots, dtype=np.int64), (rows, 1))
+    ids, length = np.full(shape, mask_id, np.int64), np.full(rows, cursor, np.int64)
+    begun = clock()
+    backend.step(cache, 0, ids, length, index, False)
+    return clock() - begun
+
+
 def measure(
     backend: Backend,
     block: int,
     mask_id: int,
     clock: Callable[[], float] = perf_counter,
-    largest: int | None = None,
 ) -> Cost:
-    """Time steps of one row on a scratch cache, from one slot to four blocks, or with `largest` from a block
-    to so many slots: for each size the least of a few rounds.
+    """Time steps of one row on a scratch cache, from one slot to four blocks, each by its fastest round.
 
     Takes about ENOUGH seconds, and at least two steps of each size: the first is to warm up.
     """
-    most = largest or 4 * block
-    most = min(most, backend.max_slots or most, backend.max_capacity)
+    most = min(4 * block, backend.max_slots or 4 * block, backend.max_capacity)
     # 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but
     # the first.
-    few = range(block.bit_length()) if largest is None else range(block.bit_length(), most.bit_length())
-    sizes = sorted({n for n in (*(2**i for i in few), block, 2 * block - 1, most) if n <= most})
+    powers = (2**i for i in range(block.bit_length()))
+    sizes = sorted({n for n in (*powers, block, 2 * block - 1, most) if n <= most})
     behind = min(BEHIND, backend.max_capacity - most)
     cache = backend.new_cache(1)
     cache.reserve(behind + most)
-    length = np.array([behind], np.int64)
 
     def timed(slots: int) -> float:
-        # A real step asks for the outputs of its last known token and its masks, so for a block at most.
-        wanted = np.arange(max(0, slots - block), slots, dtype=np.int64)[None]
-        ids = np.full((1, slots), mask_id, np.int64)
-        begun = clock()
-        backend.step(cache, 0, ids, length, wanted, False)
-        return clock() - begun
+        return step_seconds(backend, cache, (1, slots), behind, block, mask_id, clock)
 
     for slots in sizes:
         timed(slots)

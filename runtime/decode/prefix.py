@@ -34,25 +34,6 @@ class Saved:
     data: Any
     length: int
 
-    def brought(self, cache: Cache) -> Any:  # noqa: ARG002
-        """What `load` of a cache takes."""
-        return self.data
-
-
-class Stored(Saved):
-    """Entries in host memory or in a mapped file: a cache brings them to its device when they are first
-    used.
-    """
-
-    __slots__ = ("_there",)
-
-    def brought(self, cache: Cache) -> Any:
-        there = getattr(self, "_there", None)
-        if there is None:
-            there = cache.bring(self.data)
-            object.__setattr__(self, "_there", there)
-        return there
-
 
 @dataclass(slots=True)
 class Entry:
@@ -71,7 +52,7 @@ class PrefixStats:
     these prompts; hit_tokens: those of them that were there.
 
     saved, evicted: entries that came, and that went because memory was short; failed: those that could not be
-    copied. entries, num_bytes: what is there now. stored: prefixes of the bundle, beside these.
+    copied. entries, num_bytes: what is there now.
     """
 
     queries: int = 0
@@ -83,7 +64,6 @@ class PrefixStats:
     failed: int = 0
     entries: int = 0
     num_bytes: int = 0
-    stored: int = 0
 
 
 class Prefixes:
@@ -97,9 +77,6 @@ class Prefixes:
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[Group, bytes], Entry] = OrderedDict()  # the last is the latest used
         self._sorted: dict[Group, list[bytes]] = {}  # neighbours begin alike
-        # By a group without its salt: for every salt, and for ever.
-        self._stored: dict[tuple[int], dict[bytes, Saved]] = {}
-        self._sorted_stored: dict[tuple[int], list[bytes]] = {}
         self._num_bytes = 0  # of the entries and of those that are being copied
         self._counts = dict.fromkeys(
             ("queries", "hits", "query_tokens", "hit_tokens", "saved", "evicted", "failed"), 0
@@ -108,22 +85,11 @@ class Prefixes:
     @property
     def stats(self) -> PrefixStats:
         with self._lock:
-            stored = sum(map(len, self._stored.values()))
-            return PrefixStats(
-                **self._counts, entries=len(self._entries), num_bytes=self._num_bytes, stored=stored
-            )
+            return PrefixStats(**self._counts, entries=len(self._entries), num_bytes=self._num_bytes)
 
     def stem(self, salt: str = "", marks: Sequence[int] = ()) -> Stem | None:
         """A row's share; `marks`: lengths of its prompt that others may begin with. None without a budget."""
         return Stem(self, salt, marks) if self.budget > 0 else None
-
-    def adopt(self, group: Group, ids: Sequence[int], saved: Saved) -> None:
-        """Take in entries that lie elsewhere: they serve every salt, take no room here and never go."""
-        key, of = _key(ids), group[1:]
-        with self._lock:
-            stored = self._stored.setdefault(of, {})
-            stored[key] = saved
-            self._sorted_stored[of] = sorted(stored)
 
     def clear(self) -> None:
         """Forget everything that was saved."""
@@ -142,21 +108,17 @@ class Prefixes:
     def match(self, group: Group, ids: Sequence[int], marks: Sequence[int] = ()) -> tuple[Saved, int] | None:
         """The entry that has most of the beginning of `ids`, and how much; None where none has any.
 
-        Entries of the lengths `marks` are taken for used, too. Of two that have as much, a stored one.
+        Entries of the lengths `marks` are taken for used, too.
         """
         key = _key(ids)
         with self._lock:
             length, best = _nearest(self._sorted.get(group, []), key)
-            long, outer = _nearest(self._sorted_stored.get(group[1:], []), key)
-            if not max(length, long):
+            if not length:
                 return None
-            if long >= length:
-                length, saved = long, self._stored[group[1:]][outer]
-            else:
-                if (group, key[: 4 * length]) in self._entries:
-                    best = key[: 4 * length]  # no more than is needed: a longer one may grow old
-                self._entries.move_to_end((group, best))
-                saved = self._entries[group, best].saved
+            if (group, key[: 4 * length]) in self._entries:
+                best = key[: 4 * length]  # no more than is needed: a longer one may grow old
+            self._entries.move_to_end((group, best))
+            saved = self._entries[group, best].saved
             for mark in marks:  # behind what it is in, so that the part which others need stays the longest
                 if (group, key[: 4 * mark]) in self._entries:
                     self._entries.move_to_end((group, key[: 4 * mark]))
@@ -199,8 +161,6 @@ class Prefixes:
     # --- with the lock held ---
 
     def _is_there(self, group: Group, key: bytes, fixed: bool) -> bool:
-        if _begins_one(self._sorted_stored.get(group[1:], []), key):
-            return True
         if fixed:
             entry = self._entries.get((group, key))
             if entry is not None:
@@ -289,7 +249,7 @@ class Stem:
                     length = 0
                 if length > 0:
                     cache.reserve(max(saved.length, own))
-                    cache.load(place, saved.brought(cache), length)
+                    cache.load(place, saved.data, length)
                     self.firm = length
         self._store.count(len(tokens), self.firm)
         return self.firm

@@ -1,5 +1,4 @@
-"""Guesses of the next tokens, to be verified by the next step: from masks, from the row's own text, from a
-draft.
+"""Guesses of the next tokens, to be verified by the next step: from masks or from the row's own text.
 
 Knows where guesses come from and how often such guesses held; verifies nothing itself.
 """
@@ -13,7 +12,7 @@ from functools import reduce
 from operator import add
 from typing import Literal, Protocol
 
-Source = Literal["masks", "lookup", "draft"]
+Source = Literal["masks", "lookup"]
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995)  # of confidences that are counted together
 OWN_WORD = 16.0  # verified proposals that a confidence's own word counts for

@@ -14,11 +14,10 @@ from ..accept import accept, passes, verify
 from .backend import StepOutput
 from .config import GenerationConfig
 from .feed import Feed
-from .guide import SURE, Guide
 from .pass_rates import PassRates
 from .prefix import Stem
 from .proposals import NONE, Foresight, Hopes, Lookup, Proposals, Proposer
-from .sample import choose
+from .sample import Draws
 from .split import Chances
 from .stats import Stats
 
@@ -97,7 +96,7 @@ class Row:
     verified. `config` may be replaced while the row runs: the next step uses the new one. `stop` sees each
     accepted token and says whether it completes a stop condition. `hopes` are shared by the rows of a
     session. `proposer`: another source of proposals than the row's masks. `stem`: the row's share in a store
-    of prefixes. `guide`: a grammar that the answer follows. `client` is whose row it is, None for nobody's.
+    of prefixes. `client` is whose row it is, None for nobody's.
     """
 
     def __init__(
@@ -111,7 +110,6 @@ class Row:
         hopes: Hopes | None = None,
         proposer: Proposer | None = None,
         stem: Stem | None = None,
-        guide: Guide | None = None,
     ) -> None:
         self.index, self.config, self.stop, self.stem = index, config, stop, stem
         self.tokens = list(prompt)
@@ -124,8 +122,8 @@ class Row:
         self.hopes, self.foresight = hopes or Hopes(), Foresight()
         self.proposals = NONE
         self.proposer = proposer if proposer is not None else Lookup(config.lookup) if config.lookup else None
-        self.guide = guide
         self.client: Hashable = None
+        self.on_start: Callable[[], None] | None = None  # before each forward
 
     @property
     def pending(self) -> list[int]:
@@ -140,14 +138,25 @@ class Row:
         """Tokens that may still be generated."""
         return self.config.max_new_tokens - self.stats.tokens
 
+    def start(self) -> None:
+        """It is about to take part in a forward."""
+        self.stats.starts()
+        if self.on_start is not None:
+            self.on_start()
+
     @property
     def wants_logits(self) -> bool:
-        return self.config.needs_logits or (self.guide is not None and self.guide.wants_logits)
+        return self.config.needs_logits
+
+    @property
+    def feeds_proposals(self) -> bool:
+        """Whether a step may verify proposals, and feed one mask more than the block was trained for."""
+        return bool(self.config.exact)
 
     @property
     def num_proposals(self) -> int:
         """Proposals that may be fed: none that ends the sequence, for the output before it says as much."""
-        if not self.config.exact and self.guide is None:
+        if not self.feeds_proposals:
             return 0
         token_ids = self.proposals.token_ids
         end = next((i for i, token in enumerate(token_ids) if token in self.eos_ids), len(token_ids))
@@ -158,10 +167,8 @@ class Row:
         config = self.config
         if config.one_token:
             return 0
-        # In exact mode a mask too many costs its slot and no quality, and one beyond the block often holds.
-        # Under a grammar some masks stand where there is no choice.
-        is_wide = block > 1 and (config.exact or self.guide is not None)
-        block = block + 1 if is_wide else block - 1
+        # A proposal too many costs its slot and no quality, and one mask beyond the block often holds.
+        block = block + 1 if block > 1 and self.feeds_proposals else block - 1
         most = min(config.window - 1, block) if isinstance(config.window, int) else block
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
 
@@ -173,20 +180,19 @@ class Row:
         """
         self.cursor += feed.known
         self.stats.forwards += 1
-        predictions = Predictions.of(output, i, feed.outputs, self.config.metric)
-        if self.guide is not None:
-            return self.follow(self.guide, predictions, feed.proposals)
-        return self.accept(predictions, feed.proposals)
+        return self.accept(Predictions.of(output, i, feed.outputs, self.config.metric), feed.proposals)
 
-    def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted:
+    def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted | None:
         """Accept from the left; the first `num_proposals` proposals were fed and are verified or dropped."""
         config = self.config  # another thread may put a new one there at any time
-        token_ids, confidences = self._candidates(predictions, config)
+        token_ids = self.candidates(predictions, config)
         tau = 1.0 if config.tau is None else config.tau
         proposals = self.proposals.token_ids[:num_proposals] if num_proposals else ()
         if config.exact or proposals:
             count = verify(token_ids, proposals, self.eos_ids, self.remaining)
+            confidences = self._confidences(predictions, token_ids, count)
         else:
+            confidences = self._confidences(predictions, token_ids, len(token_ids))
             count = accept(token_ids, confidences, tau, config.metric, self.eos_ids, self.remaining)
         for i, token in enumerate(token_ids[:count]):
             self.tokens.append(token)
@@ -208,7 +214,7 @@ class Row:
         given, sure = tuple(token_ids[:count]), tuple(confidences[:count])
         return Accepted(self.index, given, sure, self.finish_reason, verified=num_held)
 
-    def _settle(self, token_ids: list[int], probabilities: list[float], count: int, num_fed: int) -> None:
+    def _settle(self, token_ids: Sequence[int], probabilities: list[float], count: int, num_fed: int) -> None:
         """Proposals that held are final like known tokens; what was predicted behind is proposed next."""
         num_held = max(0, count - 1)
         self.cursor += num_held
@@ -223,113 +229,13 @@ class Row:
         self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))
         self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
 
-    def begin(self, most: int) -> Accepted | None:
-        """What the grammar forces before any prediction, until the row has `most` tokens, or None."""
-        if self.guide is None or self.guide.begun:
-            return None
-        self.guide.begun = True
-        given: list[int] = []
-        while self.finish_reason is None and self.remaining > 0 and len(self.tokens) < most:
-            if (token := self.guide.forced()) is None:
-                break
-            self._append(self.guide, token)
-            given.append(token)
-            self.stats.tokens += 1
-            self.stats.forced += 1
-        if self.finish_reason is None and self.remaining <= 0:
-            self.finish_reason = "length"
-        elif self.guide.is_over and self.finish_reason is None:
-            self.finish_reason = "stop"
-        elif not given:
-            return None
-        sure = (SURE[self.config.metric],) * len(given)
-        places = tuple(range(len(given)))
-        return Accepted(self.index, tuple(given), sure, self.finish_reason, forced=places)
+    def begin(self, most: int) -> Accepted | None:  # noqa: ARG002 - for rows whose answer has a fixed beginning
+        """What is known of the answer before any prediction, until the row has `most` tokens, or None."""
+        return None
 
-    def follow(self, guide: Guide, predictions: Predictions, num_proposals: int) -> Accepted | None:
-        """As `accept`, under a grammar: what is not allowed ends the run, what is forced goes into it.
-
-        Behind proposals that all held tau decides about the masks' predictions, in exact mode nothing does.
-        """
-        config = self.config
-        proposals = self.proposals.token_ids[:num_proposals]
-        first, left = len(self.tokens), self.remaining
-        confidences: list[float] = []
-        num_held, follows = 0, True  # whether the next prediction has seen what was appended
-        forced: list[int] = []
-        while self.finish_reason is None and (i := len(confidences)) < left:
-            token, confidence = guide.forced(), SURE[config.metric]
-            is_forced, is_own = token is not None, i == num_held  # what the model itself says, no guess
-            if token is None:
-                if guide.is_over or not follows or i >= len(predictions.token_ids):
-                    break
-                if not is_own and (config.exact or config.one_token):
-                    break
-                choice = guide.choose(predictions, i, config, self.tokens, is_own)
-                if choice is None:
-                    break
-                token, confidence = choice
-                if not is_own and not passes(confidence, config.tau or 0.0, config.metric):
-                    break
-                if not is_own and i - num_proposals > guide.most_masks:
-                    break
-            confidences.append(confidence)
-            if is_forced:
-                forced.append(i)
-            self._append(guide, token)
-            if i < num_proposals:
-                follows = follows and token == proposals[i]
-                num_held += follows
-            elif is_forced or not config.needs_logits:
-                follows = follows and i < len(predictions.token_ids) and token == predictions.token_ids[i]
-        count = len(confidences)
-        self._propose(guide, predictions, self.tokens[first:], num_held, num_proposals)
-        if guide.is_over and self.finish_reason is None:
-            self.finish_reason = "stop"
-        elif not count:
-            return None
-        if count:
-            self.stats.count(count - len(forced), len(forced))
-        if self.finish_reason is None and self.remaining <= 0:
-            self.finish_reason = "length"
-        given, sure = tuple(self.tokens[first:]), tuple(confidences)
-        return Accepted(self.index, given, sure, self.finish_reason, None, num_held, tuple(forced))
-
-    def _append(self, guide: Guide, token: int) -> None:
-        guide.append(token)
-        self.tokens.append(token)
-        if token in self.eos_ids:
-            self.finish_reason = "eos"
-        elif self.stop is not None and self.stop(token):
-            self.finish_reason = "stop"
-
-    def _propose(
-        self, guide: Guide, predictions: Predictions, given: list[int], num_held: int, num_fed: int
-    ) -> None:
-        """As `_settle`, under a grammar: what was predicted behind what was `given` is led by it."""
-        # At least one token is always fed again: its output is where the next prediction comes from.
-        self.cursor = min(self.cursor + num_held, len(self.tokens) - 1)
-        count, config = len(given), self.config
-        sure = self.proposals.num_sure
-        self.stats.proposed += num_fed - sure(num_fed)
-        self.stats.verified += num_held - sure(num_held)
-        if self.finish_reason is None:
-            self.hopes.saw(self.proposals, num_fed, num_held)
-        if not config.exact:
-            tau, metric = config.tau or 0.0, config.metric
-            passed = [i < count or passes(c, tau, metric) for i, c in enumerate(predictions.confidences)]
-            self.pass_rates.saw(max(count - num_fed, 0), passed[num_fed:])
-        self.proposals = NONE
-        if self.finish_reason is not None:
-            return
-        probabilities, guess = predictions.probabilities.tolist(), NONE
-        if num_held == num_fed:
-            self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_fed + 1 :]])
-            # Predictions behind another token than the model's own are void, as in `_settle`.
-            if config.needs_logits or given[num_fed:] == predictions.token_ids[num_fed:count].tolist():
-                predicted, _ = self._candidates(predictions, config, count)
-                guess = Proposals(tuple(predicted), tuple(probabilities[count:]))
-        self.proposals = guide.lead(guess, 0.0 if config.exact else LEAST)
+    def lead(self, proposals: Proposals) -> Proposals:
+        """What of another source's proposals may be fed."""
+        return proposals
 
     def look_around(self, most: int) -> None:
         """Take another source's proposals where they promise more; it is asked where those at hand promise
@@ -340,9 +246,7 @@ class Row:
         own = self._promise(self.proposals)
         if own >= ENOUGH:
             return
-        others = self.proposer.propose(self.tokens, most)
-        if self.guide is not None:
-            others = self.guide.lead(others) if others else NONE
+        others = self.lead(self.proposer.propose(self.tokens, most))
         if self._promise(others) > own:
             self.proposals = others
 
@@ -372,20 +276,17 @@ class Row:
         self.finish_reason, self.stem = self.finish_reason or "cancelled", None
         return Accepted(self.index, (), (), self.finish_reason, error)
 
-    def _candidates(
-        self, predictions: Predictions, config: GenerationConfig, first: int = 0
-    ) -> tuple[list[int], list[float]]:
+    def candidates(self, predictions: Predictions, config: GenerationConfig, first: int = 0) -> Sequence[int]:
+        """What the row makes of the predictions from `first` on; drawn ones as far as they are looked at."""
         if not config.needs_logits:
-            return predictions.token_ids[first:].tolist(), predictions.confidences[first:].tolist()
+            tokens: list[int] = predictions.token_ids[first:].tolist()
+            return tokens
         assert predictions.logits is not None, "logits were not exported: the session checks this first"
-        tokens: list[int] = []
-        confidences: list[float] = []
-        # A later candidate only counts if all earlier ones are accepted, so they are part of what it has
-        # seen.
-        for logits in predictions.logits[first:]:
-            token, confidence = choose(
-                logits, config, [*self.tokens, *tokens], len(self.tokens) + len(tokens)
-            )
-            tokens.append(token)
-            confidences.append(confidence)
-        return tokens, confidences
+        return Draws(predictions.logits[first:], config, self.tokens)
+
+    @staticmethod
+    def _confidences(predictions: Predictions, token_ids: Sequence[int], count: int) -> list[float]:
+        if isinstance(token_ids, Draws):
+            return token_ids.confidences(count)
+        confidences: list[float] = predictions.confidences[:count].tolist()
+        return confidences

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Annotated
 
 from ..errors import SessionError
+from ..rules import broken, integer, number
 from .backend import Backend, StepOutput
 from .batch import Batch
 from .budget import KvBudget
@@ -20,8 +22,9 @@ from .row import Accepted, Row
 
 PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
 
-_PLACES, MOST_PLACES = ("max_rows", "max_waiting"), 2**20
-_MAY_BE_NONE = ("max_prompt_tokens", "max_new_tokens", "max_stops", "kv_bytes", "max_rows_per_client")
+MOST_PLACES = 2**20
+Count = Annotated[int, integer(1, "1 or more")]
+Most = Annotated[int | None, integer(1, "1 or more")]
 
 Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
 
@@ -42,31 +45,21 @@ class Limits:
     max_rows_per_client: sequences of one client in one forward; its others wait, also where rows are free.
     """
 
-    max_rows: int = 8
-    max_waiting: int = 64
-    prefill_tokens: int = 128
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    max_stops: int | None = None
-    kv_bytes: int | None = None
-    client_share: float = 1.0
-    max_rows_per_client: int | None = None
+    max_rows: Count = 8
+    max_waiting: Count = 64
+    prefill_tokens: Count = 128
+    max_prompt_tokens: Most = None
+    max_new_tokens: Most = None
+    max_stops: Most = None
+    kv_bytes: Most = None
+    client_share: Annotated[float, number("a number above 0, at most 1", high=1, above=True)] = 1.0
+    max_rows_per_client: Most = None
 
     def __post_init__(self) -> None:
-        wrong = []
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if name == "client_share":
-                good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
-                what = "a number above 0, at most 1"
-            else:
-                good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-                good = good or (value is None and name in _MAY_BE_NONE)
-                what = "1 or more"
-            if not good:
-                wrong.append(f"{name} must be {what}, not {value!r}")
-            elif name in _PLACES and value > MOST_PLACES:
-                wrong.append(f"{name} must be at most {MOST_PLACES}, not {value!r}")
+        wrong = list(broken(self).values())
+        for name in ("max_rows", "max_waiting"):
+            if not wrong and getattr(self, name) > MOST_PLACES:
+                wrong.append(f"{name} must be at most {MOST_PLACES}, not {getattr(self, name)!r}")
         if wrong:
             raise SessionError("; ".join(wrong))
 
@@ -77,18 +70,18 @@ class Limits:
 
     def check(self, config: GenerationConfig) -> None:
         """Raise SessionError when `config` asks for more than is given here."""
-        asked = {
-            "max_new_tokens": (config.max_new_tokens, self.max_new_tokens),
-            "stop strings": (len(config.stop), self.max_stops),
-            "eos_ids": (len(config.eos_ids or ()), self.max_stops),
-        }
-        wrong = [
-            f"{number} {name} are asked for, this service gives at most {most}; ask for fewer"
-            for name, (number, most) in asked.items()
-            if most is not None and number > most
+        asked = [
+            ("max_new_tokens", "max_new_tokens", config.max_new_tokens, self.max_new_tokens),
+            ("stop", "stop strings", len(config.stop), self.max_stops),
+            ("eos_ids", "eos_ids", len(config.eos_ids or ()), self.max_stops),
         ]
+        wrong = {
+            field: f"{number} {name} are asked for, this service gives at most {most}; ask for fewer"
+            for field, name, number, most in asked
+            if most is not None and number > most
+        }
         if wrong:
-            raise SessionError("; ".join(wrong))
+            raise SessionError("; ".join(wrong.values()), code="limit_exceeded", field=next(iter(wrong)))
 
     @classmethod
     def of_rows(cls, num_rows: int) -> Limits:
@@ -124,6 +117,7 @@ class Schedule:
         # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
         self._piece = min(limits.prefill_tokens, backend.max_slots or limits.prefill_tokens)
         self._turn = 0  # of the prompts that are being read
+        self._lost: list[Accepted] = []  # of rows whose entries could not be moved
 
     @property
     def num_running(self) -> int:
@@ -161,10 +155,13 @@ class Schedule:
         self._drop_finished()
         yield from self._prompt_pieces()
         self._drop_finished()
-        yield from self._forced_piece()
+        yield from self._pending_piece()
         if (rows := self._decoding()) and (events := self._decode(rows)):
             yield events
         self._drop_finished()
+        if self._lost:
+            yield self._lost
+            self._lost = []
         if not self._batch.active and self._batch.cache.capacity:
             # Gives the KV memory of the longest row back.
             self._batch = Batch(self.backend, self._batch.num_rows, self.mask_id)
@@ -174,7 +171,7 @@ class Schedule:
     def _prompt_pieces(self) -> Iterator[list[Accepted]]:
         left = self._piece
         while (row := self._reading()) is not None and (piece := self._next_piece(row)) <= left:
-            if row.guide is not None and (events := self._begin(row)):
+            if events := self._begin(row):
                 yield events
                 self._drop_finished()
                 continue
@@ -206,6 +203,7 @@ class Schedule:
         waits for it.
         """
         self._admit()
+        self._drop_finished()
         readers = self._batch.active[self._num_decoding :]
         if not readers:
             return None
@@ -231,7 +229,7 @@ class Schedule:
         active = self._batch.active
         active.append(row)
         for i in range(len(active) - 1, first, -1):
-            self._batch.move(i - 1, i)
+            self._move(i - 1, i)
         active[first] = row
         self._batch.recall(first, self._piece, self.budget.most_entries(self._batch.num_rows))
 
@@ -276,7 +274,7 @@ class Schedule:
         return events
 
     def _begin(self, row: Row) -> list[Accepted]:
-        """What a grammar forces before any prediction."""
+        """What is known of a row's answer before any prediction."""
         events: list[Accepted] = []
         with Failing([row], events):
             if (event := row.begin(self.backend.max_capacity)) is not None:
@@ -290,11 +288,11 @@ class Schedule:
         return min(most, self.backend.max_slots or most)
 
     def _is_behind(self, row: Row) -> bool:
-        """Whether a grammar forced more than a step holds: the row decodes again when that is fed."""
-        return row.guide is not None and row.num_pending > self._most_known and self._batch.fits(row)
+        """Whether more tokens are pending than a step feeds, such as a long forced text: they come first."""
+        return row.num_pending > self._most_known and self._batch.fits(row)
 
-    def _forced_piece(self) -> Iterator[list[Accepted]]:
-        """A piece of one row's forced text, of which nothing is asked; the others decode meanwhile."""
+    def _pending_piece(self) -> Iterator[list[Accepted]]:
+        """One piece of a row that is behind, without outputs; the other rows decode meanwhile."""
         row = next(filter(self._is_behind, self._decoding()), None)
         if row is not None:
             yield self._run([row], [Feed(self._most_known)], _fed)
@@ -316,7 +314,7 @@ class Schedule:
     def _run(self, rows: Sequence[Row], feeds: Sequence[Feed], take: Take) -> list[Accepted]:
         """One forward over neighbouring rows; what fails ends the rows that it concerns, and no others."""
         for row in rows:
-            row.stats.starts()
+            row.start()
         events: list[Accepted] = []
         slots = max(feed.slots for feed in feeds)
         with Failing(rows, events):
@@ -338,22 +336,21 @@ class Schedule:
         """
         batch = self._batch
         self.waiting.drop_finished()
-        for row in batch.active:
-            if row.finish_reason is not None:
-                break
-        else:
-            return
-        for i in reversed(range(len(batch.active))):
-            if batch.active[i].finish_reason is None:
-                continue
+        while ended := [i for i, row in enumerate(batch.active) if row.finish_reason is not None]:
+            i = ended[-1]
             batch.keep(i)
             if i < self._num_decoding:
                 self._num_decoding -= 1
-                batch.move(self._num_decoding, i)
+                self._move(self._num_decoding, i)
                 i = self._num_decoding
             for behind in range(i + 1, len(batch.active)):
-                batch.move(behind, behind - 1)
+                self._move(behind, behind - 1)
             batch.active.pop()
+
+    def _move(self, source: int, target: int) -> None:
+        """Give a row another place, or end it if its entries cannot be copied."""
+        with Failing([self._batch.active[source]], self._lost):
+            self._batch.move(source, target)
 
 
 def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
@@ -383,10 +380,8 @@ def decode(
     the feeds of rows whose window is not fixed; without one they get full windows. What fails is an event
     with an error.
     """
-    schedule = Schedule(
-        backend, block, mask_id, Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK), policy
-    )
-    yield from run(schedule, rows)
+    limits = Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK)
+    yield from run(Schedule(backend, block, mask_id, limits, policy), rows)
 
 
 def run(schedule: Schedule, rows: Sequence[Row]) -> Iterator[list[Accepted]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 MOST_BYTES = 1_000_000  # of a schema, of tools
@@ -15,46 +14,68 @@ MOST_SPELLED = 20_000  # characters of a regex with its repetitions {n} written 
 MOST_MULTIPLE = 100_000  # of multipleOf
 MOST_CHOICES, MOST_TOOLS = 10_000, 1000
 MOST_CONSTANTS = 200_000  # characters of all constants and enums of a schema
-MOST_PROPERTIES = 10_000  # of all objects of a schema
+MOST_PROPERTIES, MOST_NAMED = 5000, 500  # of all objects of a schema, and of one: compiling is quadratic
 MOST_DEPTH = 64  # objects and lists in one another
 
 PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[0-9]{0,9},?[0-9]{0,9}\}|.", re.DOTALL)
 COUNTS = re.compile(r"\{([0-9]+)?,?([0-9]+)?\}")
 
+JSON_FORMS: dict[str, tuple[tuple[type, ...], str]] = {
+    "schema": ((dict, bool), "a JSON schema, an object or its text"),
+    "tools": ((list,), "a list of functions in OpenAI's form, or its text"),
+}
+
 Json = str | Mapping[str, Any] | bool | Sequence[Mapping[str, Any]]
 
 
-def canonical(value: Any) -> Any:
-    """JSON text in one form, the order of keys kept; what is no JSON stays as it is, for a complaint."""
+class JsonText(str):
+    """JSON text in one form, looked through once: a copy of a config does not parse it again."""
+
+    problems: tuple[str, ...] = ()
+
+
+def canonical(name: str, value: Any) -> Any:
+    """A schema or tools as a JsonText, the order of keys kept; what is no JSON stays as it is, for a
+    complaint.
+    """
+    if value is None or isinstance(value, JsonText):
+        return value
     try:
         parsed = json.loads(value) if isinstance(value, str) and len(value) <= MOST_BYTES else value
-        if value is None or isinstance(parsed, str):
+        if isinstance(parsed, str):
             return value
-        return json.dumps(parsed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = JsonText(json.dumps(parsed, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
     except (TypeError, ValueError, RecursionError):
         return value
+    text.problems = tuple(_problems_of(name, text, json.loads(text)))
+    return text
 
 
 def structure_problems(
     schema: Any, regex: Any, choice: Any, tools: Any, separators: Any, grammar: Any = None
-) -> list[str]:
-    """Everything that is wrong with these fields of a GenerationConfig; schema and tools are canonical."""
+) -> list[tuple[str, str]]:
+    """Everything that is wrong with these fields of a GenerationConfig, each with the field that is to blame;
+    schema and tools are canonical.
+    """
     fields = {"schema": schema, "regex": regex, "choice": choice, "tools": tools, "grammar": grammar}
     given = [name for name, value in fields.items() if value is not None]
-    wrong = [f"{' and '.join(given)} exclude each other: give one of them"] if len(given) > 1 else []
-    if schema is not None:
-        wrong += _json_problems("schema", schema, (dict, bool), "a JSON schema, an object or its text")
-    if tools is not None:
-        wrong += _json_problems("tools", tools, (list,), "a list of functions in OpenAI's form, or its text")
-    if regex is not None and not (isinstance(regex, str) and 0 < len(regex) <= MOST_REGEX):
-        wrong.append(f"regex must be a text of 1 to {MOST_REGEX} characters, not {_shown(regex)}")
-    elif regex is not None and _spelled(regex) > MOST_SPELLED:
-        wrong.append(f"regex repeats too much: written out it has more than {MOST_SPELLED} characters")
-    if choice is not None:
-        wrong += _choice_problems(choice)
+    problems = (
+        [(given[0], f"{' and '.join(given)} exclude each other: give one of them")] if len(given) > 1 else []
+    )
+    for name in ("schema", "tools"):
+        problems += [(name, problem) for problem in _json_problems(name, fields[name])]
+    problems += [("regex", problem) for problem in _regex_problems(regex)]
+    problems += [("choice", problem) for problem in _choice_problems(choice)]
     if grammar is not None and not (isinstance(grammar, str) and grammar):
-        wrong.append(f"grammar must be the name of a grammar of the bundle, not {_shown(grammar)}")
-    if separators is not None and not (
+        problems.append(
+            ("grammar", f"grammar must be the name of a grammar of the bundle, not {_shown(grammar)}")
+        )
+    problems += [("separators", problem) for problem in _separator_problems(separators)]
+    return problems
+
+
+def _separator_problems(separators: Any) -> list[str]:
+    if separators is None or (
         isinstance(separators, tuple)
         and len(separators) == 2
         and all(isinstance(s, str) for s in separators)
@@ -62,33 +83,43 @@ def structure_problems(
         and separators[1].strip(" \t\r\n") == ":"
         and max(map(len, separators)) <= 16
     ):
-        wrong.append(
-            'separators must be a comma and a colon, with white space around them, such as (", ", ": "), not'
-            f" {_shown(separators)}"
-        )
-    return wrong
+        return []
+    return [
+        'separators must be a comma and a colon, with white space around them, such as (", ", ": "), not'
+        f" {_shown(separators)}"
+    ]
 
 
-def _json_problems(name: str, text: Any, kinds: tuple[type, ...], what: str) -> Sequence[str]:
-    if not isinstance(text, str):
-        return [f"{name} must be {what}, not {_shown(text)}"]
-    return _text_problems(name, text, kinds, what)
+def _regex_problems(regex: Any) -> list[str]:
+    if regex is None:
+        return []
+    if not (isinstance(regex, str) and 0 < len(regex) <= MOST_REGEX):
+        return [f"regex must be a text of 1 to {MOST_REGEX} characters, not {_shown(regex)}"]
+    if _spelled(regex) > MOST_SPELLED:
+        return [f"regex repeats too much: written out it has more than {MOST_SPELLED} characters"]
+    return []
 
 
-@lru_cache(maxsize=16)  # a text is asked for again and again, and looked through each time
-def _text_problems(name: str, text: str, kinds: tuple[type, ...], what: str) -> tuple[str, ...]:
-    return tuple(_problems_of(name, text, kinds, what))
+def _json_problems(name: str, text: Any) -> Sequence[str]:
+    if text is None or isinstance(text, JsonText):
+        return () if text is None else text.problems
+    if isinstance(text, str) and len(text) > MOST_BYTES:
+        return [f"{name} has more than {MOST_BYTES} bytes; give a smaller one"]
+    reason = f", not {_shown(text)}"
+    if isinstance(text, str):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError) as error:
+            reason = f": {str(error)[:200]}"
+    return [f"{name} must be {JSON_FORMS[name][1]}{reason}"]
 
 
-def _problems_of(name: str, text: str, kinds: tuple[type, ...], what: str) -> list[str]:
+def _problems_of(name: str, text: str, value: Any) -> list[str]:
     if len(text.encode("utf-8", "replace")) > MOST_BYTES:
         return [f"{name} has more than {MOST_BYTES} bytes; give a smaller one"]
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return [f"{name} must be {what}: {str(error)[:200]}"]
+    kinds, form = JSON_FORMS[name]
     if not isinstance(value, kinds):
-        return [f"{name} must be {what}, not {_shown(value)}"]
+        return [f"{name} must be {form}, not {_shown(value)}"]
     if _depth(value) > MOST_DEPTH:
         return [f"{name} is nested more than {MOST_DEPTH} deep; make it flatter, or use $ref"]
     problems = [*dict.fromkeys(_costly(value)), *_large(value)]
@@ -120,7 +151,7 @@ def _costly(value: Any) -> Iterator[str]:
 
 def _large(value: Any) -> Iterator[str]:
     """What takes seconds or hundreds of megabytes by its size alone."""
-    characters = properties = 0
+    characters = properties = most = 0
     rest = [value]
     while rest:
         part = rest.pop()
@@ -129,13 +160,16 @@ def _large(value: Any) -> Iterator[str]:
         elif isinstance(part, dict):
             rest += part.values()
             named = part.get("properties")
-            properties += len(named) if isinstance(named, dict) else 0
+            number = len(named) if isinstance(named, dict) else 0
+            properties, most = properties + number, max(most, number)
             constants = [part[key] for key in ("const", "enum") if key in part]
             characters += sum(len(json.dumps(constant)) for constant in constants)
     if characters > MOST_CONSTANTS:
         yield f"const and enum have more than {MOST_CONSTANTS} characters; give fewer or shorter values"
     if properties > MOST_PROPERTIES:
         yield f"its objects have more than {MOST_PROPERTIES} properties; give fewer"
+    if most > MOST_NAMED:
+        yield f"an object has {most} properties, at most {MOST_NAMED} are taken; give fewer"
 
 
 def _tool_problems(tools: Any) -> list[str]:
@@ -156,6 +190,8 @@ def _tool_problems(tools: Any) -> list[str]:
 
 
 def _choice_problems(choice: Any) -> list[str]:
+    if choice is None:
+        return []
     if not (isinstance(choice, tuple) and choice and all(isinstance(c, str) and c for c in choice)):
         return [f"choice must be a list of one or more non-empty strings, not {_shown(choice)}"]
     if len(choice) > MOST_CHOICES or sum(map(len, choice)) > MOST_CHARACTERS:

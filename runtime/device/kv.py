@@ -1,21 +1,21 @@
 """KV rows in the memory that a session computes in. Knows addresses; names no library.
 
 A `static` graph writes a step's entries itself, in place, into what is bound here; of a `delta` graph
-`KvRows.place` puts them there, by the copy of each kind of memory (memory.py, ort_memory.py, trt_memory.py).
+`KvRows.place` puts them there, by the copy of each kind of memory (memory.py, cuda_memory.py, trt_memory.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import headroom
+from .. import machine
 from ..decode.backend import bucket
 from ..errors import SessionError
-from .binding import Binding
 from .memory import Memory, Tensor
+from .ort.binding import Binding
 
 # Entries as the host has them. numpy has no bfloat16, and nobody computes with these bits there.
 KV_TYPES: dict[str, np.dtype[Any]] = {
@@ -38,9 +38,7 @@ class KvRows:
         kv_heads: int,
         head_dim: int,
         dtype: np.dtype[Any],
-        grown: Callable[[int, int], int] = bucket,
     ) -> None:
-        self._grown = grown  # capacities that are needed and present -> the one to grow to
         self.memory, self._count, self._dtype = memory, count, dtype
         self.num_rows, self.kv_heads, self.head_dim = num_rows, kv_heads, head_dim
         self.capacity = 0
@@ -65,12 +63,11 @@ class KvRows:
         """
         if capacity <= self.capacity:
             return
-        entries = self._grown(capacity, self.capacity)
+        entries = bucket(capacity, self.capacity)
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
         taken = entries * self.num_rows * self.entry_bytes
         if self.memory.device == "cpu":
-            what = f"KV memory of {self.num_rows} row(s) of {entries} entries"
-            headroom.require(taken, what, ADVICE)
+            machine.require(taken, f"KV memory of {self.num_rows} row(s) of {entries} entries", ADVICE)
         try:
             if self.capacity:
                 buffers = self.memory.widen(self.buffers, entries)
@@ -114,5 +111,6 @@ def shortage(num_rows: int, entries: int, num_bytes: int, error: Exception) -> S
     return SessionError(
         f"not enough memory: the KV entries of {num_rows} row(s) of {entries} take {num_bytes / 1e6:.0f} MB"
         f" ({reason});"
-        f" {ADVICE}, or free memory"
+        f" {ADVICE}, or free memory",
+        code="out_of_memory",
     )

@@ -31,3 +31,16 @@ def is_lasting(words: str) -> bool:
     """Whether a library's error is one of these, by its name or as a number behind CUDA's."""
     numbers = {int(number) for number in _NUMBER.findall(words)}
     return any(name in words or number in numbers for name, number in LASTING.items())
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def advice(error: Exception) -> str:
+    """What to do about a step that failed for want of memory; nothing about others."""
+    words = str(error).lower()
+    is_short = isinstance(error, MemoryError) or any(w in words for w in ("alloc", "out of memory"))
+    return (
+        "; not enough memory: run fewer rows at once, shorten the prompt, or free memory" if is_short else ""
+    )

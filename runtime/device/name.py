@@ -42,3 +42,14 @@ class DeviceName:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.ordinal}" if self.ordinal else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """How a GPU is used: on `stream`, a cudaStream_t of the caller's, or on one of its own with CUDA's
+    `priority`; `strict` refuses a graph that is not computed there as a whole.
+    """
+
+    stream: int | None = None
+    priority: int = 0
+    strict: bool = False

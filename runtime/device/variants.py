@@ -5,14 +5,13 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from shlex import quote
 
 from ..bundle.engine_info import this_platform
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
 from ..errors import SessionError
 from .name import DeviceName
-from .ort import KV_DTYPES, NO_KERNELS
+from .ort.backend import KV_DTYPES, NO_KERNELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class Here:
 
 def look_around(gpu: int = 0) -> Here:
     """Ask the machine about the GPU of that number. Loads TensorRT and CUDA libraries where they are."""
-    from .cuda import find_gpu
-    from .trt_engine import EXTRAS, installed_version
+    from .trt.cuda import find_gpu
+    from .trt.engine import EXTRAS, installed_version
 
     versions = {backend: v for backend in EXTRAS if (v := installed_version(backend)) is not None}
     system = this_platform()
@@ -56,40 +55,6 @@ def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
     return "; ".join(_engine_obstacles(variant, here)) or None
 
 
-def why_not_exact(bundle: Bundle, variant: Variant) -> str | None:
-    """Why an engine of before cannot decode exactly, with the command that renews it; None if nothing is
-    against it.
-
-    A step of exact mode asks for the predictions of its last known token, of every proposal and of every
-    mask.
-    """
-    info, outputs = variant.engine, 2 * bundle.manifest.block - 1
-    if info is None or info.max_outputs >= min(info.max_slots, outputs):
-        return None
-    return (
-        f"variant {variant.name} gives at most {info.max_outputs} predictions a step and exact needs"
-        f" {outputs}; renew it:"
-        f" {renewal(bundle, variant)}, or give tau"
-    )
-
-
-def renewal(bundle: Bundle, variant: Variant) -> str:
-    """The command that builds an engine of a bundle again, in its place."""
-    info = variant.engine
-    assert info is not None
-    # The name says which target it was built for: `rtx`, `rtx-sm86`, `tensorrt-jetson-orin`, with `-fixed` at
-    # its end.
-    name = variant.name.removesuffix("-fixed").removesuffix("-static")
-    target = name.removeprefix("tensorrt-") if variant.backend == "tensorrt" else name.removeprefix("rtx-")
-    is_named = variant.backend != "tensorrt" or not target.startswith(
-        "sm"
-    )  # of a full TensorRT: `host` was given
-    words = ["mars-export trt", quote(str(bundle.path)), "--target", target if is_named else "host"]
-    words += ["--kv-layout", variant.kv_layout, f"--batch {info.max_rows} --capacity {variant.capacity}"]
-    words += [f"--prefill {info.ranges[-1].slots.max}"] if len(info.ranges) > 1 else []
-    return " ".join([*words, *(["--fixed"] if variant.is_fixed else []), "--force"])
-
-
 def is_same_version(one: str, other: str) -> bool:
     """Whether two versions agree in what both say: Python's TensorRT is 10.3.0 where the library says
     10.3.0.30.
@@ -98,7 +63,7 @@ def is_same_version(one: str, other: str) -> bool:
 
 
 def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
-    from .trt_engine import install
+    from .trt.engine import install
 
     info = variant.engine
     if info is None or variant.capacity is None:

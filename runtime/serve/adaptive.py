@@ -8,7 +8,7 @@ from time import monotonic
 
 from ..decode.config import GenerationConfig
 from ..errors import MarsError, SessionError
-from ..session import Session
+from ..session.session import Session
 
 EXACT = "exact"
 

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ..answer import Event
-from .admission import Admitted
+from ..session.answer import Event
+from .answer.admission import Admitted
 from .models import Models, Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Mapping
@@ -10,16 +9,17 @@ from dataclasses import replace
 from time import perf_counter, time
 from typing import Any
 
-from ..batcher import Batcher
+from ..batcher.batcher import Batcher
+from ..batcher.request import Request
 from ..bundle.profiles import staleness
 from ..decode.config import GenerationConfig
 from ..decode.schedule import Limits
 from ..errors import SessionError
-from ..request import Request
-from ..session import Session
+from ..session.session import Session
 from .adaptive import Adaptive, read_levels
 from .options import ServeOptions
 from .refusals import Refused, busy
+from .turns import Turns
 
 LOG = logging.getLogger("mars_export.serve")
 WARMING = 5.0  # seconds after which to ask again
@@ -44,7 +44,7 @@ class Served:
             if options.adaptive
             else None
         )
-        self.compiling = asyncio.Semaphore(COMPILING)
+        self.compiling = Turns(COMPILING)
         self._waiting: dict[int, Request] = {}  # for a row, as far as anybody has looked
 
     def warm(self) -> None:
@@ -165,6 +165,7 @@ class Served:
         mars = {
             "block": manifest.block,
             "precision": self.session.variant.precision,
+            "near_ties": self.session.variant.has_near_ties,
             "context": self.context,
             "profiles": self.profiles,
             "sampling": "logits" in outputs,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from ..decode.schedule import Limits
 from ..errors import SessionError
+from ..rules import broken, integer, number
 
 MOST_CHOICES = 16  # answers to one request
 MOST_PROMPTS = 64  # of one text completion
 MOST_CONNECTIONS = 1024
 HEADER_BYTES = 32 * 1024  # of a request line and all headers
-SECONDS = (
-    *("request_timeout", "queue_timeout", "body_timeout", "header_timeout", "write_timeout"),
-    *("idle_timeout", "ping", "high_queue", "low_queue", "hold"),
-)
+Seconds = Annotated[float, number("a number of seconds above 0", above=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +34,25 @@ class ServeOptions:
 
     limits: Limits = field(default_factory=Limits)
     fits_rows: bool = False
-    max_body: int = 4 << 20
-    request_timeout: float = 600.0
-    queue_timeout: float = 60.0
-    body_timeout: float = 30.0
-    header_timeout: float = 10.0
-    write_timeout: float = 30.0
-    idle_timeout: float = 5.0
-    drain: float = 30.0
-    ping: float = 10.0
+    max_body: Annotated[int, integer(1, "a number of bytes above 0")] = 4 << 20
+    request_timeout: Seconds = 600.0
+    queue_timeout: Seconds = 60.0
+    body_timeout: Seconds = 30.0
+    header_timeout: Seconds = 10.0
+    write_timeout: Seconds = 30.0
+    idle_timeout: Seconds = 5.0
+    drain: Annotated[float, number("a number of seconds, 0 or more")] = 30.0
+    ping: Seconds = 10.0
     keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
     adaptive: tuple[str, ...] = ()
-    high_queue: float = 0.5
-    low_queue: float = 0.1
-    hold: float = 5.0
+    high_queue: Seconds = 0.5
+    low_queue: Seconds = 0.1
+    hold: Seconds = 5.0
 
     def __post_init__(self) -> None:
-        wrong = [
-            f"{name} must be a number of seconds above 0, not {getattr(self, name)!r}"
-            for name in SECONDS
-            if not (_is_number(getattr(self, name)) and getattr(self, name) > 0)
-        ]
-        if not (_is_number(self.drain) and self.drain >= 0):
-            wrong.append(f"drain must be a number of seconds, 0 or more, not {self.drain!r}")
-        if not isinstance(self.max_body, int) or isinstance(self.max_body, bool) or self.max_body < 1:
-            wrong.append(f"max_body must be a number of bytes above 0, not {self.max_body!r}")
+        wrong = list(broken(self).values())
         if not wrong and self.low_queue >= self.high_queue:
             wrong.append(f"low_queue {self.low_queue:g} must be less than high_queue {self.high_queue:g}")
         if len(set(self.adaptive)) != len(self.adaptive):
@@ -71,7 +61,3 @@ class ServeOptions:
             wrong.append("an API key is empty")
         if wrong:
             raise SessionError("; ".join(wrong))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

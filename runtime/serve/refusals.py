@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import DeviceLost, MarsError, Overloaded
+from ..errors import MarsError, Overloaded
 
 MOST_WORDS = 2000  # characters of a message: what clients sent is quoted in it
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"} | {
@@ -16,7 +16,26 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
     504: "timeout_error",
 }
 CLOSE = {"connection": "close"}  # what was not read of a request is not to be taken for the next one
-SAID_OTHERWISE = {"max_new_tokens": "max_tokens", "eos_ids": "ignore_eos", "schema": "response_format"}
+CODES = {
+    "invalid_value": 400,
+    "unsupported_parameter": 400,
+    "unsupported_by_model": 400,
+    "limit_exceeded": 400,
+    "context_length_exceeded": 400,
+    "invalid_grammar": 400,
+    "invalid_api_key": 401,
+    "wrong_host": 403,
+    "wrong_origin": 403,
+    "model_not_found": 404,
+    "stream_not_found": 404,
+    "overloaded": 429,
+    "failed": 500,
+    "out_of_memory": 503,
+    "closing": 503,
+    "replica_lost": 503,
+    "timeout": 504,
+}
+"""What `error.code` may be, with its usual status; docs/serving.md says what each means."""
 
 
 class Refused(Exception):
@@ -32,25 +51,16 @@ class Refused(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param = status, param
+        self.code = code or ("invalid_value" if status == 400 else None)
         self.headers = dict(headers or {})
 
     @classmethod
     def of(cls, error: MarsError, param: str | None = None) -> Refused:
-        """What a client is told of an error of ours; `param` where the message does not begin with a
-        field.
-        """
+        """What a client is told of an error of ours. `param` is the field that is to blame."""
         if isinstance(error, Overloaded):
-            words = str(error).partition("; try again")[0]
-            return busy(f"{words}; try again in {error.retry_after:.0f} s", error.retry_after)
-        message = str(error)
-        named, is_of_field, _ = message.partition(" must be ")
-        if is_of_field and named.isidentifier():
-            param = SAID_OTHERWISE.get(named, named)
-            message = message if param == named else param + message[len(named) :]
-        if isinstance(error, DeviceLost):
-            return cls(500, message, code="failed")
-        return cls(400, message, param=param)
+            return busy(str(error), error.retry_after)
+        return cls(CODES[error.code], str(error), param=param, code=error.code)
 
     @property
     def body(self) -> dict[str, Any]:

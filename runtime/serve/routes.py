@@ -10,17 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from ..session import Session
-from . import metrics, page, texts
-from .bodies import Bodies
+from ..session.session import Session
+from . import metrics, page
+from . import tokenize as texts
+from .answer.service import Answering, Service
+from .answer.stream import EventStream
+from .ask.bodies import Bodies
+from .ask.request import read_ask
 from .door import CLIENT, Door
 from .keys import Keys
 from .models import Models
 from .options import ServeOptions
 from .refusals import Refused, encoded
-from .service import Answering, Service
-from .stream import EventStream
-from .wire import read_ask
 
 Handler = Callable[[Request], Awaitable[Any]]
 

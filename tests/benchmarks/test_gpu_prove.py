@@ -11,8 +11,10 @@ import gpu_pack
 import gpu_prove
 import pytest
 from gpu_prove import Result, Step, page, steps, take
+from support.tiny import Named
 
-from gpu import libmars
+from gpu import libmars, speed
+from mars_export import Session
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +60,13 @@ def test_libmars_that_was_brought_is_run_with_the_wheels_library(
     folder = tmp_path / "cpp"
     folder.mkdir()
     for name, code in zip(libmars.PROGRAMS, codes, strict=True):
-        words = f'#!/bin/sh\necho "$MARS_GPU_BUNDLE:$LD_LIBRARY_PATH" > $0.said\nexit {code}\n'
+        words = f'#!/bin/sh\necho "$MARS_GPU_BUNDLE:$MARS_ONNXRUNTIME" > $0.said\nexit {code}\n'
         (folder / name).write_text(words)  # brought without its mode
     monkeypatch.setattr(sys, "argv", ["libmars.py", "a.bundle", "--joined", str(tmp_path)])
     assert libmars.main() == whole
     said = (folder / f"{libmars.PROGRAMS[0]}.said").read_text()
-    assert said.startswith(f"a.bundle:{folder / 'lib'}:")
-    assert (folder / "lib" / "libonnxruntime.so.1").resolve().name.startswith("libonnxruntime.so.1.")
+    bundle, place = said.strip().split(":")
+    assert bundle == "a.bundle" and list(Path(place).glob("libonnxruntime.so.1*"))
 
 
 def test_a_pack_has_the_programs_that_were_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,24 +85,29 @@ def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (hung.state, hung.detail) == ("failed", "over 0.5 s")
 
 
-def test_the_page_has_every_step_and_the_last_figures_of_each_bundle() -> None:
-    old, new = (
-        {"title": "what a step costs", "state": state, "detail": "1 | 2"} for state in ("not run", "passed")
-    )
+def test_the_page_has_every_step_and_a_table_of_speeds() -> None:
+    row = ["fp16", "float16", "1", "exact", "900", "12.0", "2.10"]
     results = [
         Result("tests", "tests", "passed", "26 passed", 3.0),
-        Result("check-fp16", "fp16", "failed", "1 failed", 2.0, {"bundle": "fp16.bundle", "outcomes": [old]}),
-        Result("speed-fp16", "fp16", "passed", "page", 2.0, {"bundle": "fp16.bundle", "outcomes": [new]}),
+        Result("doctor-fp16", "fp16", "failed", "1 | failed", 2.0),
+        Result("speed-fp16", "fp16", "passed", "{}", 2.0, {"rows": [row]}),
     ]
     text = page("NVIDIA X, 580.1, 9.0", results)
-    assert text.count("## fp16.bundle") == 1
-    assert "| what a step costs | passed | 1 / 2 |" in text
-    assert "| check-fp16: fp16 | **failed** | 1 failed | 2 |" in text
+    assert "| fp16 | float16 | 1 | exact | 900 | 12.0 | 2.10 |" in text
+    assert "| doctor-fp16: fp16 | **failed** | 1 / failed | 2 |" in text
+    assert "| speed-fp16: fp16 | passed | 1 rows above | 2 |" in text
+
+
+def test_speeds_of_a_bundle(bundles: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "BATCHES", (1, 2, 4))
+    rows = speed.measured(Session.open(bundles("qwen2"), threads=1, cache_bytes=0), "tiny", 2)
+    assert [row[2:4] for row in rows] == [[b, m] for b in ("1", "2") for m in speed.MODES]
+    assert [row[6] for row in rows if row[3] == "one token"] == ["1.00", "1.00"]
 
 
 def test_every_command_of_ours_is_one_that_exists() -> None:
     names = {step.command[3] for step in steps("cuda").values() if step.command[1] == "-c"}
-    assert names == {"onnx", "gpucheck"}
+    assert names == {"onnx", "doctor"}
     known = subprocess.run(
         [sys.executable, gpu_prove.__file__, "--list"], capture_output=True, text=True, check=True
     ).stdout

@@ -15,11 +15,11 @@ import pytest
 from support.paths import ROOT
 from support.tiny import Named
 
+from mars_export import CalibrationError, Completion, GenerationConfig, Session, Stats
 from mars_export.calibration.tasks.scores import Output
 from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.calibration.tau.decoding import decode_rows
 from mars_export.calibration.tau.options import ONE_TOKEN, setting
-from mars_export.runtime import CalibrationError, Completion, GenerationConfig, Session, Stats
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from support.paths import ROOT
 from support.tiny import Named
 from typer.testing import CliRunner
 
+from mars_export import CalibrationError, Session
 from mars_export.calibration.bench.bench import BenchRequest, bench
 from mars_export.calibration.bench.settings import BenchOptions
 from mars_export.calibration.journal import restore
-from mars_export.calibration.plan.plan import PlanRequest, plan
 from mars_export.calibration.tasks.form import Form
 from mars_export.calibration.tasks.tasks import DATA, Message, Task, find, load
 from mars_export.calibration.tau.decoding import decode_rows
@@ -30,8 +30,7 @@ from mars_export.calibration.tau.record import Trace, record
 from mars_export.calibration.tau.replay import walk
 from mars_export.calibration.tau.run import Request, estimate, run
 from mars_export.cli import app
-from mars_export.runtime import CalibrationError, Session
-from mars_export.runtime.toolcalls import list_schema
+from mars_export.runtime.text.toolcalls import list_schema
 
 need("matplotlib", "calibrate")
 need("llguidance", "grammar")
@@ -205,11 +204,6 @@ def test_a_benchmark_of_structured_rows(bundles: Named, rows: Path, tmp_path: Pa
     blocks = replace(options, commits=("block",))
     with pytest.raises(CalibrationError, match="block commit takes no schema"):
         bench(BenchRequest(bundles("qwen2"), str(rows), tmp_path / "b", threads=1, options=blocks))
-
-
-def test_a_plan_of_structured_rows_is_refused(bundles: Named, rows: Path, tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="cannot be planned for yet"):
-        plan(PlanRequest(bundles("qwen2"), str(rows), tmp_path / "out", threads=1))
 
 
 def test_a_grammar_that_cannot_be_is_named_with_its_row(session: Session, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from support.missing import need
 from support.tiny import Named
 
+from mars_export import CalibrationError, GenerationConfig, MarsError, SessionError
 from mars_export.calibration.harness import Answers
-from mars_export.runtime import CalibrationError, GenerationConfig, MarsError, SessionError
 
 TASK = """\
 task: echo

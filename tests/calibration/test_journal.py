@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mars_export import CalibrationError
 from mars_export.calibration.journal import Journal
-from mars_export.runtime import CalibrationError
 
 WORK = {"graph": "abc", "batch": 1}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from mars_export import Completion, GenerationConfig, Stats
 from mars_export.calibration.journal import Journal
 from mars_export.calibration.rounds import busy_note
 from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.options import EXACT, ONE_TOKEN, name_of, setting
-from mars_export.runtime import Completion, GenerationConfig, Stats
 
 SETTINGS = {"one token": ONE_TOKEN, "tau 0.9": setting(0.9), "tau 0.5": setting(0.5)}
 TASKS = [Task((Message("user", "a" * i),), "agreement", None, 12) for i in range(40)]

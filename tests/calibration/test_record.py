@@ -9,13 +9,13 @@ from dataclasses import asdict
 import pytest
 from support.fixtures import Sessions
 
+from mars_export import GenerationConfig, Session
 from mars_export.calibration.journal import restore
 from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.calibration.tau.decoding import decode_rows
 from mars_export.calibration.tau.options import ONE_TOKEN, setting
 from mars_export.calibration.tau.record import Trace, record, recorded_metrics
 from mars_export.calibration.tau.replay import predict, walk
-from mars_export.runtime import GenerationConfig, Session
 
 WORDS = ("hello", "the cat", "one two three", "in the end", "an apple", "er")
 TAUS = {

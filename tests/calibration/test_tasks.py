@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.missing import need
 
+from mars_export import CalibrationError
 from mars_export.calibration.tasks.execution import is_supported, passes_tests
 from mars_export.calibration.tasks.scores import SCORES, Output, own
 from mars_export.calibration.tasks.tasks import builtin_names, data_hash, find, load
-from mars_export.runtime import CalibrationError
 
 GOOD: dict[str, Any] = {
     "messages": [{"role": "user", "content": "2 + 2"}],
@@ -66,8 +66,8 @@ def test_a_text_is_continued_as_it_stands(tmp_path: Path) -> None:
         (GOOD | {"metric": ["exact_match"]}, "unknown score"),
         (GOOD | {"answer": "\ud800"}, "half a surrogate pair"),
         (GOOD | {"note": 1}, "unknown field 'note'"),
-        ("[" * 100_000, "line 2"),
-        ('{"max_new_tokens": ' + "9" * 5000 + "}", "line 2"),
+        ("[" * 100_000, "line 2: nested too deep"),
+        ('{"max_new_tokens": ' + "9" * 5000 + "}", "line 2: it has a number"),
     ],
 )
 def test_bad_rows_are_named_by_line(tmp_path: Path, row: Any, message: str) -> None:

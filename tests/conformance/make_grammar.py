@@ -27,16 +27,16 @@ sys.path.insert(0, str(HERE.parent))
 
 from support.scripted import Scripted  # noqa: E402
 
-from mars_export.runtime import SessionError  # noqa: E402
-from mars_export.runtime.bundle.automaton import written  # noqa: E402
+from mars_export import SessionError  # noqa: E402
 from mars_export.runtime.decode.config import GenerationConfig  # noqa: E402
-from mars_export.runtime.decode.guide import Guide  # noqa: E402
-from mars_export.runtime.decode.row import Row  # noqa: E402
 from mars_export.runtime.decode.schedule import Limits, Schedule  # noqa: E402
-from mars_export.runtime.grammar import Alphabet, LlgMatcher  # noqa: E402
-from mars_export.runtime.grammar_maker import compiled  # noqa: E402
-from mars_export.runtime.regular.automaton import Automaton  # noqa: E402
-from mars_export.runtime.stored_grammars import Vocabulary, Walk, Walker  # noqa: E402
+from mars_export.runtime.structured.automaton_file import written  # noqa: E402
+from mars_export.runtime.structured.grammar import Alphabet, LlgMatcher  # noqa: E402
+from mars_export.runtime.structured.guide import Guide  # noqa: E402
+from mars_export.runtime.structured.guided_row import GuidedRow  # noqa: E402
+from mars_export.runtime.structured.maker import compiled  # noqa: E402
+from mars_export.runtime.structured.regular.automaton import Automaton  # noqa: E402
+from mars_export.runtime.structured.stored import Vocabulary, Walk, Walker  # noqa: E402
 
 MASK, END = 0, 1
 PROMPT = [5, 17, 99, 40]
@@ -202,7 +202,7 @@ def model_of(case: dict[str, Any], vocab_size: int) -> Scripted:
 def ran(case: dict[str, Any], walk: Walk, alphabet: Alphabet) -> dict[str, Any]:
     model = model_of(case, len(walk.vocabulary.texts))
     guide = Guide(LlgMatcher(Walker(walk), alphabet), [END], case["logits"], case["block"] - 1)
-    row = Row(0, PROMPT, config_of(case), [END], guide=guide)
+    row = GuidedRow(0, PROMPT, config_of(case), [END], guide=guide)
     schedule = Schedule(model, case["block"], MASK, Limits.of_rows(1))
     schedule.add(row)
     runs, error = [], None

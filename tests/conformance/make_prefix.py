@@ -45,36 +45,26 @@ class Store:
     def touch(self, entry: Entry) -> None:
         self.entries = [e for e in self.entries if e is not entry] + [entry]
 
-    def stored(self, grain: int) -> list[Ids]:
-        firm = self.case["firm_slots"] is not None
-        return [
-            tuple(s["ids"])
-            for s in self.case["stored"]
-            if (firm if s["piece"] is None else grain == s["piece"])
-        ]
-
-    def match(self, salt: str, grain: int, ids: Ids, marks: list[int]) -> tuple[int, bool]:
+    def match(self, salt: str, grain: int, ids: Ids, marks: list[int]) -> int:
         mine = [e for e in self.entries if (e.salt, e.grain) == (salt, grain)]
         own = max((common(e.ids, ids) for e in mine), default=0)
-        outer = max((common(s, ids) for s in self.stored(grain)), default=0)
-        if not max(own, outer):
-            return 0, False
-        if own > outer:
-            best = [e for e in mine if common(e.ids, ids) == own]
-            exact = [e for e in best if len(e.ids) == own]
-            behind = [e for e in best if e.ids >= ids]
-            # The very beginning; else the next in the order of ids, else the one before.
-            order = exact or sorted(behind, key=lambda e: e.ids) or sorted(best, key=lambda e: e.ids)[::-1]
-            self.touch(order[0])
+        if not own:
+            return 0
+        best = [e for e in mine if common(e.ids, ids) == own]
+        exact = [e for e in best if len(e.ids) == own]
+        behind = [e for e in best if e.ids >= ids]
+        # The very beginning; else the next in the order of ids, else the one before.
+        order = exact or sorted(behind, key=lambda e: e.ids) or sorted(best, key=lambda e: e.ids)[::-1]
+        self.touch(order[0])
         for mark in marks:
             for e in mine:
                 if e.ids == ids[:mark]:
                     self.touch(e)
-        return max(own, outer), outer >= own
+        return own
 
     def save(self, salt: str, grain: int, ids: Ids, fixed: bool, request: int) -> None:
         size = len(ids) * int(self.case["entry_bytes"])
-        if size > self.case["budget"] or any(s[: len(ids)] == ids for s in self.stored(grain)):
+        if size > self.case["budget"]:
             return
         mine = [e for e in self.entries if (e.salt, e.grain) == (salt, grain)]
         if fixed:
@@ -114,18 +104,18 @@ class Request:
         self.firm = 0
         self.takes_part = self.firm_slots is None or self.piece >= self.firm_slots
 
-    def recall(self) -> tuple[int, bool]:
+    def recall(self) -> int:
         if not self.takes_part:
-            return 0, False
+            return 0
         last = (len(self.prompt) - 1) // self.piece * self.piece
         most = last if self.firm_slots is None else max(last, len(self.prompt) - self.firm_slots)
-        length, is_stored = self.store.match(self.salt, self.grain, self.prompt[:most], self.floored())
+        length = self.store.match(self.salt, self.grain, self.prompt[:most], self.floored())
         if self.firm_slots is None:
             length -= length % self.piece
         elif length and length < last:
             length -= max(0, self.firm_slots - (self.piece - length % self.piece))
         self.firm = max(0, length)
-        return self.firm, is_stored and self.firm > 0
+        return self.firm
 
     def floored(self) -> list[int]:
         return [mark // self.grain * self.grain for mark in self.marks]
@@ -143,7 +133,7 @@ class Request:
 
     def run(self) -> dict[str, Any]:
         draw, one_token = self.draw, self.draw.random() < 0.2
-        cached, is_stored = self.recall()
+        cached = self.recall()
         cursor, reads, steps = cached, [], []
         cut = draw.randint(0, 3) if draw.random() < 0.15 else None
         while cursor < len(self.prompt) and (cut is None or len(reads) < cut):
@@ -167,7 +157,7 @@ class Request:
         return {
             "salt": self.salt, "piece": self.piece, "marks": self.marks, "prompt": self.prompt,
             "reads": reads,
-            "answer": answer, "steps": steps, "cached": cached, "stored": is_stored,
+            "answer": answer, "steps": steps, "cached": cached,
             "entries": [[e.request, len(e.ids), e.fixed] for e in self.store.entries],
             "evicted": self.store.evicted, "saved": self.store.saved,
         }  # fmt: skip
@@ -182,15 +172,8 @@ def cases() -> list[dict[str, Any]]:
         histories: list[Ids] = [tuple(draw.randint(1, 3) for _ in range(draw.randint(5, 20)))]
         case: dict[str, Any] = {
             "name": f"prefix {i}", "budget": draw.choice([60, 200, 500, 1000, 10**6]), "entry_bytes": 5,
-            "firm_slots": firm_slots, "pieces": pieces, "mark": draw.choice([0, 3, 8]), "stored": [],
+            "firm_slots": firm_slots, "pieces": pieces, "mark": draw.choice([0, 3, 8]),
         }  # fmt: skip
-        for _ in range(draw.choice([0, 0, 1, 3])):
-            piece = None if firm_slots is not None else draw.choice(pieces)
-            base = (*histories[-1], *(draw.randint(1, 3) for _ in range(40)))
-            length = draw.randint(1, 24)
-            ids = base[: length if piece is None else max(1, length // piece) * piece]
-            case["stored"].append({"piece": piece, "ids": ids})
-            histories.append(ids)
         store, requests = Store(case), []
         for number in range(draw.choice([6, 15, 30])):
             history = draw.choice(histories)

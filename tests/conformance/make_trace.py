@@ -17,9 +17,9 @@ import numpy as np
 import onnxruntime
 from support import tiny
 
+from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.decode.cost import Cost
 
 HERE = Path(__file__).parent

@@ -20,11 +20,11 @@ from support import tiny
 from support.fixtures import Named
 from support.graphs import KEPT, TOKENS, forward
 
+from mars_export import CheckpointError, ExportError, Session
 from mars_export.exporter.check import reference
 from mars_export.exporter.checkpoint.compressed import PackedTensors
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import CheckpointError, ExportError, Session
 
 GROUP = 16
 BASE = "a2d-qwen3"

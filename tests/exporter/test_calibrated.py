@@ -16,6 +16,7 @@ from support import tiny
 from support.fixtures import Named
 from typer.testing import CliRunner
 
+from mars_export import GenerationConfig, Session
 from mars_export.exporter.check import reference
 from mars_export.exporter.checkpoint import default, names
 from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
@@ -27,7 +28,6 @@ from mars_export.exporter.quantize.choice import choose_quantizer
 from mars_export.exporter.quantize.gptq import Moments, choose_codes
 from mars_export.exporter.quantize.layers import TOKENS_AT_ONCE, CalibratedTensors
 from mars_export.exporter.quantize.rows import LONGEST, SEQUENCES, read_text
-from mars_export.runtime import GenerationConfig, Session
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import ExportError
 

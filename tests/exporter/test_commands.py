@@ -11,8 +11,9 @@ from support import tiny
 from support.tiny import Named
 from typer.testing import CliRunner
 
+from mars_export.exporter import commands
 from mars_export.exporter.commands import app
-from mars_export.runtime.bundle.manifest import Manifest
+from mars_export.runtime.bundle.manifest import Drift, Manifest
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import CheckpointError
 
@@ -44,12 +45,9 @@ def test_the_precision_of_a_gpu(checkpoints: Named, tmp_path: Path) -> None:
     assert exported(checkpoints("llama"), tmp_path / "a", *words).variants[0].precision == "float16"
 
 
-@pytest.mark.parametrize("words", [("--fixed", "--group", "16"), ("--static", "--quant-block", "16")])
-def test_new_words_and_those_of_older_recipes(
-    words: tuple[str, ...], checkpoints: Named, tmp_path: Path
-) -> None:
+def test_fixed_graphs_and_groups(checkpoints: Named, tmp_path: Path) -> None:
     sizes = ("--capacity", "64", "--prefill", "8", "--precision", "int8", "--allow-drift")
-    manifest = exported(checkpoints("llama"), tmp_path / "b", *words, *sizes)
+    manifest = exported(checkpoints("llama"), tmp_path / "b", "--fixed", "--group", "16", *sizes)
     assert [v.slots for v in manifest.variants] == [None, 1, 4, 8]
     stored = json.loads(manifest.to_json())["variants"][0]["quantization"]
     assert 16 in stored.values()
@@ -77,7 +75,19 @@ def test_another_tokenizer(checkpoints: Named, tmp_path: Path) -> None:
 
 def test_what_trt_would_build(checkpoints: Named, tmp_path: Path) -> None:
     words = ("trt", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--target", "sm89", "--dry-run")
-    for word in ("--fixed", "--static"):
-        told = run(*words, word, "--no-oracle", "--group", "16", "--capacity", "64", "--prefill", "16")
-        assert told["bundle"] == str(tmp_path / "b")
+    told = run(*words, "--fixed", "--no-oracle", "--group", "16", "--capacity", "64", "--prefill", "16")
+    assert told["bundle"] == str(tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(("same", "error", "warns"), [(96, 0.1, False), (81, 0.1, True), (96, 0.5, True)])
+def test_the_self_check_says_its_bounds_and_warns_before_them(
+    same: int, error: float, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands._say_drift(Drift(97, same, 1.5, error), "w8a8")
+    said = capsys.readouterr()
+    assert said.out.startswith(
+        f"self-check passed: the checkpoint's next token in {same} of 97 places (at least 73)"
+    )
+    assert f"confidence error {error:.2g} (at most 0.8)" in said.out
+    assert ("warning: w8a8 is far from the checkpoint" in said.err) == warns

@@ -17,11 +17,11 @@ from support.fixtures import Named
 from support.graphs import KEPT, TOKENS, forward, raw, shape_of
 from support.oracle import Oracle, generate
 
+from mars_export import Session, SessionError
 from mars_export.exporter.check import bfloat16 as emulate
 from mars_export.exporter.check.selfcheck import BOUNDS
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import Session, SessionError
 from mars_export.runtime.bundle.open import open_bundle
 
 PLAIN = {

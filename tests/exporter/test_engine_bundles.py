@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,15 +15,14 @@ from typing import Any
 
 import pytest
 from support.agreement import config
-from support.engines import BLOCK, CAPACITY, SMALL, contents
+from support.engines import CAPACITY, SMALL, contents
 from support.fixtures import Named
 from support.missing import need
 from support.shell import run
 
+from mars_export import ExportError, Session, SessionError
 from mars_export.exporter.tensorrt.engines import add_engine
-from mars_export.runtime import ExportError, Session, SessionError
-from mars_export.runtime.bundle.open import open_bundle, write_manifest
-from mars_export.runtime.device.variants import why_not_exact
+from mars_export.runtime.bundle.open import open_bundle
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
@@ -134,27 +132,6 @@ def test_from_the_shell(small: Path) -> None:
     host = run("trt", small, "--target", "host")
     assert host.returncode == 1
     assert "give --target rtx" in host.stderr
-
-
-def test_an_engine_of_before_is_renewed_for_exact_by_the_command_it_names(small: Path) -> None:
-    ranged = replace(SMALL, fixed=False, batch=2, prefill=32)
-    add_engine(open_bundle(small), small, ranged)
-    bundle = open_bundle(small)
-    variant = bundle.manifest.variants[-1]
-    assert variant.engine is not None
-    assert why_not_exact(bundle, variant) is None
-    ranges = tuple(replace(r, outputs=replace(r.outputs, max=BLOCK)) for r in variant.engine.ranges)
-    before = replace(variant, engine=replace(variant.engine, ranges=ranges))
-    variants = (*bundle.manifest.variants[:-1], before)
-    write_manifest(small, replace(bundle.manifest, variants=variants))
-    words = str(why_not_exact(open_bundle(small), before))
-    assert f"at most {BLOCK} predictions a step and exact needs {2 * BLOCK - 1}" in words
-    command = shlex.split(words[words.index("mars-export trt") :].removesuffix(", or give tau"))
-    done = run(*command[1:])
-    assert done.returncode == 0, done.stderr
-    renewed = open_bundle(small, full=True).manifest.variants[-1]
-    assert renewed.engine is not None
-    assert (renewed.name, renewed.engine.ranges) == (variant.name, variant.engine.ranges)
 
 
 def test_a_session_on_the_cpu_takes_the_graph(

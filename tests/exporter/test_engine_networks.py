@@ -13,14 +13,14 @@ from support.engines import BLOCK, CAPACITY, SMALL
 from support.fixtures import Named
 from support.missing import need
 
+from mars_export import ExportError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.graph.fixed import fixed
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt.engines import add_engine, export_engine
-from mars_export.runtime import ExportError
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.device.trt_engine import collecting_logger
+from mars_export.runtime.device.trt.engine import collecting_logger
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")

@@ -17,16 +17,15 @@ from support.fixtures import Named
 from support.missing import need
 from support.oracle import Oracle, generate
 
+from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions
 from mars_export.exporter.tensorrt import build as tensorrt
 from mars_export.exporter.tensorrt.engines import Outcome, add_engine, export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
-from mars_export.runtime import Session
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.device.ort import OrtBackend
-from mars_export.runtime.device.trt_engine import collecting_logger
+from mars_export.runtime.device.ort.backend import OrtBackend
+from mars_export.runtime.device.trt.engine import collecting_logger
 
 need("tensorrt_rtx", "rtx")
 trt = import_module("tensorrt_rtx")
@@ -45,9 +44,7 @@ def export(
     [
         ("llama", "fp16", "static", True),
         ("qwen3-mixed", "bf16", "delta", True),
-        ("qwen2", "fp32", "static", False),
         ("qwen2", "int4", "static", False),
-        ("llama", "int8", "delta", False),
     ],
 )
 def test_engines_are_built_and_wellformed(
@@ -122,7 +119,7 @@ def test_two_builds_have_equal_graphs_and_weights(checkpoints: Named, tmp_path: 
 
 @pytest.mark.parametrize(
     ("family", "precision", "layout", "dynamic"),
-    [("llama", "fp16", "static", True), ("qwen2", "fp32", "delta", False), ("qwen2", "int4", "static", True)],
+    [("llama", "fp16", "static", True)],
 )
 def test_top_k_outputs_are_parsed_and_built(
     family: str, precision: str, layout: str, dynamic: bool, checkpoints: Named, tmp_path: Path
@@ -141,23 +138,3 @@ def test_top_k_outputs_are_parsed_and_built(
     outputs = {network.get_output(i).name: network.get_output(i) for i in range(network.num_outputs)}
     assert tuple(outputs["topk_ids"].shape)[2:] == (5,) and outputs["topk_ids"].dtype == trt.int64
     assert tuple(outputs["topk_logprobs"].shape)[2:] == (5,) and outputs["topk_logprobs"].dtype == trt.float32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp16", "int4"])
-def test_the_default_checkpoint(precision: str, tmp_path: Path) -> None:
-    # Four bits of plain rounding are too few for this checkpoint's self-check; the engine is what is looked
-    # at here.
-    graph = ExportOptions(
-        block=8,
-        precision=precision,
-        activations="fp16",
-        embedding="float",
-        head="float",
-        allow_drift=precision == "int4",
-        quantizer="round" if precision == "int4" else "auto",
-    )
-    variant = export_engine(open_checkpoint(None), tmp_path / "b", graph, EngineOptions()).variant
-    assert variant is not None
-    assert not tensorrt.is_malformed("tensorrt_rtx", (tmp_path / "b" / variant.file).read_bytes())
-    open_bundle(tmp_path / "b", full=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mars_export.exporter.graph.hashed import HashedFile
-from mars_export.exporter.output import replacing
-from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.manifest import MANIFEST_FILE
+from mars_export.exporter.output import writing
+from mars_export.runtime.bundle.files import MANIFEST_FILE, describe
 from mars_export.runtime.errors import ExportError
 
 
@@ -54,7 +51,7 @@ def test_a_disk_that_fills_up_is_said_and_the_old_bundle_stays(
     old = tmp_path / "old.bundle"
     old.mkdir()
     (old / MANIFEST_FILE).write_text("{}")
-    with pytest.raises(error, match=os.strerror(number)), replacing(old, 0, force=True) as scratch:
+    with pytest.raises(error, match=os.strerror(number)), writing(old, 0, force=True) as scratch:
         fail(scratch, number)
     assert [path.name for path in tmp_path.rglob("*")] == ["old.bundle", MANIFEST_FILE]
 
@@ -63,7 +60,7 @@ def test_a_disk_that_fills_up_is_said_and_the_old_bundle_stays(
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to put a bundle in the place of another."""
     if request.param == "two renames":
-        monkeypatch.setattr("mars_export.exporter.output._exchanged", lambda *_: False)
+        monkeypatch.setattr("mars_export.runtime.bundle.replace._exchanged", lambda *_: False)
     return str(request.param)
 
 
@@ -80,7 +77,7 @@ def names(directory: Path) -> list[str]:
 @pytest.mark.usefixtures("way")
 def test_a_forced_bundle_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     old = bundle(tmp_path / "a.bundle", "old")
-    with replacing(old, 0, force=True) as scratch:
+    with writing(old, 0, force=True) as scratch:
         (scratch / MANIFEST_FILE).write_text("new")
         assert (old / MANIFEST_FILE).read_text() == "old"
     assert (old / MANIFEST_FILE).read_text() == "new"
@@ -90,7 +87,7 @@ def test_a_forced_bundle_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
 def test_the_old_bundle_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = bundle(tmp_path / "a.bundle", "old")
     monkeypatch.setattr(os, "rename", lambda *_: pytest.fail("the bundle was away for a moment"))
-    with replacing(old, 0, force=True) as scratch:
+    with writing(old, 0, force=True) as scratch:
         (scratch / MANIFEST_FILE).write_text("new")
     assert (old / MANIFEST_FILE).read_text() == "new"
 
@@ -99,7 +96,7 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = bundle(tmp_path / "a.bundle", "old")
-    monkeypatch.setattr("mars_export.exporter.output._exchanged", lambda *_: False)
+    monkeypatch.setattr("mars_export.runtime.bundle.replace._exchanged", lambda *_: False)
     real, calls = os.rename, []
 
     def fails_once(source: Path, target: Path) -> None:
@@ -111,7 +108,7 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
     monkeypatch.setattr(os, "rename", fails_once)
     with (
         pytest.raises(ExportError, match="What was there before is unchanged"),
-        replacing(old, 0, force=True) as scratch,
+        writing(old, 0, force=True) as scratch,
     ):
         (scratch / MANIFEST_FILE).write_text("new")
     assert (old / MANIFEST_FILE).read_text() == "old"
@@ -122,7 +119,7 @@ def test_a_bundle_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> Non
     target = tmp_path / "a.bundle"
 
     def export() -> None:
-        with replacing(target, 0, force=False) as scratch:
+        with writing(target, 0, force=False) as scratch:
             (scratch / MANIFEST_FILE).write_text("mine")
             bundle(target, "somebody else's")
 
@@ -132,54 +129,30 @@ def test_a_bundle_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> Non
     assert names(tmp_path) == ["a.bundle"]
 
 
-def test_what_a_killed_run_left_is_removed_and_what_a_living_one_fills_is_not(tmp_path: Path) -> None:
-    target = tmp_path / "a.bundle"
-    for name in (".a.bundle-abcdefgh.partial", ".b.bundle-abcdefgh.partial", ".a.bundle-mine.partial"):
-        bundle(tmp_path / name, "half")
-    with replacing(target, 0, force=False) as living:
-        with replacing(target, 0, force=False) as other:
-            assert living.is_dir()
-            (other / MANIFEST_FILE).write_text("other")
-        bundle(living / "x", "y")
-        (target / MANIFEST_FILE).unlink()
-        target.rmdir()
-    assert names(tmp_path) == [".a.bundle-mine.partial", ".b.bundle-abcdefgh.partial", "a.bundle"]
-
-
-def test_an_old_bundle_that_was_put_aside_comes_back(tmp_path: Path) -> None:
-    bundle(tmp_path / ".a.bundle-abcdefgh.replaced", "old")
-    with pytest.raises(ExportError, match="exists"), replacing(tmp_path / "a.bundle", 0, force=False):
-        pass
-    assert (tmp_path / "a.bundle" / MANIFEST_FILE).read_text() == "old"
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    bundle(tmp_path / ".a.bundle.partial", "half")
+    (tmp_path / ".a.bundle.partial" / "inner").mkdir()
+    with writing(tmp_path / "a.bundle", 0, force=False) as scratch:
+        assert names(scratch) == []
     assert names(tmp_path) == ["a.bundle"]
 
 
-WAITS = """
-import sys, time
-from pathlib import Path
-from mars_export.exporter.output import replacing
-with replacing(Path(sys.argv[1]), 0, force=False) as scratch:
-    (scratch / "weights.bin").write_bytes(b"half")
-    print("ready", flush=True)
-    time.sleep(60)
-"""
+def test_a_second_writer_waits(tmp_path: Path) -> None:
+    target, done = tmp_path / "a.bundle", []
 
+    def second() -> None:
+        with pytest.raises(ExportError, match="exists"), writing(target, 0, force=False):
+            done.append("entered")
+        done.append("refused")
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_nothing_after_the_next_start(tmp_path: Path, number: int) -> None:
-    target = tmp_path / "a.bundle"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.Popen(
-        [sys.executable, "-c", WAITS, str(target)], stdout=subprocess.PIPE, env=environment, text=True
-    )
-    assert run.stdout is not None and run.stdout.readline() == "ready\n"
-    run.send_signal(number)
-    run.communicate(timeout=20)
-    if number == signal.SIGTERM:
-        assert run.returncode == 128 + signal.SIGTERM
-        assert names(tmp_path) == []
-    with replacing(target, 0, force=False) as scratch:
-        (scratch / MANIFEST_FILE).write_text("new")
+    with writing(target, 0, force=False) as scratch:
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(0.2)
+        assert not done
+        (scratch / MANIFEST_FILE).write_text("mine")
+    other.join(20)
+    assert done == ["entered", "refused"]
     assert names(tmp_path) == ["a.bundle"]
 
 
@@ -187,7 +160,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
         pytest.raises(ExportError, match=r"file.*cannot be written to .*another place"),
-        replacing(tmp_path / "file" / "x.bundle", 0, force=False),
+        writing(tmp_path / "file" / "x.bundle", 0, force=False),
     ):
         pass
 

@@ -18,12 +18,12 @@ from safetensors.numpy import load_file, save_file
 from support import tiny
 from support.fixtures import Named
 
+from mars_export import CheckpointError, ExportError
 from mars_export.exporter.checkpoint.compressed import read_scheme, unpacked
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.checkpoint.tensors import open_tensors
 from mars_export.exporter.codes import Codec
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import CheckpointError, ExportError
 
 Codes = dict[
     str, tuple[np.ndarray, np.ndarray, np.ndarray | None]

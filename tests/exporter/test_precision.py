@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 from support.fixtures import Named
+from support.shell import run
 
+from mars_export import ExportError
+from mars_export.exporter.check import selfcheck
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.precision import choose_precision
-from mars_export.runtime import ExportError
+from mars_export.runtime.bundle.open import open_bundle
+from mars_export.runtime.machine import byte_products
 
 
 @pytest.mark.parametrize(
@@ -55,15 +59,30 @@ def test_choices_that_do_not_fit_are_refused_together(
     assert not (tmp_path / "b").exists()
 
 
-def test_auto_precision_names_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "new").write_text("flags : fpu avx2 avx512_vnni sse\n")
-    (tmp_path / "old").write_text("flags : fpu avx2 sse\n")
-    assert choose_precision(cpuinfo=tmp_path / "new")[0] == "w8a8"
-    assert "avx512_vnni" in choose_precision(cpuinfo=tmp_path / "new")[1]
-    assert choose_precision(cpuinfo=tmp_path / "old")[0] == "int8"
-    assert choose_precision(cpuinfo=tmp_path / "absent")[0] == "int8"
-    chosen = [choose_precision(cpuinfo=tmp_path / name) for name in ("new", "old", "absent")]
-    assert all("--calibration-text" in reason for _, reason in chosen)
-    assert choose_precision("cuda", tmp_path / "new")[0] == "fp16"
+def test_auto_precision_names_its_reason() -> None:
+    assert choose_precision()[0] == "w8a8"
+    assert choose_precision("cuda")[0] == "fp16"
     with pytest.raises(ExportError, match=r"unknown device `tpu` \(known: cpu, cuda\)"):
         choose_precision("tpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [("fpu avx2 avx512_vnni", "vnni"), ("fp asimddp", "dotprod"), ("avx avx2", "avx2"), ("sse", "none")],
+)
+def test_byte_products_are_read_from_the_flags(flags: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    assert byte_products(tmp_path / "cpuinfo") == kind
+    assert byte_products(tmp_path / "absent") == "unknown"
+
+
+def test_auto_takes_fp32_where_the_first_choice_loses_too_much(
+    checkpoints: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(selfcheck.BOUNDS, "w8a8", (0.0, 0.0, 1.0))
+    words = ("onnx", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--precision")
+    assert run(*words, "w8a8").returncode == 1
+    done = run(*words, "auto")
+    assert done.returncode == 0
+    assert "precision: fp32 (the w8a8 graph does not agree with the checkpoint" in done.stderr
+    assert open_bundle(tmp_path / "b").manifest.variants[0].precision == "float32"

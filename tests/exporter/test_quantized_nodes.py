@@ -38,7 +38,7 @@ def test_rows_of_zeros_and_of_the_smallest_numbers_have_their_products() -> None
     x[0, 2] *= np.float32(1e-37)
     x[0, 3] *= np.float32(1e30)
     x[0, 5] = -0.0
-    codes = draw.integers(-127, 128, (32, 8)).astype(np.int8)
+    codes = draw.integers(-63, 64, (32, 8)).astype(np.int8)
     scales = np.full(8, 0.01, np.float32)
     nodes = Nodes()
     nodes.add("Identity", integer_product(nodes, "x", "w", "product"), name="y")
@@ -51,9 +51,9 @@ def test_rows_of_zeros_and_of_the_smallest_numbers_have_their_products() -> None
 
 def test_the_best_logit_is_the_same_in_one_pass_or_two(checkpoints: Named) -> None:
     dims = open_checkpoint(str(checkpoints("llama"))).dims
-    for scheme in ("w8a8", "int8"):
-        graph = StepGraph(dims, 4, tiny.MASK, quantization=Quantization(scheme))
-        assert _Writer(graph).is_steady == (scheme == "w8a8")
+    for kind in ("float32", "float16"):
+        graph = StepGraph(dims, 4, tiny.MASK, kind, quantization=Quantization("int8"))
+        assert _Writer(graph).is_steady == (kind == "float32")
     logits = np.random.default_rng(0).integers(0, 9, (2, 7, 288)).astype(np.float32)  # many equal ones
     logits[0, 0] = -1e9
     found = {}

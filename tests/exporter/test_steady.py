@@ -12,18 +12,18 @@ from support import firm, tiny
 from support.fixtures import Named
 from support.graphs import forward
 
+from mars_export import Session
 from mars_export.exporter.checkpoint.family import Dims
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.graph import steady
 from mars_export.exporter.graph.nodes import Nodes
 from mars_export.exporter.graph.steady import WIDE_SLOTS
-from mars_export.runtime import Session
 
 TOKENS = [(37 * i) % 250 for i in range(3 * WIDE_SLOTS + 9)]
 EDGES = (1, 2, WIDE_SLOTS - 1, WIDE_SLOTS, WIDE_SLOTS + 1, len(TOKENS))
 Exported = Callable[[str], Session]
-# Heads of 32: angles have the same bits in a step of any size too (runtime/device/ort.py).
+# Heads of 32: angles have the same bits in a step of any size too (runtime/device/ort/backend.py).
 KINDS = {
     "shared": firm.WIDE,
     "own": tiny.Tiny("own", "llama", {**firm.WIDE.settings, "num_key_value_heads": 4}),

@@ -19,7 +19,7 @@ from mars_export.exporter.tensorrt.plan import EngineOptions, make_plan
 from mars_export.exporter.tensorrt.recipe import recipe
 from mars_export.exporter.tensorrt.targets import JETPACKS, TARGETS, layout_for
 from mars_export.runtime.bundle.manifest import ModelInfo
-from mars_export.runtime.device.cuda import Gpu
+from mars_export.runtime.device.trt.cuda import Gpu
 from mars_export.runtime.errors import ExportError
 from mars_export.runtime.machine import available, forget_peak, peak
 
@@ -210,6 +210,27 @@ def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_pa
     assert ("--fixed" in text) == result.is_fixed
     assert result.obstacle is not None
     assert result.obstacle in text
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_products_are_rounded_to_tf32_only_where_asked(wanted: bool) -> None:
+    """TensorRT does it by itself."""
+    result = plan_of(target="sm86", tf32=wanted)
+    config = SimpleNamespace(
+        clear_flag=lambda flag: cleared.append(flag), set_flag=lambda _: None, num_compute_capabilities=0,
+        set_compute_capability=lambda *_: True, add_optimization_profile=lambda _: None,
+    )  # fmt: skip
+    cleared: list[str] = []
+    builder = SimpleNamespace(
+        create_builder_config=lambda: config,
+        create_optimization_profile=lambda: SimpleNamespace(set_shape=lambda *_: None),
+    )
+    flags = SimpleNamespace(TF32="TF32", REQUIRE_USER_ALLOCATION="")
+    trt = SimpleNamespace(BuilderFlag=flags, ComputeCapability=SimpleNamespace(SM86=1))
+    tensorrt._config(trt, builder, result, MODEL)
+    assert cleared == ([] if wanted else ["TF32"])
+    text = recipe(result, MODEL, "x.onnx")
+    assert ("--noTF32" in text, "--tf32" in text) == (not wanted, wanted)
 
 
 def test_a_recipe_can_be_asked_for_where_the_engine_could_be_built() -> None:

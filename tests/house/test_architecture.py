@@ -18,58 +18,20 @@ from support.paths import ROOT
 # Room -> the rooms it may import, and those that they may. A room is a folder with all below it, or a file
 # that stands alone; the longest name that fits is a file's room. CONTRIBUTING.md has the picture.
 ROOMS: dict[str, tuple[str, ...]] = {
+    "runtime/__init__": (),
     "runtime/errors": (),
     "runtime/accept": (),
-    "runtime/machine": (),
-    "runtime/hashes": (),
-    "runtime/headroom": ("runtime/errors", "runtime/machine"),  # what limits leave: no model, no library
-    "runtime/regular": ("runtime/errors",),  # languages and automata: no tokens, no bundle
-    "runtime/bundle": ("runtime/accept", "runtime/machine", "runtime/hashes", "runtime/regular"),
-    "runtime/decode": ("runtime/errors", "runtime/accept"),  # token ids only: no text, no bundle, no device
-    "runtime/device": ("runtime/bundle", "runtime/decode", "runtime/headroom"),
-    "runtime/template": ("runtime/bundle",),
-    "runtime/toolcalls": (),
-    "runtime/text": ("runtime/template", "runtime/toolcalls", "runtime/headroom"),
-    "runtime/grammar": ("runtime/decode", "runtime/toolcalls", "runtime/headroom"),
-    "runtime/grammar_maker": ("runtime/decode", "runtime/bundle", "runtime/toolcalls"),
-    "runtime/stored_grammars": ("runtime/grammar", "runtime/text"),
-    "runtime/costs": ("runtime/device",),
-    "runtime/answer": ("runtime/text", "runtime/decode"),
-    "runtime/conversation": ("runtime/text", "runtime/decode"),
-    "runtime/warm": ("runtime/device",),
-    "runtime/opening": ("runtime/device",),
-    "runtime/prompts": ("runtime/text",),
-    "runtime/guides": ("runtime/stored_grammars",),
-    "runtime/session": (
-        "runtime/prompts",
-        "runtime/guides",
-        "runtime/answer",
-        "runtime/opening",
-        "runtime/costs",
-        "runtime/conversation",
-        "runtime/warm",
-    ),
-    "runtime/prefix_maker": ("runtime/session",),
-    "runtime/counts": (),
-    "runtime/request": ("runtime/session",),
-    "runtime/places": ("runtime/decode", "runtime/counts"),
-    "runtime/batcher": ("runtime/request", "runtime/places"),
-    "runtime/doctor": ("runtime/session",),
-    "runtime/__init__": ("runtime/batcher",),
-    "runtime/chat": ("runtime/decode", "runtime/bundle"),
-    "runtime/serve": ("runtime/batcher", "runtime/chat"),
-    "runtime/console": ("runtime/errors", "runtime/machine"),
-    "runtime/display": ("runtime/console", "runtime/__init__"),
-    "runtime/answer_options": ("runtime/console", "runtime/__init__", "runtime/chat"),
-    "runtime/commands": ("runtime/display", "runtime/answer_options"),
-    "runtime/chat_command": ("runtime/commands",),
-    "runtime/bundle_commands": ("runtime/console", "runtime/doctor"),
-    "runtime/serve_command": ("runtime/console", "runtime/__init__", "runtime/serve"),
-    "runtime/prefix_commands": ("runtime/console", "runtime/prefix_maker"),
-    "runtime/grammar_commands": ("runtime/console", "runtime/grammar_maker"),
-    "runtime/card": ("runtime/bundle",),
-    "runtime/hub": ("runtime/card",),
-    "runtime/hub_commands": ("runtime/console", "runtime/hub"),
+    "runtime/rules": (),
+    "runtime/machine": ("runtime/errors",),
+    "runtime/bundle": ("runtime/accept", "runtime/machine", "runtime/rules"),
+    "runtime/decode": ("runtime/errors", "runtime/accept", "runtime/rules"),  # token ids only
+    "runtime/device": ("runtime/bundle", "runtime/decode"),
+    "runtime/text": ("runtime/bundle",),
+    "runtime/structured": ("runtime/decode", "runtime/text"),
+    "runtime/session": ("runtime/structured", "runtime/device"),
+    "runtime/batcher": ("runtime/session",),
+    "runtime/serve": ("runtime/batcher",),
+    "runtime/cli": ("runtime/serve",),
     "exporter/__init__": (),
     "exporter/codes": (),
     "exporter/precision": ("runtime/errors", "runtime/machine"),
@@ -81,73 +43,57 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "exporter/quantize": ("exporter/check", "runtime/text"),
     "exporter/export": ("exporter/quantize", "exporter/turns", "exporter/precision"),
     "exporter/tensorrt": ("exporter/export",),
-    "exporter/demo": ("exporter/export", "runtime/__init__"),
+    "exporter/demo": ("exporter/export", "runtime/batcher"),
     "exporter/graph_options": (),
-    "exporter/commands": ("exporter/graph_options", "exporter/tensorrt", "runtime/console"),
-    "exporter/demo_command": ("exporter/demo", "runtime/console"),
+    "exporter/commands": ("exporter/graph_options", "exporter/tensorrt", "runtime/cli"),
+    "exporter/demo_command": ("exporter/demo", "runtime/cli"),
     "calibration/__init__": (),
     "calibration/tasks": ("runtime/decode", "runtime/machine"),
     "calibration/journal": ("runtime/bundle",),
     "calibration/drawing": ("runtime/errors",),
-    "calibration/rows": ("calibration/tasks", "calibration/journal", "runtime/__init__"),
+    "calibration/rows": ("calibration/tasks", "calibration/journal", "runtime/batcher"),
     "calibration/rounds": ("calibration/rows",),
     "calibration/tau": ("calibration/rounds", "calibration/drawing"),
     "calibration/bench": ("calibration/rounds", "calibration/drawing"),
-    "calibration/gpucheck": ("calibration/rounds",),
-    "calibration/plan": ("calibration/tau",),
-    "calibration/harness": ("runtime/__init__",),
+    "calibration/harness": ("runtime/batcher",),
     "calibration/lm_eval": ("calibration/harness",),
-    "calibration/task_command": ("runtime/console",),
+    "calibration/task_command": ("runtime/cli",),
     "calibration/commands": (
         "calibration/tau",
         "calibration/bench",
-        "calibration/gpucheck",
         "calibration/task_command",
     ),
-    "calibration/plan_command": ("calibration/plan", "calibration/task_command"),
-    "cli": (
-        "runtime/commands",
-        "runtime/chat_command",
-        "runtime/bundle_commands",
-        "runtime/serve_command",
-        "runtime/prefix_commands",
-        "runtime/grammar_commands",
-        "runtime/hub_commands",
-        "exporter/commands",
-        "exporter/demo_command",
-        "calibration/commands",
-        "calibration/plan_command",
-        "__init__",
-    ),
-    "__init__": ("runtime/__init__",),
+    "cli": ("runtime/cli", "exporter/commands", "exporter/demo_command", "calibration/commands", "__init__"),
+    "__init__": ("runtime/batcher",),
     "__main__": ("cli",),
 }
-COMMAND_LINE = {"cli", "__main__", "runtime/console", "runtime/commands", "runtime/bundle_commands"} | {
-    "runtime/chat_command",
-    "runtime/answer_options",
-    "runtime/display",
-    "runtime/serve_command",
-    "runtime/prefix_commands",
-    "runtime/grammar_commands",
-    "runtime/hub_commands",
+COMMAND_LINE = {"cli", "__main__"} | {
+    "runtime/cli/console",
+    "runtime/cli/options",
+    "runtime/cli/display",
+    "runtime/cli/generate",
+    "runtime/cli/chat_command",
+    "runtime/cli/bundles",
+    "runtime/cli/serve",
+    "runtime/cli/grammars",
+    "runtime/cli/hub",
     "exporter/commands",
     "exporter/graph_options",
     "exporter/demo_command",
     "calibration/commands",
     "calibration/task_command",
-    "calibration/plan_command",
 }
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
 # Libraries, and the only modules or rooms that name them.
 HOMES: dict[str, set[str]] = {
     "onnxruntime": {"runtime/device/ort"},
-    "tensorrt": {"runtime/device/trt_engine", "exporter/tensorrt"},
-    "tensorrt_rtx": {"runtime/device/trt_engine", "exporter/tensorrt"},
-    "cuda": {"runtime/device/cuda"},
-    "huggingface_hub": {"runtime/hub", "exporter/checkpoint"},
-    "llguidance": {"runtime/grammar"},
-    "jinja2": {"runtime/template", "runtime/text", "calibration"},
-    "tokenizers": {"runtime/text", "runtime/stored_grammars", "exporter"},
+    "tensorrt": {"runtime/device/trt/engine", "exporter/tensorrt"},
+    "tensorrt_rtx": {"runtime/device/trt/engine", "exporter/tensorrt"},
+    "cuda": {"runtime/device/trt/cuda"},
+    "huggingface_hub": {"runtime/cli/hub_repository", "exporter/checkpoint"},
+    "llguidance": {"runtime/structured"},
+    "jinja2": {"runtime/text", "calibration"},
+    "tokenizers": {"runtime/text", "runtime/structured", "exporter"},
     "matplotlib": {"calibration"},
     "lm_eval": {"calibration/lm_eval"},
     "starlette": {"runtime/serve"},
@@ -271,10 +217,10 @@ def test_a_library_has_one_home() -> None:
         for library, homes in HOMES.items()
     }
     assert {library: names for library, names in strays.items() if names} == {}
-    assert named["onnxruntime"] == {"runtime/device/ort"}
+    assert named["onnxruntime"] == {"runtime/device/ort/backend"}
     assert "mars_export" not in named, "imports inside the package are relative"
     # A runtime in any language needs no more than this to read what lies on disk and to accept a token.
-    alone = {"runtime/errors", "runtime/accept", "runtime/bundle"}
+    alone = {"runtime/errors", "runtime/accept", "runtime/rules", "runtime/bundle"}
     needed = {library for library, names in named.items() if any(lies_in(name, alone) for name in names)}
     assert needed <= set(sys.stdlib_module_names)
 
@@ -292,7 +238,9 @@ def test_the_command_line_imports_inside_its_commands_and_alone_prints() -> None
             assert not called & {"print", "input", "exit", "quit"}, module
             continue
         assert foreign(at_once[module]) <= {*sys.stdlib_module_names, "typer", "rich"}, module
-        assert drawn[module] <= COMMAND_LINE | {"__init__", "runtime/errors"}, module
+        assert drawn[module] <= COMMAND_LINE | {"__init__", "runtime/errors", "runtime/text/toolcalls"}, (
+            module
+        )
 
 
 HEAVY = {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda", "numpy", "tokenizers", "jinja2"}
@@ -304,7 +252,7 @@ HEAVY = {*TORCH, "onnxruntime", "tensorrt", "tensorrt_rtx", "cuda", "numpy", "to
         ("mars_export", HEAVY | {"typer", "rich"}),
         ("mars_export.runtime", HEAVY | {"typer", "rich"}),
         ("mars_export.runtime.bundle.open", HEAVY),
-        ("mars_export.runtime.device.trt", HEAVY - {"numpy"}),
+        ("mars_export.runtime.device.trt.backend", HEAVY - {"numpy"}),
         (
             "mars_export.exporter.tensorrt.engines",
             HEAVY - {"numpy", "onnx", "ml_dtypes", "tokenizers", "jinja2"},

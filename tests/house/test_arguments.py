@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mars_export.runtime import Batcher, Session, SessionError
+from mars_export import Batcher, Session, SessionError
 
 
 @pytest.mark.parametrize("wrong", [5, None, b"bytes", {"role": "user"}, object()])

@@ -100,8 +100,6 @@ def test_errors_are_json_where_results_are(plain: Path, tmp_path: Path) -> None:
         ("inspect", absent),
         ("generate", absent, "-p", "x"),
         ("profiles", "list", absent),
-        ("prefix", "list", absent),
-        ("unpack", absent),
         ("onnx", absent, "-o", str(tmp_path / "out")),
     ):
         done, plainly = run(*words, "--json"), run(*words)
@@ -118,3 +116,16 @@ def test_errors_are_json_where_results_are(plain: Path, tmp_path: Path) -> None:
     )
     assert bad["error"]["message"]
     assert good["text"]
+
+
+def test_what_the_system_refuses_is_one_error(tmp_path: Path) -> None:
+    """A full output, a name that is too long, and a standard input that is closed: no traceback."""
+    program = f"{sys.executable} -m mars_export"
+    for command in (
+        f"{program} doctor --json > /dev/full",
+        f"{program} onnx {tmp_path} -o {tmp_path}/{'x' * 300} --force",
+        f"{program} chat {tmp_path} <&-",
+    ):
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 1, (command, done.stderr)
+        assert "Traceback" not in done.stderr and "error" in done.stderr + done.stdout, done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.shell import run, run_process
 
-from mars_export.runtime import GenerationConfig, Session, SessionError
+from mars_export import GenerationConfig, Session, SessionError
 
 
 def test_generate_json(plain: Path) -> None:
@@ -185,7 +185,7 @@ def test_more_threads_than_cores_are_not_started(plain: Path, monkeypatch: pytes
     monkeypatch.setattr("mars_export.runtime.machine.cores", lambda: 2)
     opened = []
     monkeypatch.setattr(
-        "mars_export.runtime.opening._backend",
+        "mars_export.runtime.session.opening._backend",
         lambda *given: opened.append(given[3]) or (_ for _ in ()).throw(SessionError("enough")),
     )
     for threads, used, said in (("999", 2, True), ("3", 2, True), ("2", 2, False), ("1", 1, False)):

@@ -38,7 +38,7 @@ def test_committed_rows_are_what_the_generators_write(dataset: ModuleType, tmp_p
     built_in.mkdir()
     dataset.write_held_out(tmp_path, built_in)
     written = sorted(path for path in tmp_path.glob("**/*") if path.is_file())
-    assert len(written) == 6
+    assert len(written) == 7
     for path in written:
         committed = dataset.BUILT_IN if path.parent == built_in else EXAMPLE / "data"
         assert path.read_bytes() == (committed / path.name).read_bytes(), path.name
@@ -58,6 +58,12 @@ def test_training_draws_use_other_wordings(dataset: ModuleType, task: str) -> No
         example.messages[-1][1] for example in islice(dataset.examples(task, "train-0", held_out=False), 3000)
     }
     assert len(trained & held_out) <= 3  # the mixture drops even these
+
+
+def test_training_has_no_held_out_small_talk(dataset: ModuleType) -> None:
+    held_out = {dataset.smalltalk.plain(said) for said, _ in dataset.smalltalk.held_out()}
+    drawn = islice(dataset.examples("smalltalk", "train-0", held_out=False), 3000)
+    assert len(held_out) == 50 and not held_out & {dataset.smalltalk.plain(e.messages[-1][1]) for e in drawn}
 
 
 def test_misses_are_told_by_their_wordings(

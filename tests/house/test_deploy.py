@@ -1,17 +1,15 @@
-"""What lies in deploy/ against the program: flags, paths, ports, probes, metrics and tensors that exist; and
+"""What lies in deploy/ against the program: flags, paths, ports, probes and metrics that exist; and
 what linters say. Nothing of it is built or run here.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
@@ -22,11 +20,8 @@ import tomllib
 import typer
 from support.missing import lacking, need
 from support.paths import ROOT
-from support.tiny import Named
 
 from mars_export import cli
-from mars_export.runtime import BundleError
-from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.serve import routes
 
 need("yaml", "dev")
@@ -188,17 +183,10 @@ def test_probes_ports_and_times() -> None:
 
 
 def test_manifests_name_each_other() -> None:
-    deployment, service, scaler = (manifest(name) for name in ("deployment", "service", "hpa"))
+    deployment, service = manifest("deployment"), manifest("service")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == labels == service["spec"]["selector"]
     assert service["spec"]["ports"][0]["targetPort"] == container()["ports"][0]["name"]
-    target = scaler["spec"]["scaleTargetRef"]
-    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
-    (metric,) = scaler["spec"]["metrics"]
-    name = metric["pods"]["metric"]["name"]
-    (rule,) = manifest("prometheus-adapter")["rules"]["custom"]
-    assert rule["name"]["matches"] == name
-    assert rule["seriesQuery"].startswith(name)
 
 
 def test_metrics_that_are_named_are_told() -> None:
@@ -208,66 +196,6 @@ def test_metrics_that_are_named_are_told() -> None:
     named = {n for p in files for n in re.findall(r"\bmars_(?!export|step)[a-z0-9_]+", p.read_text("utf-8"))}
     assert "mars_num_requests_waiting" in named
     assert {name for name in named if name not in told and name.removesuffix("_total") not in told} == set()
-
-
-# --- Triton ---
-
-
-def made() -> Any:
-    spec = importlib.util.spec_from_file_location("triton_make", DEPLOY / "triton" / "make.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def parsed(text: str) -> Any:
-    """A config.pbtxt as Triton's own message; the client's package without the client."""
-    need("tritonclient", "dev")
-    from google.protobuf import text_format
-
-    found = importlib.util.find_spec("tritonclient")
-    assert found is not None and found.submodule_search_locations
-    path = Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
-    spec = importlib.util.spec_from_file_location("model_config_pb2", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return text_format.Parse(text, module.ModelConfig())
-
-
-def test_the_model_repository_is_the_graph(bundles: Named, tmp_path: Path) -> None:
-    import onnx
-
-    path = bundles("qwen2")
-    folder = made().make(path, tmp_path / "models", 64)
-    config = parsed((folder / "config.pbtxt").read_text(encoding="utf-8"))
-    graph = onnx.load(folder / "1" / "model.onnx", load_external_data=True).graph
-    states = config.sequence_batching.state
-    assert config.name == folder.name
-    names = {i.name for i in config.input} | {s.input_name for s in states}
-    assert names == {i.name for i in graph.input}
-    assert {o.name for o in config.output} | {s.output_name for s in states} <= {o.name for o in graph.output}
-    assert {s.output_name for s in states} == {o.name for o in graph.output if o.name.startswith("present")}
-    model = open_bundle(path).manifest.model
-    assert {tuple(s.dims) for s in states} == {(model.num_kv_heads, 64, model.head_dim)}
-    assert all(s.initial_state[0].zero_data and s.initial_state[0].dims == s.dims for s in states)
-
-
-def test_the_repository_s_own_config_is_what_make_writes() -> None:
-    text = (DEPLOY / "triton" / "mars_step" / "config.pbtxt").read_text(encoding="utf-8")
-    config = parsed(text)
-    assert (config.name, config.backend, config.max_batch_size) == ("mars_step", "onnxruntime", 1)
-    assert len(config.sequence_batching.state) == 60, "30 layers, keys and values"
-    first = made().HEAD.partition("{{")[0].splitlines()[2:]
-    assert [line for line in first if "{" not in line and line not in text] == []
-
-
-def test_a_graph_without_a_whole_state_is_refused(bundles: Named) -> None:
-    bundle = open_bundle(bundles("qwen2"))
-    delta = replace(bundle.manifest.variants[0], kv_layout="delta")
-    with pytest.raises(BundleError, match="returns its whole KV memory"):
-        made().config(bundle, delta, 64, False)
 
 
 # --- linters ---
@@ -289,7 +217,7 @@ def test_yaml_and_kubernetes_schemas() -> None:
     assert (done.returncode, done.stdout) == (0, "")
     import kubernetes_validate
 
-    for name in ("deployment", "service", "hpa"):
+    for name in ("deployment", "service"):
         kubernetes_validate.validate(manifest(name), "1.31", strict=True)
     wrong = manifest("deployment")
     wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["every"] = 3

@@ -12,7 +12,7 @@ import tomllib
 from support.missing import need
 from support.paths import ROOT
 
-from mars_export.runtime import SessionError
+from mars_export import SessionError
 from mars_export.runtime.serve.ray.fleet import Fleet, read_fleet
 
 need("yaml", "dev")

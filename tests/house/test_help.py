@@ -54,4 +54,4 @@ def test_t_is_threads_or_the_task() -> None:
             assert owner.get("-t") == meant, words
             both += meant == "--task"
             assert meant != "--task" or "Here -t is the task" in plain(run(*words, "--help").stdout)
-    assert both == 3, "calibrate, bench, plan"
+    assert both == 2, "calibrate, bench"

@@ -19,7 +19,7 @@ from typer.main import get_command
 from mars_export import cli
 
 # Ours that come with the base install, and those that no command may begin without.
-BASE = {"inspect", "doctor", "verify", "profiles", "grammar", "pack", "unpack"}
+BASE = {"inspect", "doctor", "verify", "profiles", "grammar"}
 ABSENT = tuple({name for needs in cli.NEEDS.values() for need in needs for name in need.modules})
 RUNNERS = cli.RUN.modules
 BLOCKER = """
@@ -60,16 +60,6 @@ def test_all_that_lacks_is_named_at_once(tmp_path: Path) -> None:
     assert "torch, onnx; none of onnxruntime, tensorrt, tensorrt_rtx" in done.stderr
 
 
-def test_a_bundle_is_stored_to_without_the_word(tmp_path: Path) -> None:
-    """`prefix BUNDLE` is `prefix store BUNDLE`; the others of its kind need no runner."""
-    done = without(RUNNERS, "prefix", "no/such/place", "--no-such-option", cwd=tmp_path)
-    assert "`mars-export prefix store` needs more than is installed" in done.stderr
-    for words in (["prefix", "list", "no/such/place"], ["grammar", "no/such/place", "--name", "a"]):
-        done = without(RUNNERS, *words, cwd=tmp_path)
-        assert (done.returncode, "no such bundle" in done.stderr) == (1, True), done.stderr
-    assert "Usage" in without(RUNNERS, "prefix", cwd=tmp_path).stdout
-
-
 @pytest.mark.parametrize("command", [*cli.NEEDS, *sorted(BASE)])
 def test_help_answers_all_the_same(command: str, tmp_path: Path) -> None:
     done = without(ABSENT, *command.split(), "--help", cwd=tmp_path)
@@ -86,11 +76,10 @@ def test_the_base_does_what_it_can(tmp_path: Path) -> None:
 def test_the_base_reads_and_writes_bundles(bundles: Named, tmp_path: Path) -> None:
     path = shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
     asked = (
-        ["inspect", path], ["verify", path], ["profiles", "list", path], ["prefix", "list", path],
-        ["grammar", path, "--regex", "a+", "--name", "a"], ["pack", path],
-        ["unpack", f"{path}.tar", "-o", "b"],
+        ["inspect", path], ["verify", path], ["profiles", "list", path],
+        ["grammar", path, "--regex", "a+", "--name", "a"],
     )  # fmt: skip
-    assert {words[0] for words in asked} == BASE - {"doctor"} | {"prefix"}
+    assert {words[0] for words in asked} == BASE - {"doctor"}
     for words in asked:
         done = without(ABSENT, *map(str, words), cwd=tmp_path)
         assert done.returncode == 0, (words, done.stderr)

@@ -16,9 +16,9 @@ from support.paths import ROOT
 
 import mars_export
 from mars_export.exporter.checkpoint import default
-from mars_export.runtime import Engine
 
 NAMES = {"Session", "Batcher", "GenerationConfig", "Limits", "Completion", "Event"}
+NAMES |= {"Commit", "Conversation", "Counts", "Request", "Stats", "Stream"}
 ERRORS = {"MarsError", "BundleError", "CalibrationError", "CheckpointError", "ExportError"}
 ERRORS |= {"SessionError", "Overloaded"}
 HEAVY = ("numpy", "onnxruntime", "tokenizers", "jinja2", "torch", "typer")
@@ -35,7 +35,6 @@ def test_the_front_door() -> None:
         value = getattr(mars_export, name)
         assert (value.__name__, value.__module__.split(".")[0]) == (name, "mars_export")
     assert all(issubclass(getattr(mars_export, name), mars_export.MarsError) for name in ERRORS)
-    assert mars_export.Batcher is Engine, "the old name, for one release"
     with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
         mars_export.Sesion  # noqa: B018
 

@@ -21,7 +21,7 @@ from support.fixtures import Sessions
 from support.stalling import behind_a_gate
 from support.unsure import predict
 
-from mars_export.runtime import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
+from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule, decode

@@ -20,8 +20,9 @@ import pytest
 from support.shell import run
 from support.tiny import Named
 
-from mars_export.runtime import GenerationConfig, MarsError
-from mars_export.runtime.chat import Talk, questions, repeatable
+from mars_export import GenerationConfig, MarsError
+from mars_export.runtime.cli.chat import Talk, questions
+from mars_export.runtime.decode.config import repeatable
 
 
 def joined(lines: Sequence[str]) -> tuple[list[str], list[bool]]:

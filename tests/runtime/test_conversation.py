@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support import tiny
 
+from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import GenerationConfig, Session, SessionError
-from mars_export.runtime.conversation import Conversation
 from mars_export.runtime.decode.backend import StepOutput
-from mars_export.runtime.text import Text
+from mars_export.runtime.session.conversation import Conversation
+from mars_export.runtime.text.tokenizer import Text
 
 PLENTY = 1 << 30
 WIDE = tiny.Tiny("wide", "llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})

@@ -10,8 +10,8 @@ from support.fixtures import Sessions
 from support.paths import ROOT
 from support.stalling import behind_a_gate
 
-from mars_export.runtime import Batcher, GenerationConfig, Limits, Overloaded, Session
-from mars_export.runtime.places import Places
+from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session
+from mars_export.runtime.batcher.places import Places
 
 CASES = json.loads((ROOT / "tests/conformance/places.json").read_text(encoding="utf-8"))
 LIMITS = ("max_rows", "max_waiting", "client_share", "max_rows_per_client")

@@ -19,16 +19,23 @@ from hypothesis import strategies as st
 from support.missing import need
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mars_export.runtime import GenerationConfig, SessionError
-from mars_export.runtime.bundle.automaton import parsed, written
+from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.errors import BundleError
-from mars_export.runtime.grammar import Grammars
-from mars_export.runtime.grammar_maker import compiled
-from mars_export.runtime.regular.automaton import Automaton, built
-from mars_export.runtime.regular.expression import LAST, characters, other_characters, sequence, text, utf8
-from mars_export.runtime.regular.pattern import pattern_expression
-from mars_export.runtime.regular.schema import schema_expression
-from mars_export.runtime.toolcalls import Dialect
+from mars_export.runtime.structured.automaton_file import parsed, written
+from mars_export.runtime.structured.grammar import Grammars
+from mars_export.runtime.structured.maker import compiled
+from mars_export.runtime.structured.regular.automaton import Automaton, built
+from mars_export.runtime.structured.regular.expression import (
+    LAST,
+    characters,
+    other_characters,
+    sequence,
+    text,
+    utf8,
+)
+from mars_export.runtime.structured.regular.pattern import pattern_expression
+from mars_export.runtime.structured.regular.schema import schema_expression
+from mars_export.runtime.text.toolcalls import Dialect
 
 SEPARATORS = (", ", ": ")
 END = 256

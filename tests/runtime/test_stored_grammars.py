@@ -23,17 +23,17 @@ from support.scripted import Scripted
 from support.shell import run
 from tokenizers import Tokenizer
 
-from mars_export.runtime import Batcher, BundleError, Commit, GenerationConfig, Session, SessionError
-from mars_export.runtime.bundle.automaton import parsed, written
-from mars_export.runtime.bundle.grammars import described, remove, store
+from mars_export import Batcher, BundleError, Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.stored_grammar import StoredGrammar
-from mars_export.runtime.decode.guide import Guide
-from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
-from mars_export.runtime.grammar import Alphabet, Grammars, LlgMatcher
-from mars_export.runtime.grammar_maker import compiled, make
-from mars_export.runtime.stored_grammars import Vocabulary, Walk, Walker
+from mars_export.runtime.structured.automaton_file import parsed
+from mars_export.runtime.structured.bundled import described, remove, store
+from mars_export.runtime.structured.grammar import Alphabet, Grammars, LlgMatcher
+from mars_export.runtime.structured.guide import Guide
+from mars_export.runtime.structured.guided_row import GuidedRow
+from mars_export.runtime.structured.maker import compiled, make
+from mars_export.runtime.structured.stored import Vocabulary, Walk, Walker
 
 GIVEN = json.loads((ROOT / "tests/conformance/grammar.json").read_text())
 SEPARATORS = (", ", ": ")
@@ -151,7 +151,7 @@ def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabu
     guide = Guide(LlgMatcher(Walker(walk), alphabet), [GIVEN["end"]], case["logits"], case["block"] - 1)
     names = ("tau", "max_new_tokens", "window", "lookup")
     config = GenerationConfig(**{name: case[name] for name in names})
-    row = Row(0, GIVEN["prompt"], config, [GIVEN["end"]], guide=guide)
+    row = GuidedRow(0, GIVEN["prompt"], config, [GIVEN["end"]], guide=guide)
     schedule = Schedule(model, case["block"], GIVEN["mask"], Limits.of_rows(1))
     schedule.add(row)
     events = []
@@ -213,26 +213,6 @@ def test_grammars_are_stored_replaced_and_removed(bundle: Path) -> None:
             make(bundle, name, GenerationConfig(choice=("a",)))
 
 
-def test_what_a_killed_writer_left_goes_with_the_next(bundle: Path) -> None:
-    content = written(compiled(GenerationConfig(choice=("a",)), "list", SEPARATORS))
-    left = bundle / "grammar-00000000000000ff.dfa"
-    left.write_bytes(content)
-    (bundle / ".grammar-00000000000000ff.dfa.0123456789abcdef").write_bytes(b"")
-    make(bundle, "g", GenerationConfig(choice=("b",)))
-    assert not left.exists() and not [f for f in bundle.iterdir() if f.name.startswith(".grammar")]
-    open_bundle(bundle)
-
-
-def test_a_changed_file_is_found(bundle: Path) -> None:
-    made = make(bundle, "g", GenerationConfig(choice=("a", "b")))
-    session = Session.open(bundle)
-    (bundle / made.file).write_bytes(b"nonsense")
-    with pytest.raises(BundleError, match="was written to since the bundle was opened; open it again"):
-        session.generate(PROMPT, GenerationConfig(grammar="g"))
-    with pytest.raises(BundleError, match="damaged or incomplete"):
-        Session.open(bundle, verify=True)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "word"),
     [("name", "../x", "letters, digits"), ("file", "model.onnx", "grammar-, 16"), ("kind", "song", "kind")],
@@ -248,13 +228,11 @@ def test_manifests_with_odd_grammars_are_refused(bundle: Path, field: str, value
 
 
 def test_a_grammar_is_stored_whole_or_not_at_all(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mars_export.runtime.bundle import grammars
-
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     before = (bundle / "manifest.json").read_bytes()
-    monkeypatch.setattr(grammars, "write_whole", full)
+    monkeypatch.setattr("mars_export.runtime.bundle.open.write_whole", full)
     with pytest.raises(BundleError, match="No space left on device"):
         store(bundle, StoredGrammar("g", "grammar-0123456789abcdef.dfa", "regex", 1), b"x")
     assert (bundle / "manifest.json").read_bytes() == before

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
 
-from mars_export.runtime import BundleError, SessionError
+from mars_export import BundleError, SessionError
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.text import Text, TextStream
+from mars_export.runtime.text.tokenizer import Text, TextStream
 
 TOKENIZER = tiny.tokenizer()
 TEXT = Text(TOKENIZER, tiny.CHAT_TEMPLATE, None, "<|im_end|>")

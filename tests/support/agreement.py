@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mars_export.runtime import Commit, Completion, GenerationConfig
+from mars_export import Commit, Completion, GenerationConfig
 from support.oracle import Answer
 
 NEW = 24

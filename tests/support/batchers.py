@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mars_export.runtime import Batcher, GenerationConfig
+from mars_export import Batcher, GenerationConfig
 
 SHORT = GenerationConfig(max_new_tokens=4, eos_ids=())
 LONG = GenerationConfig(tau=1.0, max_new_tokens=400, eos_ids=())

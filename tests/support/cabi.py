@@ -38,7 +38,7 @@ class Library:
         self.c.mars_error_message.argtypes = self.c.mars_error_free.argtypes = (c.c_void_p,)
         for name in (
             *("session_close", "stream_close", "stream_cancel", "completion_free"),
-            *("conversation_close", "conversation_dropped", "session_warnings"),
+            *("conversation_close", "conversation_dropped"),
         ):
             getattr(self.c, f"mars_{name}").argtypes = (c.c_void_p,)
         self.c.mars_stream_tau.argtypes, self.c.mars_stream_tau.restype = (c.c_void_p,), c.c_double
@@ -51,7 +51,6 @@ class Library:
             function.argtypes, function.restype = (c.c_void_p, c.POINTER(c.c_size_t)), kind
         self.c.mars_completion_finish_reason.argtypes = (c.c_void_p,)
         self.c.mars_conversation_dropped.restype = c.c_int64
-        self.c.mars_session_warnings.restype = c.c_char_p
 
     def call(self, name: str, *arguments: Any) -> None:
         error = c.c_void_p()

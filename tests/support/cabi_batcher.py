@@ -68,7 +68,7 @@ class CBatcher:
             getattr(functions, f"mars_{name}").argtypes = (c.c_void_p,)
         wanted = CLimits()
         functions.mars_limits_init(c.byref(wanted), c.c_size_t(c.sizeof(wanted)))
-        assert (wanted.max_rows, wanted.max_waiting, wanted.client_share) == (8, 64, 1.0)
+        assert (wanted.max_rows, wanted.max_waiting, wanted.client_share) == (0, 64, 1.0)
         assert wanted.max_rows_per_client == 0  # MARS_NO_LIMIT
         for name, value in limits.items():
             setattr(wanted, name, value)

@@ -128,10 +128,6 @@ class CSession:
         self.library.call("session_prefix_stats", self.handle, c.byref(made))
         return {name: getattr(made, name) for name in PREFIX_COUNTS}
 
-    @property
-    def warnings(self) -> str:
-        return str(self.library.c.mars_session_warnings(self.handle).decode())
-
     def forget_prefixes(self) -> None:
         self.library.call("session_forget_prefixes", self.handle)
 

@@ -23,14 +23,17 @@ class SessionOptions(c.Structure):
         ("threads", c.c_int32),
         ("verify", c.c_int32),
         ("variant", c.c_char_p),
-        ("draft", c.c_char_p),
         ("cache_bytes", c.c_int64),
         ("safe", c.c_int32),
+        ("parse_special", c.c_int32),
         ("option_names", c.POINTER(c.c_char_p)),
         ("option_values", c.POINTER(c.c_char_p)),
         ("num_options", c.c_size_t),
         ("on_log", ON_LOG),
         ("log_user", c.c_void_p),
+        ("strict", c.c_int32),
+        ("cuda_priority", c.c_int32),
+        ("cuda_stream", c.c_void_p),
     )
 
 
@@ -117,7 +120,7 @@ class CStats(c.Structure):
 
 PREFIX_COUNTS = (
     *("queries", "hits", "query_tokens", "hit_tokens", "saved", "evicted", "failed"),
-    *("entries", "num_bytes", "stored"),
+    *("entries", "num_bytes"),
 )
 
 

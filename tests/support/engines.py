@@ -19,4 +19,4 @@ def graph_options(precision: str, **changes: Any) -> ExportOptions:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name != ".verified.json"}
+    return {p.name: p.read_bytes() for p in directory.iterdir()}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mars_export.runtime.device.cuda import Runs, Turn
+from mars_export.runtime.device.trt.cuda import Runs, Turn
 from mars_export.runtime.errors import DeviceLost, SessionError
 
 ALIGNMENT = 256
@@ -45,20 +45,22 @@ class Bound:
 
 
 class FakeDevice:
-    """One arena of bytes, whose offsets are the addresses, and one stream: what is put on it is done at
-    `synchronize`.
-    """
+    """One arena of bytes at real addresses, and one stream: what is put on it is done at `synchronize`."""
 
     def __init__(self, size: int = 1 << 20, refuse_capture: bool = False) -> None:
         # NaN and -1 everywhere: nothing may be read before it is written
-        self.memory = np.full(size, 0xFF, np.uint8)
-        self.next, self.stream = 4096, 77
+        whole = np.full(size + ALIGNMENT, 0xFF, np.uint8)
+        at = -whole.ctypes.data % ALIGNMENT
+        self.memory = whole[at : at + size]
+        self.base = self.memory.ctypes.data
+        self.next, self.stream = self.base, 77
         self.events: list[tuple[str, int]] = []
         self.allocations: list[int] = []
         self.live: dict[int, int] = {}
         self.spare: list[int] = []  # addresses that were given back and are handed out again
         self.locked: list[np.ndarray] = []  # page-locked memory, which lives as long as the device
         self.left: int | None = None  # allocations before memory is out
+        self.free_bytes = 1 << 40
         self.is_broken = False
         self.refuse_capture = refuse_capture
         self.recording: Graph | None = None
@@ -85,11 +87,17 @@ class FakeDevice:
             address = self.spare.pop(0)
         else:
             address, self.next = self.next, self.next + size
-        assert self.next <= len(self.memory), "the arena is full"
+        assert self.next <= self.base + len(self.memory), "the arena is full"
         self.allocations.append(num_bytes)
         self.live[address] = max(num_bytes, 256)
         self.zero(address, max(num_bytes, 256))
         return address
+
+    def free_memory(self) -> int:
+        return self.free_bytes
+
+    def require(self, num_bytes: int) -> None:
+        pass
 
     def pinned(self, num_bytes: int) -> np.ndarray:
         self._call("cudaHostAlloc", in_capture=False)
@@ -100,7 +108,7 @@ class FakeDevice:
         self._call("cudaFree", in_capture=False)
         self._flush()
         size = self.live.pop(address)
-        self.memory[address : address + size] = 0xFF
+        self.memory[address - self.base : address - self.base + size] = 0xFF
 
     def close(self) -> None:
         assert self.is_broken or self.forgotten == self.graphs, (
@@ -222,7 +230,7 @@ class FakeDevice:
             start <= address and address + count <= start + size for start, size in self.live.items()
         )
         assert inside, f"{count} bytes at {address}: not of one allocation"
-        return self.memory[address : address + count]
+        return self.memory[address - self.base : address - self.base + count]
 
     def _set_device(self, ordinal: int) -> tuple[int]:
         self.current.ordinal = ordinal

@@ -117,6 +117,7 @@ class FakeEngine:
         self.breaks = False  # the next step breaks the device
         self.allocates = False  # in a step, which can then not be captured
         self.kept = 0
+        self.ties = 0  # of the likeliest tokens so many are equally likely, the highest id first
         self.capacity = 64
         suffixes = [f"{i}.{kind}" for i in range(MODEL.num_layers) for kind in ("key", "value")]
         self.pasts = [f"past_key_values.{suffix}" for suffix in suffixes]
@@ -186,6 +187,10 @@ class FakeEngine:
                         )
                         ids_[row, j] = token + np.arange(self.top_k)
                         logs[row, j] = np.log(max(sure, 1e-6)) - np.arange(self.top_k)
+                        if self.ties:
+                            ids_[row, j, : self.ties] = ids_[row, j, : self.ties][::-1]
+                            logs[row, j, : self.ties] = logs[row, j, 0]
+                            token_ids[row, j] = ids_[row, j, 0]
 
     def answer(self, known: list[int]) -> tuple[int, float]:
         try:

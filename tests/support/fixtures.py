@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mars_export.runtime import Session
+from mars_export import Session
 from support.oracle import Oracle
 from support.tiny import Named as Named
 

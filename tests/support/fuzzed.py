@@ -6,10 +6,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mars_export import GenerationConfig
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import GenerationConfig
-from mars_export.runtime.grammar_maker import make
+from mars_export.runtime.structured.maker import make
 from support import tiny
 
 

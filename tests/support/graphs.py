@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from mars_export.runtime import Session
+from mars_export import Session
 from support import tiny
 
 TOKENS = [(31 * i) % 250 for i in range(40)] + [tiny.MASK] * 5

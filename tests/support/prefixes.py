@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mars_export.runtime import Commit, GenerationConfig
+from mars_export import Commit, GenerationConfig
 from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.blocks import BlockSchedule
 from mars_export.runtime.decode.cost import Cost

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mars_export.runtime import Batcher, Session
+from mars_export import Batcher, Session
 from mars_export.runtime.serve import ServeOptions, app
 from mars_export.runtime.serve.door import Door
 from mars_export.runtime.serve.server import Server, bind, new_server

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
@@ -17,7 +18,13 @@ Done = subprocess.CompletedProcess[str]
 
 def run(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Done:
     """What `cli.main` writes and exits with. What it does not catch is raised: users see no traceback."""
-    words = ["mars-export", *map(str, arguments)]
+    return run_main(cli.main, "mars-export", *arguments, stdin=stdin, cwd=cwd)
+
+
+def run_main(
+    main: Callable[[], object], *arguments: str | Path, stdin: str = "", cwd: Path | None = None
+) -> Done:
+    words = [str(argument) for argument in arguments]
     given, out, err = (
         io.TextIOWrapper(io.BytesIO(text), encoding="utf-8") for text in (stdin.encode(), b"", b"")
     )
@@ -31,7 +38,7 @@ def run(*arguments: str | Path, stdin: str = "", cwd: Path | None = None) -> Don
         chdir(cwd or Path.cwd()),
     ):
         try:
-            cli.main()
+            main()
         except SystemExit as end:
             code = end.code or 0
     assert isinstance(code, int), f"exit code {code!r}: a message belongs to standard error"

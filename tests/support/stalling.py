@@ -6,7 +6,7 @@ import math
 import threading
 from typing import Any
 
-from mars_export.runtime import Session
+from mars_export import Session
 from mars_export.runtime.decode.backend import Backend, StepOutput
 from support.fake import Recording
 

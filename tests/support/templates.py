@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from mars_export.exporter.checkpoint.vocabulary import Vocabulary
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.turns import START, ChatTurns
-from mars_export.runtime.text import Text
+from mars_export.runtime.text.tokenizer import Text
 from support import tiny
 
 ALL = ("system", "user", "assistant", "tool")

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -15,12 +16,11 @@
 #include "bundle/bundle.hpp"
 #include "bundle/files.hpp"
 #include "bundle/recipe.hpp"
-#include "bundle/replace.hpp"
 #include "bundle/sha256.hpp"
 #include "decode/backend.hpp"
-#include "device/cuda.hpp"
-#include "device/trt_build.hpp"
-#include "device/trt_engine.hpp"
+#include "device/trt/build.hpp"
+#include "device/trt/cuda.hpp"
+#include "device/trt/engine.hpp"
 #include "machine.hpp"
 
 namespace {
@@ -34,6 +34,7 @@ Build the TensorRT engine that a bundle has a recipe for, on the machine it is f
 
       --recipe NAME   which one, if the bundle has several
       --force         replace an engine of that name; build even if memory looks too small
+      --workspace MB  device memory that a layer may use for itself; TensorRT's default is most of it
       --dry-run       say what would be built, and build nothing
       --version, --help
 )";
@@ -48,8 +49,15 @@ struct UsageError : std::runtime_error {
 struct Arguments {
     fs::path bundle;
     std::string recipe;
+    std::int64_t workspace = 0; // bytes
     bool force = false, dry_run = false, help = false, version = false;
 };
+
+std::int64_t megabytes(const std::string& text) {
+    if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos || std::stoll(text) == 0)
+        throw UsageError("--workspace needs a whole number of MB, not `" + text + "`");
+    return std::stoll(text) * 1'000'000;
+}
 
 Arguments parse(int argc, char** argv) {
     Arguments all;
@@ -57,6 +65,8 @@ Arguments parse(int argc, char** argv) {
         const std::string word = argv[i];
         if (word == "--recipe" && i + 1 < argc)
             all.recipe = argv[++i];
+        else if (word == "--workspace" && i + 1 < argc)
+            all.workspace = megabytes(argv[++i]);
         else if (word == "--force")
             all.force = true;
         else if (word == "--dry-run")
@@ -124,18 +134,42 @@ std::string with_engine(const fs::path& bundle, const mars::EngineRecipe& recipe
     return recipe.added_to(whole_file(bundle / "manifest.json"), built, file, "manifest.json");
 }
 
+void write(const fs::path& path, std::string_view content) {
+    std::ofstream file(path, std::ios::binary);
+    file.write(content.data(), static_cast<std::streamsize>(content.size()));
+    if (!file.flush()) throw fs::filesystem_error("cannot be written", path, std::make_error_code(std::errc::io_error));
+}
+
+/// Write the bundle with the engine beside the old one, and rename it into its place.
 void put(const fs::path& path, const mars::EngineRecipe& recipe, const mars::BuiltBy& built, const mars::BuiltEngine& engine,
          const mars::FileEntry& file) {
-    const mars::WriterLock lock(path);
     const std::string manifest = with_engine(path, recipe, built, file);
-    mars::Successor next(path);
-    next.write(file.path, engine.data(), engine.size());
-    for (const mars::FileEntry& each : mars::parse_manifest(manifest).files)
-        if (each.path != file.path) next.take(each.path);
-    const std::string checksum = hash(manifest.data(), manifest.size()) + "  manifest.json\n";
-    next.write("manifest.json", manifest.data(), manifest.size());
-    next.write("manifest.sha256", checksum.data(), checksum.size());
-    next.commit();
+    const fs::path bundle = fs::canonical(path);
+    const auto beside = [&](const char* end) { return bundle.parent_path() / ("." + bundle.filename().string() + end); };
+    const fs::path next = beside(".partial"), before = beside(".replaced");
+    try {
+        fs::remove_all(next);
+        fs::create_directory(next);
+        for (const mars::FileEntry& each : mars::parse_manifest(manifest).files) {
+            if (each.path == file.path) continue;
+            std::error_code error;
+            fs::create_hard_link(fs::canonical(bundle / each.path), next / each.path, error);
+            if (error) fs::copy_file(bundle / each.path, next / each.path);
+        }
+        const std::string checksum = hash(manifest.data(), manifest.size()) + "  manifest.json\n";
+        write(next / file.path, {static_cast<const char*>(engine.data()), engine.size()});
+        write(next / "manifest.json", manifest);
+        write(next / "manifest.sha256", checksum);
+        fs::remove_all(before);
+        fs::rename(bundle, before);
+        fs::rename(next, bundle);
+        fs::remove_all(before);
+    } catch (const fs::filesystem_error& error) {
+        std::error_code ignored;
+        if (!fs::exists(bundle, ignored)) fs::rename(before, bundle, ignored);
+        fs::remove_all(next, ignored);
+        throw mars::BundleError(std::string(error.what()) + "; the bundle is unchanged");
+    }
 }
 
 bool show(double share) {
@@ -165,7 +199,8 @@ void run(const Arguments& given) {
         return;
     }
     const auto begun = std::chrono::steady_clock::now();
-    const mars::BuiltEngine engine = mars::build_engine(bundle.path / variant.engine->graph, variant, bundle.manifest.model, show);
+    const mars::BuiltEngine engine =
+        mars::build_engine(bundle.path / variant.engine->graph, variant, bundle.manifest.model, show, given.workspace);
     if (isatty(STDERR_FILENO) != 0) std::cerr << "\n";
     built.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     rusage usage_now{};

@@ -103,7 +103,6 @@ int answer(const Options& options) {
     options.config.check();
     const mars::Prompt prompt = prompt_of(options);
     const mars::Session session = mars::Session::open(options.bundle, options.session);
-    for (const std::string& warning : session.warnings()) std::cerr << "warning: " << warning << "\n";
     mars::GenerationConfig config = options.config;
     if (options.profile) {
         const mars::GenerationConfig found = session.config_of_profile(*options.profile);

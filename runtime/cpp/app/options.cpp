@@ -28,7 +28,6 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --window auto|full|N    most new predictions in one step; full is the bundle's block, auto chooses step by step [auto]
       --lookup N              with exact, propose what followed the last N tokens where they stood before; 0 is off [0]
       --grammar NAME          the answer follows a grammar that is kept in the bundle (mars-export grammar)
-      --draft BUNDLE          with exact, verify the proposals of a smaller model with the same tokenizer
       --temperature NUMBER    0 is greedy; --temp is the same [0]
       --top-k N               draw from the k likeliest tokens; 0 is off [0]
       --top-p NUMBER          draw from the smallest set with this probability; 1 is off [1]
@@ -42,6 +41,8 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --variant NAME          which of the bundle's variants [the first that runs here]
   -t, --threads N             compute threads, at most one for each core [the backend's choice]
       --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
+      --parse-special         a special token's text, such as <|im_end|>, is that token inside messages, too
+      --strict                an error instead of a warning where a GPU's provider leaves work to the CPU
       --safe                  for a bundle that may be anybody's: hash everything, run no engine, limit sizes
       --runs                  mark the tokens that were accepted together
       --json                  print the result as JSON
@@ -112,7 +113,6 @@ Options parse_options(int argc, char** argv) {
         {"--tau", [&](Value n, Value v) { config.tau = number(n, v); }},
         {"--lookup", [&](Value n, Value v) { config.lookup = integer(n, v, 0); }},
         {"--grammar", [&](Value, Value v) { config.grammar = v; }},
-        {"--draft", [&](Value, Value v) { options.session.draft = v; }},
         {"--metric",
          [&](Value, Value v) {
              config.metric = metric_of(v);
@@ -144,8 +144,16 @@ Options parse_options(int argc, char** argv) {
         {"--threads", [&](Value n, Value v) { options.session.threads = threads_of(n, v); }},
     };
     const std::map<std::string, bool*> switches{
-        {"--raw", &options.raw},   {"--json", &options.json},       {"--runs", &options.runs},           {"--exact", &exact},
-        {"--help", &options.help}, {"--version", &options.version}, {"--token-ids", &options.token_ids}, {"--safe", &options.session.safe},
+        {"--raw", &options.raw},
+        {"--json", &options.json},
+        {"--runs", &options.runs},
+        {"--exact", &exact},
+        {"--parse-special", &options.session.parse_special},
+        {"--help", &options.help},
+        {"--version", &options.version},
+        {"--token-ids", &options.token_ids},
+        {"--safe", &options.session.safe},
+        {"--strict", &options.session.strict},
     };
     const std::map<std::string, std::string> shorts{
         {"-p", "--prompt"},

@@ -1,4 +1,5 @@
-# ONNX Runtime from ONNXRuntime_ROOT (a release archive, or what setup.sh makes) or from the system. Makes ONNXRuntime::ONNXRuntime.
+# ONNX Runtime's headers, from ONNXRuntime_ROOT (a release archive, or what setup.sh makes) or from the system; and its library if it is
+# there, which libmars loads at run time.
 find_path(ONNXRuntime_INCLUDE_DIR onnxruntime_cxx_api.h PATH_SUFFIXES include onnxruntime include/onnxruntime onnxruntime/core/session)
 find_library(ONNXRuntime_LIBRARY onnxruntime PATH_SUFFIXES lib lib64)
 if(ONNXRuntime_INCLUDE_DIR)
@@ -9,13 +10,7 @@ endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
     ONNXRuntime
-    REQUIRED_VARS ONNXRuntime_LIBRARY ONNXRuntime_INCLUDE_DIR
+    REQUIRED_VARS ONNXRuntime_INCLUDE_DIR
     VERSION_VAR ONNXRuntime_VERSION
-    REASON_FAILURE_MESSAGE "set ONNXRuntime_ROOT to a directory with include/ and lib/, or run runtime/cpp/setup.sh (docs/cpp.md)")
+    REASON_FAILURE_MESSAGE "set ONNXRuntime_ROOT to a directory with include/, or run runtime/cpp/setup.sh (docs/cpp.md)")
 mark_as_advanced(ONNXRuntime_INCLUDE_DIR ONNXRuntime_LIBRARY)
-
-if(ONNXRuntime_FOUND AND NOT TARGET ONNXRuntime::ONNXRuntime)
-    add_library(ONNXRuntime::ONNXRuntime UNKNOWN IMPORTED)
-    set_target_properties(ONNXRuntime::ONNXRuntime PROPERTIES IMPORTED_LOCATION "${ONNXRuntime_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES
-                                                                                                           "${ONNXRuntime_INCLUDE_DIR}")
-endif()

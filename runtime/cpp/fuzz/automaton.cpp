@@ -1,6 +1,6 @@
 // Any bytes as the automaton of a grammar: refused, or walked in every way an answer may go. Half the inputs say what the automaton is, so
 // that most of those are good ones.
-#include "bundle/automaton.hpp"
+#include "structured/automaton.hpp"
 
 #include <memory>
 
@@ -9,7 +9,7 @@
 #include "../tests/small_tokenizer.hpp"
 #include "automata.hpp"
 #include "fuzz.hpp"
-#include "grammar.hpp"
+#include "structured/grammar.hpp"
 
 namespace {
 

@@ -101,10 +101,10 @@ class Calls : private Handles {
         options->verify = static_cast<std::int32_t>(given_.below(5)) - 1;
         options->cache_bytes = given_.integer();
         options->safe = given_.flag() ? 1 : 0;
+        options->parse_special = given_.flag() ? 1 : 0;
         static constexpr const char* devices[] = {"cpu", "CPU", "cpu:1", "cuda:0", "cuda:99999999999999999999", "cuda:-1", ":", nullptr};
         options->device = given_.flag() ? devices[given_.below(std::size(devices))] : string();
         options->variant = string();
-        options->draft = string();
         options->num_options = given_.below(3);
         options->option_names = strings(options->num_options);
         options->option_values = strings(options->num_options);
@@ -122,7 +122,6 @@ class Calls : private Handles {
         require(info->vocab_size > 0 && info->variant != nullptr && *info->variant != '\0', "a session says what runs");
         for (std::size_t i = 0; i < info->num_outputs; ++i) require(*info->outputs[i] != '\0', "outputs have names");
         for (std::size_t i = 0; i < info->num_profiles; ++i) require(*info->profiles[i] != '\0', "profiles have names");
-        require(mars_session_warnings(session_) != nullptr, "warnings are a text");
     }
 
     void costs() {
@@ -217,18 +216,20 @@ class Calls : private Handles {
         mars_conversation*& own = talks_[at];
         mars_stream*& reply = replies_[at];
         const std::size_t kind = given_.below(9);
-        if (kind < 6) reply = nullptr; // it ends where turns change
         if (kind == 0) {
             mars_conversation* made = nullptr;
             const bool is_good = good(mars_conversation_open(session_, string(), given_.flag() ? 1 : 0, &made, error()));
+            if (is_good) reply = nullptr; // the old conversation takes it along
             keep(own, made, is_good, mars_conversation_close);
         } else if (kind == 1 || kind == 2) {
             auto settings = config();
             const char* question = string();
+            mars_stream* made = nullptr;
             const bool is_good =
-                good(kind == 1 ? mars_conversation_send(own, question, maybe(settings.get()), &reply, error())
-                               : mars_conversation_edit(own, question, maybe(settings.get()), signed_integer(), &reply, error()));
-            require(is_good == (reply != nullptr), "a question has an answer");
+                good(kind == 1 ? mars_conversation_send(own, question, maybe(settings.get()), &made, error())
+                               : mars_conversation_edit(own, question, maybe(settings.get()), signed_integer(), &made, error()));
+            require(is_good == (made != nullptr), "a question has an answer");
+            if (is_good) reply = made; // else the last answer is still there
         } else if (kind == 3) {
             good(mars_conversation_undo(own, given_.integer(), error()));
         } else if (kind == 4) {

@@ -8,7 +8,7 @@
 #include <mars/mars.h>
 
 #include "fuzz.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 /// A caller's struct, of this version, an older or a newer one.
 template <typename T>

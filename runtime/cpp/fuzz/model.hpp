@@ -10,7 +10,7 @@
 #include "../tests/fake.hpp"
 #include "../tests/manifest.hpp"
 #include "../tests/small_tokenizer.hpp"
-#include "answers.hpp"
+#include "session/answers.hpp"
 
 namespace model {
 

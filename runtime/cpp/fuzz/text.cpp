@@ -5,7 +5,7 @@
 
 #include "../tests/small_tokenizer.hpp"
 #include "fuzz.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace {
 

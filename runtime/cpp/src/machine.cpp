@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <sched.h>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unistd.h>
 
 namespace mars {
 
@@ -72,10 +76,10 @@ std::optional<std::int64_t> least(std::optional<std::int64_t> one, std::optional
 }
 
 /// What one group leaves.
-std::optional<std::int64_t> left_of(const std::filesystem::path& group, const GroupFiles& names, const MemoryFiles& files) {
+std::optional<std::int64_t> left_of(const std::filesystem::path& group, const GroupFiles& names, const MachineFiles& files) {
     const auto most = number_in(group / names.most), used = number_in(group / names.used);
     if (!most || !used || *most >= no_limit) return std::nullopt;
-    const std::int64_t swap = kilobytes(files.machine, "SwapFree:").value_or(0);
+    const std::int64_t swap = kilobytes(files.memory, "SwapFree:").value_or(0);
     return *most - *used + cached(group) + least(swap, number_in(group / names.swap)).value_or(0);
 }
 
@@ -86,41 +90,92 @@ bool has_word(const std::string& words, std::string_view word) {
     return false;
 }
 
-} // namespace
-
-std::optional<std::int64_t> available_memory(const MemoryFiles& files) {
-    return least(kilobytes(files.machine, "MemAvailable:"), group_left(files));
-}
-
-std::optional<std::int64_t> group_left(const MemoryFiles& files) {
-    std::optional<std::int64_t> left;
+/// The control groups of this process that limit `kind`, with those above them, whose limits hold too: `visit(folder, whether its files are
+/// of version 1)`.
+template <class Visit>
+void each_group(const std::string& kind, const MachineFiles& files, Visit visit) {
     std::ifstream own(files.own);
     std::string number, kinds, name;
     while (std::getline(own, number, ':') && std::getline(own, kinds, ':') && std::getline(own, name)) {
-        if (!kinds.empty() && !has_word(kinds, "memory")) continue;
-        const std::filesystem::path root = kinds.empty() ? files.groups : files.groups / "memory";
+        if (!kinds.empty() && !has_word(kinds, kind)) continue;
+        const std::filesystem::path root = kinds.empty() ? files.groups : files.groups / kind;
         name.erase(0, name.find_first_not_of('/'));
-        // A limit of any group above holds, too. In a container the name may be one of the machine's.
-        for (std::filesystem::path place = name.empty() ? root : root / name;; place = place.parent_path()) {
-            left = least(left, left_of(place, kinds.empty() ? version_2 : version_1, files));
-            if (place == root || place == place.parent_path()) break;
+        // In a container the name may be one of the machine's.
+        for (std::filesystem::path group = name.empty() ? root : root / name;; group = group.parent_path()) {
+            visit(group, !kinds.empty());
+            if (group == root || group == group.parent_path()) break;
         }
     }
+}
+
+} // namespace
+
+std::optional<std::int64_t> available_memory(const MachineFiles& files) {
+    return least(kilobytes(files.memory, "MemAvailable:"), group_left(files));
+}
+
+std::optional<std::int64_t> group_left(const MachineFiles& files) {
+    std::optional<std::int64_t> left;
+    each_group("memory", files, [&](const std::filesystem::path& group, bool is_first) {
+        left = least(left, left_of(group, is_first ? version_1 : version_2, files));
+    });
     return left;
 }
 
-unsigned num_cores() { return std::max(1U, std::thread::hardware_concurrency()); }
+int num_cores(const MachineFiles& files) {
+    cpu_set_t mask;
+    const bool has_mask = sched_getaffinity(0, sizeof mask, &mask) == 0;
+    double cores = has_mask ? CPU_COUNT(&mask) : static_cast<double>(std::thread::hardware_concurrency());
+    each_group("cpu", files, [&](const std::filesystem::path& group, bool is_first) {
+        std::int64_t quota = 0, period = 0;
+        if (is_first) {
+            quota = number_in(group / "cpu.cfs_quota_us").value_or(0);
+            period = number_in(group / "cpu.cfs_period_us").value_or(0);
+        } else {
+            std::istringstream(content(group / "cpu.max")) >> quota >> period; // "max 100000" without a limit
+        }
+        if (quota > 0 && period > 0) cores = std::min(cores, std::ceil(static_cast<double>(quota) / static_cast<double>(period)));
+    });
+    return std::max(1, static_cast<int>(cores));
+}
 
-std::string processor() {
-    std::ifstream file("/proc/cpuinfo");
-    for (std::string line; std::getline(file, line);)
-        if (line.rfind("model name", 0) == 0 && line.find(':') != std::string::npos) return line.substr(line.find(':') + 1);
-    return "";
+std::optional<int> default_threads() {
+    const int cores = num_cores();
+    return cores < static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) ? std::optional(cores) : std::nullopt;
+}
+
+std::string processor(const MachineFiles& files) {
+    std::ifstream file(files.processor);
+    std::set<std::string> parts;
+    std::string maker;
+    for (std::string line; std::getline(file, line);) {
+        const std::size_t colon = line.find(": ");
+        const std::string value = colon == std::string::npos ? "" : line.substr(colon + 2);
+        if (line.rfind("model name", 0) == 0) return value;
+        if (line.rfind("CPU implementer", 0) == 0) maker = value;
+        if (line.rfind("CPU part", 0) == 0) parts.insert("Arm " + maker + "/" + value);
+    }
+    std::string name = content(files.board);
+    name.resize(name.find_last_not_of(std::string("\0\n", 2)) + 1);
+    for (const std::string& part : parts) name += (name.empty() ? "" : ", ") + part;
+    return name;
+}
+
+std::vector<std::string> gpus(const MachineFiles& files) {
+    std::vector<std::string> names;
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(files.gpus, none)) {
+        std::ifstream file(entry.path() / "information");
+        for (std::string line; std::getline(file, line);)
+            if (line.rfind("Model:", 0) == 0) names.push_back(line.substr(line.find_first_not_of(" \t", 6)));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
 }
 
 bool is_busy() {
     double load = 0.0;
-    return getloadavg(&load, 1) == 1 && load > static_cast<double>(num_cores());
+    return getloadavg(&load, 1) == 1 && load > static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 } // namespace mars

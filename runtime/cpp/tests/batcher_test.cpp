@@ -94,6 +94,25 @@ TEST_CASE("what fails ends its requests and no others, whatever it was") {
     CHECK(batcher.counts().failed == 2);
 }
 
+TEST_CASE("a batcher that a fault ends has no step in hand") {
+    struct Faulty : Gated {
+        using Gated::Gated;
+        std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override {
+            if (is_faulty) throw 7; // what no device throws
+            return Gated::new_cache(num_rows);
+        }
+        std::atomic<bool> is_faulty{false};
+    };
+    auto made = std::make_unique<Faulty>(fake::hashed, context);
+    Faulty& backend = *made;
+    Opened opened(std::move(made));
+    mars::Batcher batcher(opened.session, limits_of(1));
+    backend.is_faulty = true; // at the end, when new memory replaces that of the longest row
+    CHECK_THROWS_AS(batcher.submit(fake::Tokens{1}, config_of({}, 5)).result(30.0), int);
+    CHECK(batcher.step_seconds() == 0);
+    CHECK(message_of([&] { batcher.submit(fake::Tokens{1}); }) == "this batcher failed; make a new one");
+}
+
 TEST_CASE("closing drains for a while, then cancels; more is refused") {
     Opened opened;
     auto batcher = std::make_unique<mars::Batcher>(opened.session, limits_of(1));

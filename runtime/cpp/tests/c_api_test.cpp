@@ -71,6 +71,9 @@ TEST_CASE("what a session is opened with") {
     given.verify = 3;
     CHECK(refusal() == "verify: not a mars_verify: 3");
     given.verify = 0;
+    CHECK_FALSE(mars::c::options_of(&given).parse_special);
+    given.parse_special = 1;
+    CHECK(mars::c::options_of(&given).parse_special);
     given.num_options = 2;
     CHECK(refusal() == "option_names must not be NULL");
     const char* names[] = {"a.b", "device_id"};
@@ -181,7 +184,6 @@ TEST_CASE("NULL where something is needed") {
     CHECK(mars_session_forget_prefixes(nullptr, nullptr) == MARS_ERROR_ARGUMENT);
     CHECK(mars_session_warm_up(nullptr, nullptr) == MARS_ERROR_ARGUMENT);
     CHECK(mars_session_set_cost(nullptr, nullptr, nullptr, 1, nullptr) == MARS_ERROR_ARGUMENT);
-    CHECK(std::string(mars_session_warnings(nullptr)).empty());
     CHECK(mars_config_of_profile(nullptr, nullptr, nullptr, nullptr) == MARS_ERROR_ARGUMENT);
     mars_conversation* conversation = nullptr;
     const char* messages = nullptr;

@@ -1,13 +1,15 @@
 // Rows that join and leave: tests/conformance/batcher.json exactly, the KV budget, and what one row's failure leaves of the others.
+#include <limits>
+
 #include <mars/errors.hpp>
 
 #include "config.hpp"
 #include "conformance.hpp"
 #include "decode/continuous.hpp"
-#include "decode/guide.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
 #include "fake.hpp"
+#include "structured/guide.hpp"
 
 namespace {
 
@@ -32,19 +34,24 @@ mars::ContinuousSchedule schedule_of(mars::Backend& backend, std::int64_t max_ro
     return {backend, 4, fake::mask, prefill_tokens, mars::KvBudget{max_rows}};
 }
 
+/// One step; adds what went wrong to `wrong`.
+void step(mars::ContinuousSchedule& schedule, std::vector<std::string>& wrong) {
+    for (const mars::Accepted& event : schedule.step()) {
+        if (!event.error) continue;
+        try {
+            std::rethrow_exception(event.error);
+        } catch (const std::exception& error) {
+            wrong.push_back(std::to_string(event.row) + ": " + error.what());
+        }
+    }
+}
+
 /// Step until nobody is left; what went wrong.
 std::vector<std::string> drained(mars::ContinuousSchedule& schedule) {
     std::vector<std::string> wrong;
     for (int i = 0; !schedule.is_idle(); ++i) {
         REQUIRE(i < 10000);
-        for (const mars::Accepted& event : schedule.step()) {
-            if (!event.error) continue;
-            try {
-                std::rethrow_exception(event.error);
-            } catch (const std::exception& error) {
-                wrong.push_back(std::to_string(event.row) + ": " + error.what());
-            }
-        }
+        step(schedule, wrong);
     }
     return wrong;
 }
@@ -70,6 +77,27 @@ class Narrow : public fake::Backend {
 
     bool broken = false;
     std::int64_t most = 1000000;
+};
+
+/// A device whose copy of a row number `failing` fails, counted from 1.
+class Losing : public fake::Backend {
+  public:
+    explicit Losing(std::int64_t number) : failing(number) {}
+
+    std::unique_ptr<mars::Cache> new_cache(std::int64_t num_rows) override {
+        struct Copies : fake::Cache {
+            Copies(std::int64_t rows, Losing& of) : fake::Cache(rows), backend(of) {}
+            void move(std::int64_t source, std::int64_t target, std::int64_t length) override {
+                if (++backend.num_copies == backend.failing) throw mars::MemoryError("no memory for a copy");
+                fake::Cache::move(source, target, length);
+            }
+            Losing& backend;
+        };
+        return std::make_unique<Copies>(num_rows, *this);
+    }
+
+    const std::int64_t failing;
+    std::int64_t num_copies = 0;
 };
 
 /// Any token, then `count` of 3, then any tokens.
@@ -218,6 +246,48 @@ TEST_CASE("a device that fails once ends the rows of that forward only") {
     schedule.add(later);
     CHECK(drained(schedule).empty());
     CHECK(later->tokens == alone(*later));
+}
+
+TEST_CASE("a row whose copy fails ends, and no other: whichever copy it is") {
+    std::int64_t failing = 1;
+    for (bool is_last = false; !is_last; ++failing) {
+        CAPTURE(failing);
+        Losing backend(failing);
+        mars::Prefixes store(1 << 20, 1);
+        auto schedule = schedule_of(backend, 5, 16);
+        std::vector<std::shared_ptr<mars::Row>> rows;
+        const auto add = [&](std::int64_t length, std::int64_t max_new_tokens) {
+            const auto index = static_cast<std::int64_t>(rows.size());
+            rows.push_back(row_of(index, fake::Tokens(static_cast<std::size_t>(length), 1 + index), config_of(0.5, max_new_tokens)));
+            rows.back()->stem = store.stem();
+            schedule.add(rows.back());
+        };
+        for (const std::int64_t length : {3, 300, 60}) add(length, 5 + length % 7);
+        std::vector<std::string> wrong;
+        for (int i = 0; i < 4; ++i) step(schedule, wrong);
+        for (const std::int64_t length : {20, 5, 40, 2}) add(length, 5 + length % 9); // in front of the one that is being read
+        while (!schedule.is_idle()) step(schedule, wrong);
+        is_last = backend.num_copies < failing; // none failed
+        CHECK(wrong.size() == (is_last ? 0 : 1));
+        for (const auto& row : rows) {
+            const bool is_lost = !wrong.empty() && wrong.front() == std::to_string(row->index) + ": no memory for a copy";
+            CHECK(row->finish_reason == (is_lost ? mars::FinishReason::cancelled : mars::FinishReason::length));
+            if (!is_lost) CHECK(row->tokens == alone(*row));
+        }
+        add(30, 5);
+        CHECK(drained(schedule).empty());
+        CHECK(rows.back()->tokens == alone(*rows.back()));
+    }
+    CHECK(failing > 10);
+}
+
+TEST_CASE("prompts may be read at once, however many pieces that are") {
+    fake::Backend backend;
+    auto schedule = schedule_of(backend, 2, std::numeric_limits<std::int64_t>::max());
+    const auto one = row_of(0, fake::Tokens(300, 2), config_of(1.0, 5)), other = row_of(1, {3}, config_of(1.0, 5));
+    for (const auto& row : {one, other}) schedule.add(row);
+    CHECK(drained(schedule).empty());
+    CHECK(one->stats.prefill_forwards == 0);
 }
 
 TEST_CASE("no memory for one prompt is that request's error") {

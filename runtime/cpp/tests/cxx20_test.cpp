@@ -3,9 +3,9 @@
 
 #include <mars/session.hpp>
 
-#include "answers.hpp"
 #include "fake.hpp"
 #include "manifest.hpp"
+#include "session/answers.hpp"
 
 TEST_CASE("settings are named in the call") {
     const mars::Session session =

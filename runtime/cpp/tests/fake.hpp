@@ -71,12 +71,6 @@ class Cache : public mars::Cache {
         std::copy_n(dynamic_cast<const Saved&>(saved).entries.begin(), length, to.begin());
     }
 
-    /// The entries are ids of 8 bytes here.
-    std::shared_ptr<const mars::Saved> bring(const mars::HostEntries& stored) override {
-        const auto* ids = reinterpret_cast<const std::int64_t*>(stored.data);
-        return std::make_shared<Saved>(Tokens(ids, ids + stored.length));
-    }
-
     void interrupt() override { is_interrupted = true; }
 
     std::vector<Tokens> entries;

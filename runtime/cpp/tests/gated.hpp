@@ -21,10 +21,10 @@
 #include <mars/errors.hpp>
 #include <mars/session.hpp>
 
-#include "answers.hpp"
 #include "config.hpp"
 #include "fake.hpp"
 #include "manifest.hpp"
+#include "session/answers.hpp"
 
 /// A model whose steps wait at a gate, and fail on demand.
 class Gated : public fake::Backend {

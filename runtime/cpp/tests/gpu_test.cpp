@@ -5,7 +5,7 @@
 
 #include <mars/session.hpp>
 
-#include "device/here.hpp"
+#include "device/trt/here.hpp"
 
 namespace {
 

@@ -8,13 +8,13 @@
 #include <mars/errors.hpp>
 #include <mars/session.hpp>
 
-#include "answers.hpp"
-#include "bundle/automaton.hpp"
 #include "conformance.hpp"
-#include "decode/guide.hpp"
 #include "decode/schedule.hpp"
 #include "manifest.hpp"
 #include "scripted.hpp"
+#include "session/answers.hpp"
+#include "structured/automaton.hpp"
+#include "structured/guide.hpp"
 
 namespace {
 
@@ -184,7 +184,7 @@ TEST_CASE("what a session cannot follow is said before it runs") {
     std::ofstream(directory.path / "grammar-0000000000000005.dfa") << "nonsense";
     CHECK(error().find("not the automaton of a grammar") != std::string::npos);
     std::filesystem::remove(directory.path / "grammar-0000000000000005.dfa");
-    CHECK(error().find("cannot be read") != std::string::npos);
+    CHECK(error().find("not readable") != std::string::npos);
 }
 
 TEST_CASE("manifests with odd grammars are refused") {

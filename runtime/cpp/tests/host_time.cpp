@@ -9,8 +9,8 @@
 
 #include <mars/session.hpp>
 
-#include "answers.hpp"
-#include "device/ort.hpp"
+#include "device/ort/backend.hpp"
+#include "session/answers.hpp"
 
 namespace {
 
@@ -18,7 +18,7 @@ constexpr int prompt_tokens = 128;
 
 void run(const char* path, int threads, std::int64_t tokens) {
     mars::Bundle bundle = mars::open_bundle(path);
-    auto backend = std::make_unique<mars::OrtBackend>(bundle, bundle.manifest.variants.front(), "cpu", threads);
+    auto backend = std::make_unique<mars::OrtBackend>(bundle, bundle.manifest.variants.front(), "cpu", mars::OrtSettings{threads});
     const mars::OrtBackend& watched = *backend;
     const mars::Session session = mars::Opened::over(std::move(bundle), std::move(backend));
     std::vector<std::int64_t> prompt;

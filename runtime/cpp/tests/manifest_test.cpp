@@ -70,6 +70,15 @@ TEST_CASE("how weights are stored, under the old name too, and what the drift wa
     for (const char* name : {"group_size", "symmetric", "embedding"}) CHECK(says(message, std::string("quantization.") + name + ": "));
 }
 
+TEST_CASE("w8a8 has weights of 7 bits") {
+    Json manifest = valid();
+    Json& variant = manifest["variants"][0];
+    variant["precision"] = "w8a8";
+    CHECK(says(refusal(manifest.dump()), "quantization.weight_bits: 7 is expected for w8a8"));
+    variant["quantization"] = {{"group_size", nullptr}, {"symmetric", true}, {"head", "int8"}, {"embedding", "int8"}, {"weight_bits", 7}};
+    CHECK(refusal(manifest.dump()).empty());
+}
+
 TEST_CASE("what is wrong in a manifest is named") {
     CHECK(says(refusal_with("/model/vocab_size", 0), "manifest.json.model.vocab_size: an integer of 1 to 16777216 is expected, not 0"));
     CHECK(says(refusal_with("/model/vocab_size", 20.0), "vocab_size: an integer"));
@@ -110,8 +119,7 @@ TEST_CASE("lists and objects have a most, and names are given once") {
         for (std::size_t i = 0; i < num; ++i) list.push_back(each);
         return refusal_with(path, list);
     };
-    const std::pair<const char*, std::size_t> mosts[] = {
-        {"variants", 64}, {"files", 1000}, {"profiles", 10000}, {"prefixes", 256}, {"grammars", 256}};
+    const std::pair<const char*, std::size_t> mosts[] = {{"variants", 64}, {"files", 1000}, {"profiles", 10000}, {"grammars", 256}};
     for (const auto& [name, most] : mosts) {
         const std::string words =
             "manifest.json." + std::string(name) + ": at most " + std::to_string(most) + " entries are expected, not ";

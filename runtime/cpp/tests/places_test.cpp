@@ -10,10 +10,10 @@
 #include <mars/batcher.hpp>
 #include <mars/errors.hpp>
 
+#include "batcher/places.hpp"
 #include "config.hpp"
 #include "conformance.hpp"
 #include "gated.hpp"
-#include "places.hpp"
 
 namespace {
 

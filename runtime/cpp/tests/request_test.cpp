@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +16,7 @@
 
 #include "config.hpp"
 #include "gated.hpp"
+#include "short_memory.hpp"
 
 TEST_CASE("cancelling frees the row before the next step, and nobody is told what came too late") {
     Opened opened;
@@ -52,6 +54,35 @@ TEST_CASE("leaving a request ends it") {
     mars::Request last = batcher.submit(fake::Tokens{5}, config_of({}, 4));
     CHECK(last.result(30.0).token_ids.size() == 4);
     CHECK(batcher.counts().cancelled == 2);
+}
+
+TEST_CASE("leaving a request needs no memory") {
+    Opened opened;
+    mars::Batcher batcher(opened.session, limits_of(2));
+    std::optional<mars::Request> one = batcher.submit(fake::Tokens{1, 2}, endless);
+    std::optional<mars::Request> other =
+        batcher.submit(fake::Tokens{3}, endless, {0.0, std::nullopt, [](const mars::Event&) { return false; }});
+    one->next();
+    {
+        const ShortMemory memory(0);
+        one.reset();
+        other.reset();
+        CHECK_FALSE(memory.has_failed());
+    }
+    CHECK(batcher.counts().cancelled == 2);
+    CHECK(batcher.submit(fake::Tokens{5}, config_of({}, 4)).result(30.0).token_ids.size() == 4);
+}
+
+TEST_CASE("seconds that are no number are refused") {
+    Opened opened;
+    mars::Batcher batcher(opened.session, limits_of(1));
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    CHECK(message_of([&] { batcher.submit(fake::Tokens{1}, config_of({}, 4), {nan}); }) == "wait must be a number of seconds, not nan");
+    mars::Request request = batcher.submit(fake::Tokens{1}, config_of({}, 4));
+    CHECK(message_of([&] { request.result(nan); }) == "timeout must be a number of seconds, not nan");
+    CHECK(message_of([&] { batcher.close(nan); }) == "drain must be a number of seconds, not nan");
+    CHECK(message_of([&] { batcher.close(0.0, nan); }) == "timeout must be a number of seconds, not nan");
+    CHECK(request.result(30.0).token_ids.size() == 4);
 }
 
 TEST_CASE("a cancelled step ends in the middle, where nobody else is in it") {

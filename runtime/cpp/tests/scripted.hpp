@@ -8,12 +8,12 @@
 
 #include <mars/config.hpp>
 
-#include "bundle/automaton.hpp"
 #include "conformance.hpp"
 #include "fake.hpp"
-#include "grammar.hpp"
+#include "structured/automaton.hpp"
+#include "structured/grammar.hpp"
+#include "structured/vocabulary.hpp"
 #include "text/tokenizer.hpp"
-#include "vocabulary.hpp"
 
 namespace scripted {
 

@@ -4,11 +4,11 @@
 
 #include <mars/session.hpp>
 
-#include "answers.hpp"
 #include "conformance.hpp"
-#include "device/ort.hpp"
+#include "device/ort/backend.hpp"
 #include "fake.hpp"
 #include "manifest.hpp"
+#include "session/answers.hpp"
 
 namespace {
 
@@ -206,14 +206,14 @@ TEST_CASE("a device that is not there is an error that names those that are") {
     const mars::Bundle bundle{"nowhere", mars::parse_manifest(valid().dump())};
     const mars::Variant& variant = bundle.manifest.variants.front();
     try {
-        mars::OrtBackend(bundle, variant, "abacus", std::nullopt);
+        mars::OrtBackend(bundle, variant, "abacus");
         FAIL("opened");
     } catch (const mars::SessionError& error) {
         CHECK(std::string(error.what()).find("has no device `abacus` (it has: ") != std::string::npos);
         CHECK(std::string(error.what()).find("CPUExecutionProvider") != std::string::npos);
     }
-    CHECK_THROWS_AS(mars::OrtBackend(bundle, variant, "cpu", 0), mars::SessionError);
-    CHECK_THROWS_AS(mars::OrtBackend(bundle, variant, "cpu", 1), mars::SessionError); // there is no such file
+    CHECK_THROWS_AS(mars::OrtBackend(bundle, variant, "cpu", mars::OrtSettings{0}), mars::SessionError);
+    CHECK_THROWS_AS(mars::OrtBackend(bundle, variant, "cpu", mars::OrtSettings{1}), mars::SessionError); // there is no such file
     CHECK(mars::OrtBackend::version().rfind("1.", 0) == 0);
 }
 

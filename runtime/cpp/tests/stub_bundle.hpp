@@ -15,7 +15,7 @@
 #include "decode/blocks.hpp"
 #include "decode/prefix.hpp"
 #include "decode/schedule.hpp"
-#include "device/trt.hpp"
+#include "device/trt/backend.hpp"
 #include "engine_manifest.hpp"
 #include "fake.hpp"
 #include "trt_stub/stub.hpp"

@@ -1,6 +1,6 @@
 // Answers questions about text, one JSON object a line on standard input, one line each on standard output.
 // In tests/runtime/cpp, test_cpp_tokenizer.py, test_cpp_tokenizer_json.py, test_cpp_text_stream.py and
-// test_cpp_turns.py compare its answers with Hugging Face `tokenizers`, jinja2 and runtime/text.py.
+// test_cpp_turns.py compare its answers with Hugging Face `tokenizers`, jinja2 and runtime/text/tokenizer.py.
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -47,12 +47,14 @@ Json stream(const mars::Text& text, const Json& asked) {
 Json render(const Json& asked) {
     std::vector<mars::Message> messages;
     for (const Json& message : asked.at("messages")) messages.push_back({message.at("role"), message.at("content")});
-    return mars::ChatTurns::from_json(asked.at("chat").dump()).render(messages);
+    return mars::ChatTurns::from_json(asked.at("chat").dump()).render(messages).text;
 }
 
 Json answer(const mars::Text& text, const Json& asked) {
     const auto op = asked.at("op").get<std::string>();
-    if (op == "encode") return text.tokenizer().encode(asked.at("text").get<std::string>(), asked.value("special", true));
+    if (op == "encode")
+        return text.tokenizer().encode(asked.at("text").get<std::string>(), asked.value("special", true),
+                                       asked.value("plain", mars::Spans()));
     if (op == "decode") {
         const auto ids = asked.at("ids").get<std::vector<std::int64_t>>();
         return text.tokenizer().decode(ids.data(), ids.size(), asked.value("skip", true));

@@ -11,7 +11,7 @@
 #include "small_tokenizer.hpp"
 #include "text/metaspace.hpp"
 #include "text/text.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace {
 
@@ -104,6 +104,19 @@ TEST_CASE("characters that fall back to bytes, and marks for spaces") {
     CHECK(shown + stream.finish() == "| a|||\u65e5||\uFFFD a|");
 }
 
+TEST_CASE("stop strings are few and short") {
+    const mars::Text text = text_of(no_split);
+    const std::string longest = [] {
+        std::string made;
+        for (int i = 0; i < 256; ++i) made += "\u00e9";
+        return made;
+    }();
+    CHECK_NOTHROW(mars::TextStream(text, std::vector<std::string>(16, longest)));
+    for (const auto& stop : {std::vector<std::string>(17, "x"), std::vector<std::string>{longest + "x"}})
+        CHECK_THROWS_WITH_AS(mars::TextStream(text, stop), doctest::Contains("at most 16 stop strings of at most 256 characters"),
+                             mars::SessionError);
+}
+
 TEST_CASE("JSON that is nested by the hundred thousand is refused wherever it stands") {
     const std::string deep = std::string(400000, '[') + std::string(400000, ']');
     const auto tokenizer = [](const std::string& text) { return [text] { mars::Tokenizer::from_json(text); }; };
@@ -121,12 +134,12 @@ TEST_CASE("JSON that is nested by the hundred thousand is refused wherever it st
     const std::string quoted = R"({"between": {"start": {"user": ")" + std::string(1000, '[') +
                                R"(\"[{\\"}}, "after": {"user": ""},)"
                                R"( "trimmed": [], "reserved": []})"; // brackets of a text are no nesting
-    CHECK(mars::ChatTurns::from_json(quoted).render({{"user", ""}}) == std::string(1000, '[') + "\"[{\\");
+    CHECK(mars::ChatTurns::from_json(quoted).render({{"user", ""}}).text == std::string(1000, '[') + "\"[{\\");
 }
 
 TEST_CASE("chat turns render what they know and refuse the rest") {
     const auto turns = mars::ChatTurns::from_json(chat);
-    CHECK(turns.render({{"system", " be kind "}, {"user", "\u2028 hi\n"}}) == "<s> be kind |hi!");
+    CHECK(turns.render({{"system", " be kind "}, {"user", "\u2028 hi\n"}}).text == "<s> be kind |hi!");
     CHECK_THROWS_WITH_AS(turns.render({{"user", "a"}, {"user", "b"}}), doctest::Contains("no place for role `user` after `user`"),
                          mars::SessionError);
     CHECK_THROWS_WITH_AS(turns.render({{"user", "a"}, {"assistant", "b"}}), doctest::Contains("cannot end in role `assistant`"),

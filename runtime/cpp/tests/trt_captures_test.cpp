@@ -1,9 +1,11 @@
 // Steps that the TensorRT backend captures: whose they are, when the oldest goes, and what is not captured.
+#include <algorithm>
+
 #include <doctest/doctest.h>
 
 #include "stub_bundle.hpp"
 
-TEST_CASE("a captured step belongs to its rows and memory, and the oldest is forgotten") {
+TEST_CASE("a captured step belongs to its rows and memory, and goes when its context is bound to others") {
     EngineShape shape;
     shape.block = 40;
     shape.capacity = 128;
@@ -22,8 +24,27 @@ TEST_CASE("a captured step belongs to its rows and memory, and the oldest is for
             window.kv_length = {128 - slots};
             backend.step(*one, 0, window, false, output);
         }
-    CHECK(backend.num_graphs() <= 64);
+    CHECK(backend.num_graphs() <= 32);
     CHECK(stub::state().forgotten >= 4);
+}
+
+TEST_CASE("contexts take a bounded part of the memory that is free") {
+    EngineShape shape;
+    shape.block = 40;
+    shape.capacity = 128;
+    const Made made(shape);
+    stub::state().context_bytes = std::size_t{200} << 20;
+    mars::TrtBackend backend = made.open();
+    const auto cache = backend.new_cache(1);
+    mars::StepOutput output;
+    for (std::int64_t slots = 1; slots <= 65; ++slots) {
+        mars::StepInput window = input(1, slots);
+        window.kv_length = {128 - slots};
+        backend.step(*cache, 0, window, false, output);
+    }
+    const auto& contexts = stub::state().contexts;
+    CHECK(std::count_if(contexts.begin(), contexts.end(), [](const stub::Bound* context) { return context != nullptr; }) ==
+          5); // an eighth of 8 GiB
 }
 
 TEST_CASE("a call that failed leaves no error for TensorRT to find") {

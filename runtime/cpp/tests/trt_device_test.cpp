@@ -6,10 +6,11 @@
 
 #include <mars/errors.hpp>
 
-#include "device/here.hpp"
 #include "device/lost.hpp"
 #include "device/name.hpp"
+#include "device/trt/here.hpp"
 #include "device/variants.hpp"
+#include "machine.hpp"
 #include "stub_bundle.hpp"
 
 extern "C" const mars::EnginePlugin* mars_engine_plugin();
@@ -66,7 +67,7 @@ TEST_CASE("a GPU is named by its number, and everything is its own") {
     CHECK(refused([&] { chosen("cuda"); }).find("this GPU is a Stub GPU (sm75)") != std::string::npos);
     CHECK(refused([&] { chosen("cuda:2"); }).find("no GPU 2 is visible: the last of 2 is 1") != std::string::npos);
     {
-        const auto backend = mars_engine_plugin()->open(made.bundle, made.bundle.manifest.variants.front(), 1);
+        const auto backend = mars_engine_plugin()->open(made.bundle, made.bundle.manifest.variants.front(), {1});
         fake::Backend reference(fake::hashed, backend->max_capacity(), backend->max_slots());
         for (int i = 0; i < 3; ++i) CHECK(answers(*backend, prompts, false) == answers(reference, prompts, false));
         CHECK(state.launches > 0);
@@ -76,6 +77,42 @@ TEST_CASE("a GPU is named by its number, and everything is its own") {
     CHECK(state.locked.empty());
     CHECK(state.streams == 0);
     CHECK(refused([&] { made.open(); }).find("cudaErrorInvalidResourceHandle") != std::string::npos);
+}
+
+TEST_CASE("an engine runs on the caller's stream, or on one of the priority that was asked for") {
+    const Made made;
+    const mars::Variant& variant = made.bundle.manifest.variants.front();
+    fake::Backend reference(fake::hashed, 64, std::nullopt);
+    mars::EngineOptions options;
+    options.priority = -1;
+    {
+        CHECK(answers(*std::make_unique<mars::TrtBackend>(made.bundle, variant, options), {prompts[0]}, false).size() == 1);
+    }
+    CHECK(stub::state().priority == -1);
+    CHECK(stub::state().streams == 0);
+    cudaStream_t stream = nullptr;
+    REQUIRE(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0) == cudaSuccess);
+    options.stream = stream;
+    {
+        mars::TrtBackend backend(made.bundle, variant, options);
+        for (int i = 0; i < 3; ++i) CHECK(answers(backend, prompts, false) == answers(reference, prompts, false));
+        CHECK(stub::state().streams == 1);
+        CHECK(stub::state().launches > 0);
+    }
+    CHECK(stub::state().streams == 1); // it is still the caller's
+    cudaStreamDestroy(stream);
+}
+
+TEST_CASE("a GPU that shares the system's memory is not asked for more than is available") {
+    const Made made;
+    stub::state().is_integrated = true;
+    const mars::Device device(0);
+    CHECK(device.free_memory() == mars::available_memory());
+    CHECK(refused([&] { device.require(std::size_t{1} << 50); }).find("the GPU shares the system's memory: 1125899906 MB are needed") == 0);
+    device.require(std::size_t{1} << 20);
+    stub::state().is_integrated = false;
+    mars::Device(0).require(std::size_t{1} << 50); // CUDA says no itself
+    CHECK(*mars::Device(0).free_memory() == std::int64_t{8} << 30);
 }
 
 TEST_CASE("an error that stays is told, and the end is quiet") {

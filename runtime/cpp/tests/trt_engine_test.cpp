@@ -21,6 +21,16 @@ TEST_CASE("a file that is no engine is refused with both sides named") {
     CHECK(stub::state().memory.empty());
 }
 
+TEST_CASE("TensorRT's log goes to whoever asked for it") {
+    const Made made({}, "garbage");
+    std::vector<std::string> said;
+    const auto hear = [&](mars::LogLevel level, std::string_view line) {
+        said.push_back(std::to_string(static_cast<int>(level)) + std::string(line));
+    };
+    refused([&] { mars::TrtBackend(made.bundle, made.bundle.manifest.variants.front(), {0, nullptr, 0, hear}); });
+    CHECK(said == std::vector<std::string>{"2a warning nobody asked for", "3the magic tag does not match"});
+}
+
 TEST_CASE("an engine of another model is refused, each time") {
     for (const std::int64_t slots : {2, 9}) { // decode, prefill
         const Made made;

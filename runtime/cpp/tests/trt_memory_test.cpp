@@ -8,6 +8,7 @@
 
 #include "decode/batch.hpp"
 #include "decode/prefix.hpp"
+#include "short_memory.hpp"
 #include "stub_bundle.hpp"
 
 TEST_CASE("memory is allocated once, and goes with the backend") {
@@ -62,6 +63,23 @@ TEST_CASE("memory that is used again holds no old entries") {
     backend.step(*cache, 0, input(1, 1), false, output); // clears are on the stream
     const float* entries = reinterpret_cast<const float*>(addresses[0]);
     CHECK(std::count(entries, entries + 2 * 64 * 4, 0.0F) == 2 * 64 * 4 - 2 * 4);
+}
+
+TEST_CASE("memory is given back without more of it, and stays there where it cannot be cleared") {
+    const Made made;
+    mars::TrtBackend backend = made.open();
+    auto cache = backend.new_cache(2);
+    cache->reserve(1);
+    {
+        const ShortMemory memory(0);
+        cache.reset();
+    }
+    const std::size_t before = stub::state().allocations.size();
+    stub::state().is_broken = true;
+    CHECK_THROWS_AS(backend.new_cache(2)->reserve(1), mars::DeviceError);
+    stub::state().is_broken = false;
+    backend.new_cache(2)->reserve(1);
+    CHECK(stub::state().allocations.size() == before);
 }
 
 TEST_CASE("idle memory makes room, and no step stays bound to it") {
@@ -216,20 +234,6 @@ TEST_CASE("saved entries stay on the device, serve other rows, and go with the s
             CHECK(stats.hit_tokens == 5 * ((static_cast<std::int64_t>(history.size())) / piece * piece));
             CHECK(stats.failed == 0);
             CHECK(stub::state().memory.size() == before + static_cast<std::size_t>(stats.entries));
-
-            // Entries of a bundle are brought to the device once; those of the fake engine are floats.
-            const auto cache = backend.new_cache(1);
-            const std::int64_t length = 4;
-            const std::vector<float> floats(static_cast<std::size_t>(length * cache->entry_bytes()) / sizeof(float), 3.0F);
-            const auto* data = reinterpret_cast<const unsigned char*>(floats.data());
-            const auto there = cache->bring({nullptr, data, length});
-            cache->load(0, *there, length);
-            mars::StepOutput output;
-            mars::StepInput next = input(1, 3);
-            next.kv_length = {length};
-            backend.step(*cache, 0, next, false, output); // what was put on the stream is done then
-            for (std::size_t tensor = 0; tensor < memory(*cache).addresses.size(); ++tensor)
-                CHECK(kv(dynamic_cast<mars::TrtCache&>(*cache), tensor)[0] == 3.0F);
         }
         CHECK(stub::state().memory.size() == before);
     }

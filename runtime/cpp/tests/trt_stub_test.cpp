@@ -8,8 +8,8 @@
 
 #include <doctest/doctest.h>
 
-#include "device/cuda.hpp"
-#include "device/trt_engine.hpp"
+#include "device/trt/cuda.hpp"
+#include "device/trt/engine.hpp"
 #include "stub_bundle.hpp"
 
 TEST_CASE("the stub refuses what TensorRT and CUDA refuse") {

@@ -9,10 +9,12 @@ from typing import Any, Literal, get_args
 
 from ...decode.schedule import Limits
 from ...errors import SessionError
+from ...rules import is_integer, number
 from ..logs import LEVELS
 from ..options import ServeOptions
 
 SPARE = 2  # requests beyond its rows that a replica is given, so that no row waits for the next one to come
+AMOUNT = number("a number of 0 or more")
 Routing = Literal["prefix", "even"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
@@ -32,9 +34,9 @@ class Share:
     device: str = "cpu"
     variant: str | None = None
     accuracy_level: int | None = None
-    draft: str | None = None
     cache_bytes: int | None = None
     safe: bool = False
+    parse_special: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,9 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
     if own.get("routing", "prefix") not in ROUTINGS:
         wrong.append(f"routing must be one of {', '.join(ROUTINGS)}, not {own['routing']!r}")
     for name, least in (("fronts", 1), ("bound", 0)):
-        if not _is_count(own.get(name, least), least):
+        if not is_integer(own.get(name, least), least):
             wrong.append(f"{name} must be an integer of {least} or more, not {own[name]!r}")
-    if not _is_amount(own.get("front_cpus", 0.0)):
+    if not AMOUNT.holds(own.get("front_cpus", 0.0)):
         wrong.append(f"front_cpus must be a number of 0 or more, not {own['front_cpus']!r}")
     if own.get("log_level", "info") not in LEVELS:
         wrong.append(f"log_level must be one of {', '.join(LEVELS)}, not {own['log_level']!r}")
@@ -136,9 +138,9 @@ def _share(name: str, given: Any, common: Mapping[str, Any], wrong: list[str]) -
     replicas = read_replicas(asked)
     if replicas is None:
         wrong.append(f"bundles.{name}: replicas must be N or MIN:MAX, 1 or more, not {asked!r}")
-    if not _is_count(values.get("threads", 1), 1):
+    if not is_integer(values.get("threads", 1), 1):
         wrong.append(f"bundles.{name}: threads must be an integer of 1 or more, not {values['threads']!r}")
-    if not _is_amount(values.get("gpus", 0.0)):
+    if not AMOUNT.holds(values.get("gpus", 0.0)):
         wrong.append(f"bundles.{name}: gpus must be a number of 0 or more, not {values['gpus']!r}")
     if len(wrong) > before or replicas is None:
         return None
@@ -156,11 +158,3 @@ def read_replicas(value: Any) -> tuple[int, int] | None:
         return None
     first, last = map(int, numbers)
     return (first, last) if 1 <= first <= last else None
-
-
-def _is_amount(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -17,12 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from .. import page
-from ..bodies import Bodies
+from ..ask.bodies import Bodies
+from ..ask.request import read_ask
 from ..door import Door
 from ..keys import Keys
 from ..options import ServeOptions
 from ..refusals import Refused, encoded
-from ..wire import read_ask
 from .affinity import keys_of
 from .call import Call, Headers, Part, Whole
 from .counts import Counts

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from starlette.types import Receive, Scope, Send
 
+from ..answer.stream import HEADERS, PING
 from ..refusals import Refused, busy, encoded
-from ..stream import HEADERS, PING
 from .call import Begun, Headers, Lost, Part, Start
 
 ATTEMPTS = 3  # a request that kills its replica is not sent on for ever

@@ -10,7 +10,7 @@ from pathlib import Path
 from ray import serve
 
 from ...errors import SessionError
-from ...session import Session
+from ...session.session import Session
 from ..keys import read_keys
 from ..logs import listen
 from ..options import ServeOptions
@@ -28,8 +28,9 @@ class Replica:
         self.id = serve.get_replica_context().replica_id.unique_id
         session = Session.open(
             share.path, share.device, threads=share.threads, variant=share.variant,
-            accuracy_level=share.accuracy_level, draft=share.draft, cache_bytes=share.cache_bytes,
+            accuracy_level=share.accuracy_level, cache_bytes=share.cache_bytes,
             safe=share.safe,
+            parse_special=share.parse_special,
         )  # fmt: skip
         self._door = app({share.name: session}, with_keys(fleet, is_front=False))
         self._models = self._door.service.models

@@ -9,7 +9,7 @@ from support.batchers import SOON
 from support.fixtures import Sessions
 from support.stalling import Stalling, behind_a_gate
 
-from mars_export.runtime import Batcher, Limits, Session
+from mars_export import Batcher, Limits, Session
 
 
 @pytest.fixture

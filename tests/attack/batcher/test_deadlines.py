@@ -10,8 +10,8 @@ from support.automata import Automaton
 from support.batchers import LONG, SHORT, SOON
 from support.stalling import behind_a_gate, paced
 
-from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, SessionError
-from mars_export.runtime.decode.guide import Guide
+from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
+from mars_export.runtime.structured.guide import Guide
 
 
 def test_deadlines_in_the_queue_and_while_running(session: Session) -> None:

@@ -16,11 +16,11 @@ from support.batchers import LONG, SHORT, SOON, goes_on
 from support.paths import BUNDLE
 from support.stalling import Stalling
 
-from mars_export.runtime import Batcher, Limits, Session, SessionError
+from mars_export import Batcher, Limits, Session, SessionError
 
 ENDS = """
 import sys, threading
-from mars_export.runtime import Batcher, GenerationConfig, Session
+from mars_export import Batcher, GenerationConfig, Session
 session = Session.open(sys.argv[1], threads=1)
 batcher = Batcher(session)
 requests = [batcher.submit([i + 1] * 40, GenerationConfig(tau=1.0, max_new_tokens=400, eos_ids=()))

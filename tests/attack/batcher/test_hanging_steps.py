@@ -8,7 +8,7 @@ import time
 from support.batchers import LONG, SOON
 from support.stalling import Stalling, behind_a_gate
 
-from mars_export.runtime import Batcher, Event, Session
+from mars_export import Batcher, Event, Session
 
 
 def test_a_hanging_step_blocks_nobody_but_its_rows(stalled: tuple[Batcher, Stalling]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.batchers import SHORT, SOON, goes_on
 
-from mars_export.runtime import Batcher, GenerationConfig, Limits, Session, SessionError
+from mars_export import Batcher, GenerationConfig, Limits, Session, SessionError
 
 
 def test_what_one_request_may_ask_for(session: Session) -> None:

@@ -13,9 +13,9 @@ import pytest
 from attack import load
 from support.paths import BUNDLE
 
-from mars_export.runtime import GenerationConfig, Request, Session
+from mars_export import GenerationConfig, Request, Session
+from mars_export.runtime.batcher.places import Places
 from mars_export.runtime.decode.backend import StepOutput
-from mars_export.runtime.places import Places
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

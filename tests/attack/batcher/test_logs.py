@@ -11,7 +11,7 @@ import pytest
 from support.batchers import LONG, SHORT, SOON
 from support.paths import BUNDLE
 
-from mars_export.runtime import Batcher, Limits, Session, SessionError
+from mars_export import Batcher, Limits, Session, SessionError
 
 
 def test_counts_and_logs(session: Session, caplog: pytest.LogCaptureFixture) -> None:
@@ -49,7 +49,7 @@ def test_counts_and_logs(session: Session, caplog: pytest.LogCaptureFixture) -> 
 
 def test_nothing_is_logged_unasked() -> None:
     code = (
-        "import sys; from mars_export.runtime import Batcher, Session\n"
+        "import sys; from mars_export import Batcher, Session\n"
         "with Batcher(Session.open(sys.argv[1], threads=1)) as b: b.submit([1])"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

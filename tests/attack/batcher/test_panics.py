@@ -10,7 +10,7 @@ import pytest
 from support.batchers import LONG, SHORT, SOON, goes_on
 from support.stalling import behind_a_gate
 
-from mars_export.runtime import Batcher, Counts, GenerationConfig, Limits, Session, SessionError
+from mars_export import Batcher, Counts, GenerationConfig, Limits, Session, SessionError
 from mars_export.runtime.decode.policy import Policy
 
 
@@ -66,7 +66,7 @@ def test_a_draft_that_panics_ends_its_row(batcher: Batcher) -> None:
 def test_costs_that_cannot_be_measured_are_said_where_the_batcher_is_made(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mars_export.runtime.session.measure", panic)
+    monkeypatch.setattr("mars_export.runtime.session.session.measure", panic)
     threads = threading.active_count()
     with pytest.raises(Panic):
         Batcher(Session(session.bundle, session.variant, session.backend))

@@ -10,7 +10,7 @@ import pytest
 from support.batchers import LONG, SHORT, SOON
 from support.stalling import Stalling, behind_a_gate
 
-from mars_export.runtime import Batcher, Counts, Limits, Overloaded, Session, SessionError
+from mars_export import Batcher, Counts, Limits, Overloaded, Session, SessionError
 
 
 def test_coroutines_wait_for_room_and_may_be_cancelled_there(stalled: tuple[Batcher, Stalling]) -> None:

@@ -12,7 +12,7 @@ from support.fake import MASK, FakeBackend
 from support.stalling import Stalling
 from support.unsure import predict
 
-from mars_export.runtime import Batcher, Counts, Limits, Overloaded, Session, SessionError
+from mars_export import Batcher, Counts, Limits, Overloaded, Session, SessionError
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Schedule, decode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.batchers import LONG, SHORT, goes_on
 
-from mars_export.runtime import Batcher, SessionError
+from mars_export import Batcher, SessionError
 
 
 def test_settings_that_cannot_be(batcher: Batcher) -> None:

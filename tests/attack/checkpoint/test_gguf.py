@@ -1,11 +1,8 @@
-"""GGUF files made to hurt: headers that never end, fields of other types, and any bytes at random."""
+"""GGUF files whose fields have other types."""
 
 from __future__ import annotations
 
-import random
-import struct
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +10,10 @@ import gguf
 import numpy as np
 import pytest
 from support import tiny
-from support.hostile import ATTACKS, bounded
+from support.hostile import bounded
 
 from mars_export.exporter.checkpoint.gguf import convert
 from mars_export.runtime.errors import CheckpointError
-
-
-def field(name: str, kind: int, value: bytes) -> bytes:
-    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
-
-
-def gguf_file(
-    path: Path, *fields: bytes, tensors: bytes = b"", num_tensors: int = 0, num_fields: int = -1
-) -> Path:
-    count = len(fields) if num_fields < 0 else num_fields
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, num_tensors, count) + b"".join(fields) + tensors)
-    return path
-
-
-HUGE = 2**63
-GGUFS: dict[str, tuple[tuple[bytes, ...], dict[str, Any]]] = {
-    "array of arrays": ((field("a", 9, struct.pack("<IQ", 9, HUGE)),), {}),
-    "deep arrays": ((field("a", 9, struct.pack("<IQ", 9, 1) * 100_000),), {}),
-    "long array": ((field("a", 9, struct.pack("<IQ", 0, HUGE)),), {}),
-    "long array of texts": ((field("a", 9, struct.pack("<IQ", 8, HUGE)),), {}),
-    "long text": ((field("a", 8, struct.pack("<Q", HUGE)),), {}),
-    "unknown type": ((field("a", 77, b"1234"),), {}),
-    "many fields": ((), {"num_fields": HUGE}),
-    "many tensors": ((), {"num_tensors": HUGE}),
-    "tensor of rank 2**31": ((), {"num_tensors": 1, "tensors": struct.pack("<QcI", 1, b"a", 2**31)}),
-    "tensor of 2**120 numbers": (
-        (), {"num_tensors": 1, "tensors": struct.pack("<QcIQQIQ", 1, b"a", 2, 2**60, 2**60, 0, 0)},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", GGUFS)
-def test_gguf_headers_that_never_end(case: str, tmp_path: Path) -> None:
-    fields, settings = GGUFS[case]
-    path = gguf_file(tmp_path / "model.gguf", *fields, **settings)
-    with bounded(), pytest.raises(CheckpointError, match="not a readable GGUF file"):
-        convert(path, tmp_path / "model")
 
 
 def written(path: Path, change: Callable[[gguf.GGUFWriter], None]) -> Path:
@@ -124,15 +84,3 @@ def test_gguf_fields_of_other_types(change: Callable[[gguf.GGUFWriter], None], t
     path = written(tmp_path / "model.gguf", change)
     with bounded(), pytest.raises(CheckpointError, match=r"model.gguf: "):
         convert(path, tmp_path / "model")
-
-
-def test_gguf_files_at_random(tmp_path: Path) -> None:
-    source, draw = written(tmp_path / "model.gguf", lambda writer: None), random.Random(2)
-    original = source.read_bytes()
-    for _ in range(ATTACKS):
-        data = bytearray(original)
-        for _ in range(draw.randint(1, 4)):
-            data[draw.randrange(len(data))] = draw.choice((0, 8, 9, 255, draw.randrange(256)))
-        source.write_bytes(data)
-        with bounded(), suppress(CheckpointError):
-            convert(source, tmp_path / "model")

@@ -11,10 +11,10 @@ from support.fake import FakeBackend
 from support.fake_session import fake_session, predict
 from support.laps import task
 
+from mars_export import Commit, SessionError, Stats
 from mars_export.calibration.bench.laps import Lap, Timeline, serve
 from mars_export.calibration.bench.settings import Setting
 from mars_export.calibration.journal import restore
-from mars_export.runtime import Commit, SessionError, Stats
 from mars_export.runtime.decode.backend import StepOutput
 
 

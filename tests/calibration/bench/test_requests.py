@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.bench import OPTIONS, WORDS, rows, shell
 
+from mars_export import BundleError, CalibrationError, MarsError
 from mars_export.calibration.bench.bench import BenchRequest, bench, estimate
-from mars_export.runtime import BundleError, CalibrationError, MarsError
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 

@@ -11,8 +11,8 @@ import pytest
 from support.bench import OPTIONS, WORDS, shell
 from support.tiny import Named
 
+from mars_export import CalibrationError
 from mars_export.calibration.bench.bench import BenchRequest, bench
-from mars_export.runtime import CalibrationError
 
 
 def states(folder: Path) -> list[list[str]]:

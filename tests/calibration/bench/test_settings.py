@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mars_export import CalibrationError, Commit, MarsError
 from mars_export.calibration.bench.settings import BenchOptions, Setting
-from mars_export.runtime import CalibrationError, Commit, MarsError
 
 
 def test_one_token_mode_comes_first_and_nothing_twice() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.fake_session import BLOCK, Blind, fake_session, predict
 
+from mars_export import CalibrationError
 from mars_export.calibration.bench.steps import CostCurve, StepTimer, curves, shape_key
 from mars_export.calibration.rounds import Rounds
-from mars_export.runtime import CalibrationError
 
 
 def curve(relative: Sequence[float], slots: Sequence[int] = (1, 4, 8, 15)) -> CostCurve:

@@ -12,10 +12,10 @@ import pytest
 from support.calibrations import OPTIONS, WORDS, by_order, rows
 from support.missing import need
 
+from mars_export import Session
 from mars_export.calibration.tau import bounds, race
 from mars_export.calibration.tau.options import CalibrationOptions
 from mars_export.calibration.tau.run import Request, run
-from mars_export.runtime import Session
 from mars_export.runtime.bundle.open import open_bundle
 
 need("matplotlib", "calibrate")

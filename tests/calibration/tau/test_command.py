@@ -13,9 +13,9 @@ from support.calibrations import WORDS, rows
 from support.missing import need
 from typer.testing import CliRunner
 
+from mars_export import CalibrationError, MarsError
 from mars_export.calibration.tau.run import Request
 from mars_export.cli import app
-from mars_export.runtime import CalibrationError, MarsError
 from mars_export.runtime.bundle.open import open_bundle
 
 need("matplotlib", "calibrate")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.missing import need
 
+from mars_export import CalibrationError
 from mars_export.calibration.tau.options import CalibrationOptions
-from mars_export.runtime import CalibrationError
 
 need("matplotlib", "calibrate")
 

@@ -10,8 +10,8 @@ import pytest
 from support.calibrations import WORDS, rows
 from support.missing import need
 
+from mars_export import CalibrationError
 from mars_export.calibration.tau.run import Request, run
-from mars_export.runtime import CalibrationError
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 need("matplotlib", "calibrate")
@@ -20,9 +20,10 @@ need("matplotlib", "calibrate")
 def test_prompts_that_do_not_fit_are_counted_and_reported(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
-    (tmp_path / "words.jsonl").write_text(rows() + rows().splitlines()[0].replace("hello", "a " * 600) + "\n")
+    long = [rows().splitlines()[0].replace("hello", "a " * n) for n in (600, 40_000)]
+    (tmp_path / "words.jsonl").write_text(rows() + "\n".join(long) + "\n")
     made = run(request_for())
-    assert made.calibration.too_long == (len(WORDS) + 1,)
+    assert made.calibration.too_long == (len(WORDS) + 1, len(WORDS) + 2)
     assert any(
         "left out, their prompts are longer than the context: 17" in note for note in made.calibration.notes
     )

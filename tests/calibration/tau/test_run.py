@@ -12,9 +12,9 @@ from support.calibrations import OPTIONS, WORDS
 from support.missing import need
 from support.tiny import Named
 
+from mars_export import CalibrationError
 from mars_export.calibration.tau import bounds
 from mars_export.calibration.tau.run import Request, estimate, run
-from mars_export.runtime import CalibrationError
 
 need("matplotlib", "calibrate")
 

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from support.fixtures import Named
 
-from mars_export.runtime import BundleError, Session, SessionError
+from mars_export import BundleError, Session, SessionError
 from mars_export.runtime.bundle import files
 from mars_export.runtime.bundle.manifest import parse_manifest
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
@@ -39,16 +39,7 @@ def test_places_that_are_no_bundle(tmp_path: Path) -> None:
         open_bundle(tmp_path)
 
 
-def test_a_link_out_of_the_bundle_is_refused(directory: Path, tmp_path: Path) -> None:
-    (directory / "weights.bin").rename(tmp_path / "weights.bin")
-    (directory / "weights.bin").symlink_to(tmp_path / "weights.bin")
-    with pytest.raises(BundleError, match=r"weights.bin: a link that leads out of the bundle"):
-        open_bundle(directory)
-
-
-def test_a_linked_bundle_and_a_link_inside_are_fine(directory: Path, tmp_path: Path) -> None:
-    (directory / "weights.bin").rename(directory / "real.bin")
-    (directory / "weights.bin").symlink_to("real.bin")
+def test_a_linked_bundle_is_fine(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(directory)
     open_bundle(tmp_path / "elsewhere")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.fixtures import Named
 
-from mars_export.runtime import BundleError, Session
+from mars_export import BundleError, Session
 
 FILES = ("model.onnx", "tokenizer.json", "weights.bin")
 

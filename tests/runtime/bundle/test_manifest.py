@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.manifests import ENGINE, GOOD, changed
 
-from mars_export.runtime import BundleError
+from mars_export import BundleError
 from mars_export.runtime.bundle.files import FileEntry, is_safe_name
 from mars_export.runtime.bundle.manifest import FORMAT_VERSION, QuantizerInfo, parse_manifest
 
@@ -97,7 +97,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ),
     (
         "variants.0.quantization",
-        {"block_size": "32", "symmetric": True, "head": "int8", "embedding": "int8"},
+        {"group_size": "32", "symmetric": True, "head": "int8", "embedding": "int8"},
         "group_size: an integer of 1 to",
     ),
     *[
@@ -156,10 +156,6 @@ WRONG: list[tuple[str, Any, str]] = [
         ["token_ids", "confidence", "topk_ids"],
         r"variants\[0\].outputs: topk_ids and topk_logprobs are there together or not at all",
     ),
-    ("text.separators", {"item": ";", "key": ": "}, "text.separators.item: `,` is expected"),
-    ("text.separators", {"item": ", "}, "text.separators.key: a non-empty string"),
-    ("text.separators", {"item": ", ", "key": ":" + " " * 16}, r"text.separators.key: `:` is expected"),
-    ("text.separators", [", ", ": "], "text.separators: an object is expected"),
     ("variants.0.outputs", ["token_ids", "confidence", 3], r"variants\[0\].outputs: strings are expected"),
     ("variants.0.outputs", "token_ids", r"variants\[0\].outputs: a list is expected"),
     *[
@@ -252,10 +248,12 @@ def test_what_the_window_of_a_profile_means(given: Any, meaning: Any) -> None:
     assert parse_manifest(changed("profiles.0.window", given)).profiles[0].window == meaning
 
 
-def test_the_group_size_is_found_under_its_old_name() -> None:
-    stored = {"block_size": 32, "symmetric": True, "head": "int8", "embedding": "int8"}
-    info = parse_manifest(changed("variants.0.quantization", stored)).variants[0].quantization
-    assert info is not None and info.group_size == 32
+def test_w8a8_has_weights_of_7_bits() -> None:
+    stored = {"group_size": None, "symmetric": True, "head": "int8", "embedding": "int8", "weight_bits": 7}
+    w8a8 = replace(GOOD, variants=(replace(GOOD.variants[0], precision="w8a8"), *GOOD.variants[1:]))
+    assert parse_manifest(changed("variants.0.quantization", stored, w8a8)).variants[0].precision == "w8a8"
+    with pytest.raises(BundleError, match=r"weight_bits: 7 is expected.* mars-export onnx CHECKPOINT"):
+        parse_manifest(changed("variants.0.quantization", stored | {"weight_bits": 8}, w8a8))
 
 
 def test_what_chose_the_codes_may_be_unknown() -> None:

@@ -16,8 +16,8 @@ from support.cabi_session import CSession
 from support.fixtures import Named, Sessions
 from support.paths import ROOT
 
-from mars_export.runtime import Batcher, GenerationConfig, Limits
-from mars_export.runtime.counts import Counts
+from mars_export import Batcher, GenerationConfig, Limits
+from mars_export.runtime.batcher.counts import Counts
 
 GUIDE = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
 ENDLESS: dict[str, Any] = {"tau": 1.0, "max_new_tokens": 400, "eos_ids": ()}
@@ -177,7 +177,7 @@ def test_clients_take_turns_and_have_their_limit(opened: CSession) -> None:
 def test_it_is_told_what_is_wrong(opened: CSession) -> None:
     library = opened.library
     for limits, words in (
-        ({"max_rows": 0}, "max_rows must be 1 or more"),
+        ({"max_rows": -1}, "max_rows must be 1 or more"),
         ({"max_rows_per_client": -1}, "max_rows_per_client must be 1 or more"),
         ({"max_rows": 2**20 + 1}, "max_rows must be at most 1048576, not 1048577"),
         ({"max_rows": 2**63 - 1, "max_waiting": 2**63 - 1}, "max_rows must be at most 1048576"),

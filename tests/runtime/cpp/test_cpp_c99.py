@@ -7,7 +7,7 @@ import subprocess
 from support.cabi import build
 from support.fixtures import Named, Sessions
 
-from mars_export.runtime import GenerationConfig
+from mars_export import GenerationConfig
 
 PROMPT = [5, 9, 200, 17]
 

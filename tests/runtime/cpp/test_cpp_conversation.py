@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -23,12 +22,12 @@ from support.cabi_session import CSession
 from support.cabi_stream import CStream
 from support.fixtures import Named
 
+from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import GenerationConfig, Session, SessionError
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.manifest import Profile
-from mars_export.runtime.bundle.open import open_bundle, write_manifest
+from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.bundle.profiles import store
 
 PLENTY = 1 << 30
@@ -284,44 +283,3 @@ def test_a_deadline_ends_an_answer_with_what_it_has(library: Library, bundles: N
         for wrong in (-1.0, float("nan"), float("inf")):
             with pytest.raises(MarsStatusError, match="deadline must be a number of seconds above 0"):
                 twin.generate([5], deadline=wrong)
-
-
-# --- prefixes stored in the bundle ---
-
-
-def test_a_stored_prefix_is_taken_at_the_first_request(
-    library: Library, bundle: Callable[[int], Path], tmp_path: Path
-) -> None:
-    directory, system = tmp_path / "bundle", "you are the inner man; " * 8
-    shutil.copytree(bundle(512), directory, ignore=shutil.ignore_patterns(".*"))
-    (tmp_path / "system.txt").write_text(system, encoding="utf-8")
-    command = ["prefix", str(directory), "--system", str(tmp_path / "system.txt"), "--name", "board"]
-    subprocess.run([sys.executable, "-m", "mars_export.cli", *command], check=True, timeout=120)
-    prompt = [{"role": "system", "content": system}, {"role": "user", "content": "the man"}]
-    session = Session.open(directory, threads=1, cache_bytes=PLENTY)
-    with (
-        CSession(library, directory, threads=1, cache_bytes=PLENTY) as twin,
-        CSession(library, directory, threads=1, cache_bytes=0) as without,
-    ):
-        assert (twin.prefix_stats["stored"], without.prefix_stats["stored"]) == (1, 0)
-        made = twin.generate(prompt, **CONFIG, cache_salt="anybody")
-        same(session.generate(prompt, GenerationConfig(**CONFIG, cache_salt="anybody")), made)
-        assert made.cached_tokens > 50 and not twin.warnings
-        read = without.generate(prompt, **CONFIG)
-        assert (read.token_ids, read.confidences, read.cached_tokens) == (made.token_ids, made.confidences, 0)
-        twin.forget_prefixes()
-        again = twin.generate(prompt, **CONFIG)
-        assert again.cached_tokens >= made.cached_tokens, "it never goes"
-    manifest: Any = open_bundle(directory).manifest
-    (prefix,) = manifest.prefixes
-    write_manifest(directory, replace(manifest, prefixes=(replace(prefix, precision="int4"),)))
-    with CSession(library, directory, threads=1, cache_bytes=PLENTY) as twin:
-        assert twin.prefix_stats["stored"] == 0
-        assert (
-            "prefix `board` is stale and not used (its precision is int4, float32 is running)"
-            in twin.warnings
-        )
-        assert twin.generate(prompt, **CONFIG).token_ids == made.token_ids
-    write_manifest(directory, replace(manifest, prefixes=(replace(prefix, length=prefix.length - 1),)))
-    with pytest.raises(MarsStatusError, match="bytes are not"):
-        CSession(library, directory, threads=1)

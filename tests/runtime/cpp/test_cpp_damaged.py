@@ -15,7 +15,7 @@ from support.cabi_session import CSession
 from support.fixtures import Named
 from support.twins import PROMPT
 
-from mars_export.runtime import BundleError
+from mars_export import BundleError
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 

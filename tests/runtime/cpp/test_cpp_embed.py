@@ -10,7 +10,7 @@ from support.cabi import build
 from support.fixtures import Named
 from support.paths import ROOT
 
-from mars_export.runtime import GenerationConfig, Session
+from mars_export import GenerationConfig, Session
 
 
 def test_the_readme_shows_the_program_that_is_built(

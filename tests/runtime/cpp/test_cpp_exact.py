@@ -1,22 +1,16 @@
-"""Exact mode of libmars: its text is that of one token a step and of Python, drafts included."""
+"""Exact mode of libmars: its text is that of one token a step and of Python."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cabi import Library, MarsStatusError
 from support.cabi_session import CSession
-from support.fixtures import Named, Sessions
+from support.fixtures import Sessions
 from support.twins import PROMPT, SAMPLINGS
 
-from mars_export.runtime import GenerationConfig
-from mars_export.runtime.bundle.files import describe
-from mars_export.runtime.bundle.open import open_bundle, write_manifest
+from mars_export import GenerationConfig
 
 MODES = ({}, {"tau": 1.0}, {"tau": 0.4})
 
@@ -62,21 +56,3 @@ def test_exact_rows_beside_rows_at_a_tau(twin: CSession, sessions: Sessions) -> 
     assert [m.token_ids for m in made] == [w.token_ids for w in wanted]
     assert [m.finish_reason for m in made] == [w.finish_reason for w in wanted]
     assert sum(m.proposed for m in made) > 0 and made[1].proposed == made[2].proposed == 0
-
-
-def test_a_draft_proposes_and_must_have_the_same_tokenizer(
-    library: Library, bundles: Named, twin: CSession, tmp_path: Path
-) -> None:
-    wanted = twin.generate(PROMPT, tau=1.0, max_new_tokens=40, eos_ids=())
-    with CSession(library, bundles("llama"), threads=1, draft=str(bundles("llama"))) as drafted:
-        made = drafted.generate(PROMPT, window=1, max_new_tokens=40, eos_ids=())
-        one = drafted.generate(PROMPT, tau=1.0, max_new_tokens=40, eos_ids=())
-    assert made.token_ids == one.token_ids == wanted.token_ids
-    assert made.forwards < wanted.forwards and made.proposed > 0 and one.proposed == 0
-    other = tmp_path / "bundle"
-    shutil.copytree(bundles("llama"), other, ignore=shutil.ignore_patterns(".*"))
-    manifest, path = open_bundle(other).manifest, other / "tokenizer.json"
-    path.write_text(path.read_text(encoding="utf-8") + " ", encoding="utf-8")
-    write_manifest(other, replace(manifest, files=tuple(describe(other / e.path) for e in manifest.files)))
-    with pytest.raises(MarsStatusError, match="the draft has another tokenizer than .*of one family"):
-        CSession(library, bundles("llama"), draft=str(other))

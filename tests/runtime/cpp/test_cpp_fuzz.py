@@ -10,7 +10,7 @@ import pytest
 from support.cabi import build
 from support.fuzzed import bundle
 
-NAMES = ("automaton", "c_api", "graph", "http", "manifest", "text", "tokenizer_json")
+NAMES = ("automaton", "c_api", "http", "manifest", "text", "tokenizer_json")
 
 
 def program(name: str) -> Path:

@@ -16,7 +16,7 @@ from support.cabi_types import WINDOWS
 from support.fixtures import Named, Sessions
 from support.twins import PROMPT, SAMPLINGS
 
-from mars_export.runtime import Commit, GenerationConfig
+from mars_export import Commit, GenerationConfig
 
 BLOCK = 6  # of the test bundles
 TAUS = (1.0, 0.7, 0.4, 0.0)

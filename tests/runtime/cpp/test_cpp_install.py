@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -44,6 +45,23 @@ def test_nothing_installed_looks_into_the_source_tree(prefix: Path) -> None:
     for file in prefix.rglob("*.cmake"):
         assert str(ROOT) not in file.read_text(encoding="utf-8"), file
     assert str(ROOT) not in next(prefix.rglob("mars.pc")).read_text(encoding="utf-8")
+
+
+def test_by_default_it_builds_no_tests_and_warnings_are_no_errors(tmp_path: Path) -> None:
+    """A board builds it as it is; its libraries are where the distribution has them."""
+    ort = next(
+        line.split("=", 1)[1]
+        for line in (build() / "CMakeCache.txt").read_text(encoding="utf-8").splitlines()
+        if line.startswith("ONNXRuntime_ROOT:")
+    )
+    words = (f"-DONNXRuntime_ROOT={ort}", "-DCMAKE_INSTALL_LIBDIR=lib/aarch64-linux-gnu")
+    run("cmake", "-S", ROOT / "runtime/cpp", "-B", tmp_path, "-G", "Ninja", *words)
+    cache = (tmp_path / "CMakeCache.txt").read_text(encoding="utf-8")
+    assert "MARS_TESTS:BOOL=OFF" in cache and "MARS_WERROR:BOOL=OFF" in cache
+    lines = (tmp_path / "mars.pc").read_text(encoding="utf-8").splitlines()
+    prefix = Path("/usr/lib/aarch64-linux-gnu/pkgconfig", lines[0].removeprefix("prefix=${pcfiledir}/"))
+    assert os.path.normpath(prefix) == "/usr"
+    assert lines[1:3] == ["libdir=${prefix}/lib/aarch64-linux-gnu", "includedir=${prefix}/include"]
 
 
 def test_its_name_says_the_version_of_its_interface(prefix: Path) -> None:

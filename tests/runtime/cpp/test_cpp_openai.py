@@ -22,7 +22,7 @@ from support.exchanges import NAMED, check_stream, content, like, named, sent
 from support.fixtures import Named, Sessions
 from support.missing import need
 
-from mars_export.runtime import GenerationConfig
+from mars_export import GenerationConfig
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.manifest import Profile
 from mars_export.runtime.bundle.open import open_bundle

@@ -1,4 +1,4 @@
-"""libmars's KV rows in the memory of a device, with the CPU as the device: tests/ort_device_test.cpp on
+"""libmars's KV rows in a device's memory, which is the test's own: tests/ort_device_test.cpp on
 bundles of every output, in fp32 and fp16, and the program that a GPU is proven with."""
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def test_rows_on_a_device(precision: str, preset: str, graphs: Callable[[str], P
         env={**os.environ, "MARS_BUNDLE": str(graphs(precision))},
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    assert f"{10 if preset == 'asan' else 11} passed" in done.stdout
+    assert "9 passed" in done.stdout
 
 
 def test_the_program_for_a_gpu_rehearsed(graphs: Callable[[str], Path]) -> None:
     """benchmarks/gpu/libmars.py runs it where there is a GPU; elsewhere it says what it lacks."""
     program, bundle = build() / "tests" / "mars-gpu-ort", str(graphs("fp32"))
     for env, code, words in (
-        ({"MARS_GPU_REHEARSAL": "1", "MARS_GPU_BUNDLE": bundle}, 0, "40 of 40 checks hold"),
+        ({"MARS_GPU_REHEARSAL": "1", "MARS_GPU_BUNDLE": bundle}, 0, "37 of 37 checks hold"),
         ({"MARS_GPU_REHEARSAL": "1"}, 77, "skipped: MARS_GPU_BUNDLE names no bundle"),
         ({"MARS_GPU_BUNDLE": bundle}, 77, "has no CUDAExecutionProvider"),
     ):

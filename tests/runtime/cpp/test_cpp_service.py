@@ -13,7 +13,7 @@ import pytest
 from support.cpp_service import ASK, post, raw, read_all, start
 from support.fixtures import Named
 
-from mars_export.runtime import GenerationConfig, Session
+from mars_export import GenerationConfig, Session
 
 
 def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str], Session]) -> None:
@@ -58,6 +58,12 @@ def test_answers_of_several_clients_at_once(port: int, sessions: Callable[[str],
         ({"prompt": "a", "window": ["full"]}, 400, "not a list"),
         ({"prompt": "a", "stop": ["x"] * 17}, 400, "stop: at most 16 here"),
         ({"prompt": "a", "stop": [1]}, 400, "stop has a wrong type: 1"),
+        ({"prompt": "a", "stop": ["x" * 1_000_000]}, 400, "16 stop strings of at most 256 characters"),
+        (
+            {"prompt": "a", "max_new_tokens": 2**63},
+            400,
+            "max_new_tokens has a wrong type: 9223372036854775808",
+        ),
         ({"prompt": "a" * 2_000_000}, 413, "larger than 1048576 bytes"),
     ],
 )

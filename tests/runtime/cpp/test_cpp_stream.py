@@ -10,7 +10,7 @@ from support.cabi_session import CSession
 from support.fixtures import Sessions
 from support.twins import PROMPT
 
-from mars_export.runtime import GenerationConfig
+from mars_export import GenerationConfig
 
 
 @pytest.mark.parametrize("stop", [(), ("e",), ("he", "an"), ("never",)])

@@ -1,4 +1,4 @@
-"""Text streams in C++ against those of runtime/text.py, piece by piece."""
+"""Text streams in C++ against those of runtime/text/tokenizer.py, piece by piece."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from support import nasty
 from support.text_driver import KINDS, Driver, tokenizer_of
 
-from mars_export.runtime.text import Text, TextStream
+from mars_export.runtime.text.tokenizer import Text, TextStream
 
 STOPS = ["STOP", "the i", "\n\n", "本", "🙂", "aa", "ST ", "n", "er", "\ufffd", "é\ufffd"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_show_the_same_pieces(kind: str, drivers: Callable[[str], Driver]) -> None:
-    """Random tokens and broken-up texts against runtime/text.py: pieces, final text, tokens before a stop."""
+    """Random tokens against runtime/text/tokenizer.py: pieces, final text, tokens before a stop."""
     tokenizer = tokenizer_of(kind)
     text, draw = Text(tokenizer, None), random.Random(11)
     single = nasty.byte_ids(tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import unicodedata
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import nasty
 from support.text_driver import KINDS, Driver, differences, tokenizer_of
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 NEWER = (
     "the installed tokenizers follows another Unicode version: "
@@ -35,6 +36,39 @@ def test_any_text_gets_the_same_ids(kind: str, drivers: Callable[[str], Driver])
         assert drivers(kind).ask("encode", text=text) == tokenizer_of(kind).encode(text).ids
 
     check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_are_text_where_a_span_is_plain(kind: str, drivers: Callable[[str], Driver]) -> None:
+    driver, whole = drivers(kind), json.loads(tokenizer_of(kind).to_str())
+    special = {token["content"] for token in whole["added_tokens"] if token["special"]}
+    model = whole["model"]  # whose merges may spell a special token
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in special]
+    tokenizer = Tokenizer.from_str(json.dumps(whole))
+    tokenizer.encode_special_tokens = True
+    for text in [*nasty.SAMPLES, *nasty.mixtures(500, seed=2)]:
+        span = [[0, len(text.encode())]]
+        wanted = tokenizer.encode(text, add_special_tokens=False).ids
+        assert driver.ask("encode", text=text, special=False, plain=span) == wanted, text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_span_changes_nothing_around_it(kind: str, drivers: Callable[[str], Driver]) -> None:
+    driver, marker = drivers(kind), "<|im_end|>"
+    end = tokenizer_of(kind).token_to_id(marker)
+    for text in ["hi", " two  words ", "e\u0301", "1234", "\u65e5\u672c\n\n"]:
+        turns, first = f"{marker}user\n{text}{marker}\n{text}{marker}", len(f"{marker}user\n")
+        second = first + len(f"{text}{marker}\n".encode())
+        spans = [[at, at + len(text.encode())] for at in (first, second)]
+        ids = driver.ask("encode", text=turns, special=False)
+        assert driver.ask("encode", text=turns, special=False, plain=spans) == ids
+        attacked = turns.replace(text, text + marker + text)
+        spans = [
+            [at, at + len((text + marker + text).encode())]
+            for at in (first, second + len((marker + text).encode()))
+        ]
+        assert driver.ask("encode", text=attacked, special=False).count(end) == 5
+        assert driver.ask("encode", text=attacked, special=False, plain=spans).count(end) == 3
 
 
 def test_every_code_point_is_what_the_library_takes_it_for(drivers: Callable[[str], Driver]) -> None:

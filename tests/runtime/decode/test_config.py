@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mars_export.runtime import Commit, GenerationConfig, SessionError
+from mars_export import Commit, GenerationConfig, SessionError
 
 WRONG: list[tuple[str, Any]] = [
     ("tau", -0.1),
@@ -61,6 +61,12 @@ def test_lists_become_tuples_and_one_stop_string_is_one() -> None:
 def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(SessionError, match=r"tau must be.*top_p must be.*seed must be"):
         GenerationConfig(tau=-1, top_p=2, seed=-5)
+
+
+def test_a_schema_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GenerationConfig(schema={"enum": ["x" * 1000]})
+    monkeypatch.setattr("mars_export.runtime.decode.structure.json", None)
+    assert config.with_values(seed=1).schema == config.schema
 
 
 def test_a_typo_is_not_swallowed() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.fake import MASK, FakeBackend
 
-from mars_export.runtime import GenerationConfig, Session
-from mars_export.runtime.costs import CostFile
+from mars_export import GenerationConfig, Session
 from mars_export.runtime.decode.cost import ENOUGH, Cost, measure
+from mars_export.runtime.session.costs import CostFile
 
 TABLE = Cost(((1, 10.0), (2, 9.0), (4, 20.0), (8, 40.0)))
 
@@ -88,9 +88,8 @@ def test_the_least_of_some_rounds_after_a_warm_up() -> None:
     assert max(step.output_index.shape[1] for step in backend.steps) == 8
 
 
-def test_larger_steps_are_measured_when_they_are_asked_for() -> None:
+def test_sizes_end_at_what_a_backend_takes() -> None:
     backend = Zeros(unsure, max_slots=100)
-    assert [p for p, _ in measure(backend, 6, MASK, largest=150).points] == [6, 8, 11, 16, 32, 64, 100]
     assert [p for p, _ in measure(backend, 6, MASK).points] == [1, 2, 4, 6, 11, 24]
 
 
@@ -172,7 +171,7 @@ def test_a_session_measures_once_keeps_the_table_and_reads_it(
     opened = sessions("llama")
     measured = []
     busy: list[int] = []
-    monkeypatch.setattr("mars_export.runtime.session.measure", lambda *_: measured.append(1) or TABLE)
+    monkeypatch.setattr("mars_export.runtime.session.session.measure", lambda *_: measured.append(1) or TABLE)
     monkeypatch.setattr("mars_export.runtime.machine.is_busy", lambda: bool(busy))
     file = CostFile(tmp_path / "x.json")
 
@@ -215,6 +214,8 @@ def test_the_name_tells_machines_settings_and_graphs_apart(
     ]
     monkeypatch.setattr("mars_export.runtime.machine.processor", lambda: "another")
     files.append(CostFile.of(llama.bundle, llama.variant, "cpu", 1))
+    monkeypatch.setattr("mars_export.runtime.machine.gpus", lambda: ["another"])
+    files.append(CostFile.of(llama.bundle, llama.variant, "cuda", 1))
     paths = {file.path for file in files if file is not None}
     assert len(paths) == len(files)
     assert all(path.is_relative_to(tmp_path) for path in paths)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import tiny
 from support.agreement import MAIN, NEW, PROMPTS
 from support.chaos import BLOCK, ChaoticOracle, chaotic
 from support.fake import MASK, FakeBackend, scripted
 from support.oracle import Oracle, generate
 
-from mars_export.runtime import Commit, GenerationConfig, Session, SessionError
+from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
-from mars_export.runtime.bundle.open import Bundle, open_bundle
 from mars_export.runtime.decode.backend import Cache, StepOutput
 from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.draft import Draft
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.proposals import Foresight, Hopes, Lookup, Proposals
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, decode
-from mars_export.runtime.session import _check_draft
 
 Sessions = Callable[[str], Session]
 Oracles = Callable[[str], Oracle]
@@ -59,10 +54,10 @@ class Guesser:
             right = chaotic(tuple(known), 0)[0]
             guesses.append(right if self.draw.random() < 0.7 else self.draw.randint(1, 9))
             known.append(guesses[-1])
-        return Proposals(tuple(guesses), tuple(self.draw.random() for _ in guesses), "draft")
+        return Proposals(tuple(guesses), tuple(self.draw.random() for _ in guesses), "lookup")
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     rows=ROWS,
     cost=RANDOM_COSTS,
@@ -206,8 +201,8 @@ def test_what_stands_is_what_the_model_said_of_its_own_words(
 # --- on real graphs ---
 
 
-@pytest.mark.parametrize("name", tiny.TINIES)
-def test_every_family_alone_and_in_a_batch(name: str, sessions: Sessions, oracles: Oracles) -> None:
+@pytest.mark.parametrize("name", [MAIN, "mistral", "qwen3-mixed"])
+def test_it_holds_alone_and_in_a_batch(name: str, sessions: Sessions, oracles: Oracles) -> None:
     session, config = sessions(name), GenerationConfig(max_new_tokens=NEW, eos_ids=())
     answers = [generate(oracles(name), prompt, 1.0, max_new=NEW) for prompt in PROMPTS]
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -255,53 +250,11 @@ def test_lookup_finds_the_latest_occurrence_before_the_end() -> None:
     assert lookup.propose([7], 2).token_ids == ()
 
 
-def test_a_draft_proposes_and_the_text_stays_the_large_model_s(
-    bundles: tiny.Named, sessions: Sessions
-) -> None:
-    alone = sessions(MAIN)
-    config = GenerationConfig(max_new_tokens=NEW, eos_ids=())
-    itself = Session.open(bundles(MAIN), threads=1, draft=bundles(MAIN))
-    for prompt in PROMPTS:
-        plain, drafted = alone.generate(prompt, config), itself.generate(prompt, config)
-        assert drafted.token_ids == plain.token_ids
-    assert drafted.stats.forwards < plain.stats.forwards, "the same model proposes what it will say"
-    texts = [done.token_ids for done in itself.generate_each(PROMPTS, config, batch=2)]
-    assert texts == [done.token_ids for done in alone.generate_each(PROMPTS, config, batch=2)]
-
-
-def test_a_draft_that_is_wrong_or_short_of_context_changes_no_token() -> None:
-    for draft_capacity in (6, 30):
-        small = FakeBackend(lambda known, masks: (1 + (len(known) + masks) % 9, 0.9), draft_capacity)
-        row = Row(
-            0, [1, 2, 3], GenerationConfig(max_new_tokens=25), (), proposer=Draft(small, BLOCK, MASK, ())
-        )
-        for _ in decode(FakeBackend(chaotic), [row], BLOCK, MASK):
-            pass
-        assert row.tokens[3:] == generate(ChaoticOracle(), [1, 2, 3], 1.0, max_new=25).tokens
-        assert small.steps
-
-
-def test_a_draft_with_another_tokenizer_is_refused(bundles: tiny.Named) -> None:
-    with pytest.raises(SessionError, match="another tokenizer"):
-        _check_draft(open_bundle(bundles(MAIN)), _with_tokenizer(open_bundle(bundles(MAIN)), "0" * 64))
-
-
-def _with_tokenizer(bundle: Bundle, sha256: str) -> Bundle:
-    manifest = bundle.manifest
-    assert manifest.text is not None
-    files = tuple(
-        replace(entry, sha256=sha256) if entry.path == manifest.text.tokenizer else entry
-        for entry in manifest.files
-    )
-    return replace(bundle, manifest=replace(manifest, files=files))
-
-
 # --- how much to propose ---
 
 COSTS = {
     "fp32": ((1, 33.0), (2, 33.0), (4, 35.0), (8, 42.3), (15, 48.9), (32, 70.0)),
     "int4": ((1, 10.5), (2, 11.7), (4, 15.7), (8, 23.0), (16, 35.7), (32, 60.0)),
-    "w8a8": ((1, 7.6), (2, 8.5), (4, 9.9), (8, 13.6), (15, 15.5), (32, 22.7)),
     "flat": ((1, 10.0), (32, 10.1)),
     "as many times as slots": ((1, 10.0), (32, 320.0)),
 }
@@ -354,7 +307,7 @@ def seconds(chance: Callable[[int], float], costs: str, rows: int, **changes: ob
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize("sure", [0.0, 0.2, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("sure", [0.0, 0.6, 1.0])
 def test_exact_is_never_much_slower_than_one_token_and_near_the_best_window(
     sure: float, costs: str, rows: int
 ) -> None:
@@ -377,7 +330,7 @@ def test_hopes_begin_with_the_confidence_itself_and_follow_what_held() -> None:
         hopes.saw(Proposals((1, 2), (0.6, 0.6)), 2, 0)
     assert hopes.of("masks", 0.6) < 0.15
     assert hopes.of("masks", 0.99) == pytest.approx(0.99)
-    assert hopes.of("draft", 0.6) == pytest.approx(0.6), "another source is another matter"
+    assert hopes.of("lookup", 0.6) == pytest.approx(0.6), "another source is another matter"
     assert hopes.of("masks", float("nan")) == 0.0
 
 

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from support.automata import EOS, Automaton, Scoring, constrained, random_automaton
 from support.fake import MASK
 
-from mars_export.runtime import GenerationConfig, SessionError
+from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.blocks import check_blocks
 from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.guide import Guide
 from mars_export.runtime.decode.policy import Policy
 from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.sample import choose
 from mars_export.runtime.decode.schedule import Limits, Schedule
+from mars_export.runtime.structured.guide import Guide
+from mars_export.runtime.structured.guided_row import GuidedRow
 
 BLOCK = 4
 CONFIGS = st.builds(
@@ -78,7 +79,7 @@ def test_any_cut_into_steps_gives_the_constrained_answer(
     batch = []
     for i, (prompt, config, grammar, eos) in enumerate(rows):
         guide = None if grammar is None else Guide(random_automaton(grammar), eos, can_ask=True)
-        batch.append(Row(i, prompt, config, eos, guide=guide))
+        batch.append(GuidedRow(i, prompt, config, eos, guide) if guide else Row(i, prompt, config, eos))
     events = run(schedule, batch)
     for row, (prompt, config, grammar, eos) in zip(batch, rows, strict=True):
         given = [token for event in events[row.index] for token in event.token_ids]
@@ -113,7 +114,7 @@ def chain(*tokens: int) -> Automaton:
 
 def test_a_single_answer_needs_no_forward() -> None:
     backend = Scoring(1, 0, has_logits=False)
-    row = Row(0, [1], GenerationConfig(), (EOS,), guide=Guide(chain(3, 5, 4), (EOS,), False))
+    row = GuidedRow(0, [1], GenerationConfig(), (EOS,), guide=Guide(chain(3, 5, 4), (EOS,), False))
     [event] = run(Schedule(backend, BLOCK, MASK, Limits()), [row])[0]
     assert (event.token_ids, event.finish_reason) == ((3, 5, 4, EOS), "eos")
     assert (backend.steps, row.stats.forced, row.stats.forwards) == ([], 4, 0)
@@ -124,7 +125,7 @@ def test_forced_tokens_are_fed_with_the_next_step_and_not_accepted() -> None:
     edges = [{1: 1, 2: 1}, {3: 2}, {4: 3}, {5: 4}, {6: 5, 7: 5}, {}]
     backend = Scoring(2, 9, has_logits=False)
     guide = Guide(Automaton(edges, frozenset({5}), 9), (EOS,), False)
-    row = Row(0, [8, 8], GenerationConfig(tau=1.0), (EOS,), guide=guide)
+    row = GuidedRow(0, [8, 8], GenerationConfig(tau=1.0), (EOS,), guide=guide)
     events = run(Schedule(backend, BLOCK, MASK, Limits()), [row])[0]
     assert [len(event.token_ids) for event in events] == [4, 2]
     assert [event.confidences[1:] for event in events] == [(1.0, 1.0, 1.0), (1.0,)]
@@ -136,7 +137,7 @@ def test_more_forced_tokens_than_a_step_holds_are_fed_in_pieces() -> None:
     edges = [{1: 1, 2: 1}, *({3 + i % 5: i + 2} for i in range(40)), {6: 42, 7: 42}, {}]
     backend = Scoring(3, 9, has_logits=False, max_slots=8)
     guide = Guide(Automaton(edges, frozenset({42}), 100), (EOS,), False)
-    row = Row(0, [8], GenerationConfig(), (EOS,), guide=guide)
+    row = GuidedRow(0, [8], GenerationConfig(), (EOS,), guide=guide)
     run(Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=4)), [row])
     assert row.finish_reason == "eos" and row.stats.tokens == 43
     assert max(step.slots for step in backend.steps) <= 8
@@ -146,7 +147,7 @@ def test_a_context_that_what_is_forced_does_not_fit_ends_the_row() -> None:
     backend = Scoring(3, 9, has_logits=False, max_capacity=12)
     edges = [*({3: i + 1} for i in range(40)), {1: 41, 2: 41}, dict[int, int]()]
     guide = Guide(Automaton(edges, frozenset({41}), 100), (EOS,), False)
-    row = Row(0, [8], GenerationConfig(), (EOS,), guide=guide)
+    row = GuidedRow(0, [8], GenerationConfig(), (EOS,), guide=guide)
     run(Schedule(backend, BLOCK, MASK, Limits()), [row])
     assert row.finish_reason == "capacity" and row.tokens == [8, *[3] * 40]
 
@@ -155,8 +156,8 @@ def test_a_refused_token_costs_one_more_forward_once() -> None:
     edges = [dict.fromkeys(range(1, EOS), 0)]
     backend = Scoring(4, 0, has_logits=True)
     guide = Guide(Automaton([{1: 0, 2: 0}], frozenset({0}), 1), (EOS,), True)
-    row = Row(0, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), guide=guide)
-    free = Row(1, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), guide=Guide(
+    row = GuidedRow(0, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), guide=guide)
+    free = GuidedRow(1, [8], GenerationConfig(tau=1.0, max_new_tokens=12), (EOS,), guide=Guide(
         Automaton(edges, frozenset({0}), 1), (EOS,), True))  # fmt: skip
     run(Schedule(backend, BLOCK, MASK, Limits(1)), [row])
     assert row.stats.forwards == row.stats.tokens + 1
@@ -170,7 +171,7 @@ def test_without_logits_a_refused_token_ends_the_row_and_says_what_to_export(top
     backend = Scoring(4, top_k, has_logits=False)
     guide = Guide(Automaton([{1: 0, 2: 0}], frozenset({0}), 1), (), False)
     other = Row(1, [3], GenerationConfig(tau=1.0, max_new_tokens=30), ())
-    row = Row(0, [8], GenerationConfig(max_new_tokens=30), (), guide=guide)
+    row = GuidedRow(0, [8], GenerationConfig(max_new_tokens=30), (), guide=guide)
     events = run(Schedule(backend, BLOCK, MASK, Limits()), [row, other])
     assert isinstance(events[0][-1].error, SessionError) and "--logits" in str(events[0][-1].error)
     assert other.finish_reason == "length", "what fails ends its own row only"
@@ -186,7 +187,7 @@ class Broken(Automaton):
 @pytest.mark.parametrize("prompt", [[8], [8] * 20])
 def test_a_grammar_that_fails_before_its_first_step_ends_its_own_row_only(prompt: list[int]) -> None:
     backend = Scoring(4, 9, has_logits=False)
-    row = Row(0, prompt, GenerationConfig(), (), guide=Guide(Broken([{}], frozenset(), 1), (), False))
+    row = GuidedRow(0, prompt, GenerationConfig(), (), guide=Guide(Broken([{}], frozenset(), 1), (), False))
     others = [Row(i, [3] * 9, GenerationConfig(max_new_tokens=30), ()) for i in (1, 2)]
     events = run(Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=4)), [others[0], row, others[1]])
     assert [str(event.error) for event in events[0]] == ["the grammar broke"] and row.tokens == prompt
@@ -194,7 +195,9 @@ def test_a_grammar_that_fails_before_its_first_step_ends_its_own_row_only(prompt
 
 
 def test_block_commit_refuses_a_grammar() -> None:
-    row = Row(0, [8], GenerationConfig(tau=0.9), (EOS,), guide=Guide(chain(3), (EOS,), False))
+    row = GuidedRow(
+        0, [8], GenerationConfig(tau=0.9, regex="x"), (EOS,), guide=Guide(chain(3), (EOS,), False)
+    )
     with pytest.raises(SessionError, match="cursor commit"):
         check_blocks(Scoring(4, 0, has_logits=False), [row], 4)
 
@@ -211,7 +214,7 @@ def test_exact_mode_is_led_to_longer_runs() -> None:
     for name, config in {"exact": GenerationConfig(window="full"), "one": GenerationConfig(tau=1.0)}.items():
         backend = Scoring(5, 9, has_logits=False)
         guide = Guide(Automaton(edges, frozenset({len(edges) - 1}), 9), (EOS,), False)
-        found[name] = row = Row(0, [8], config, (EOS,), guide=guide)
+        found[name] = row = GuidedRow(0, [8], config, (EOS,), guide=guide)
         run(Schedule(backend, BLOCK, MASK, Limits()), [row])
     assert found["exact"].tokens == found["one"].tokens
     assert found["exact"].stats.forwards <= found["one"].stats.forwards
@@ -236,7 +239,7 @@ def test_what_is_likely_is_proposed_with_all_that_is_forced_behind(tau: float | 
     for kind in (Leaning, Unlikely):
         matcher = kind(edges, frozenset({len(edges) - 1}), 9)
         config = GenerationConfig(tau=tau, window=1)
-        row = Row(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False))
+        row = GuidedRow(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False))
         run(Schedule(Always(1), BLOCK, MASK, Limits()), [row])
         found.append((row.tokens, row.stats.forwards, row.stats.proposed, row.stats.verified))
     tokens = [8, *(1, 3, 4, 5) * 3, EOS]
@@ -269,7 +272,7 @@ def test_tau_accepts_nothing_of_masks_beyond_the_block(most_masks: int, given: l
     # second step verifies it, goes on with a token of its own and with those of three masks.
     matcher = Unlikely([{1: 0, 2: 0}], frozenset(), 1)
     config = GenerationConfig(tau=0.4, window="full", max_new_tokens=30)
-    row = Row(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False, most_masks))
+    row = GuidedRow(0, [8], config, (EOS,), guide=Guide(matcher, (EOS,), False, most_masks))
     schedule = Schedule(Always(1), BLOCK, MASK, Limits())
     schedule.add(row)
     assert [len(schedule.step()[0].token_ids) for _ in range(2)] == given
@@ -310,7 +313,10 @@ def test_a_long_forced_text_waits_for_nobody_and_nobody_for_it(
     schedule = Schedule(backend, BLOCK, MASK, Limits(4, prefill_tokens=prefill))
     config = GenerationConfig(tau=tau, max_new_tokens=140)
     guides = [Guide(forcing(count), (EOS,), True) if count else None for count in counts]
-    rows = [Row(i, [7, 8], config, (EOS,), guide=guide) for i, guide in enumerate(guides)]
+    rows = [
+        GuidedRow(i, [7, 8], config, (EOS,), guide) if guide else Row(i, [7, 8], config, (EOS,))
+        for i, guide in enumerate(guides)
+    ]
     for row in rows:
         schedule.add(row)
     widest = min(max(prefill, 2 * BLOCK), most or 140)
@@ -336,7 +342,9 @@ def test_a_long_forced_text_waits_for_nobody_and_nobody_for_it(
 def test_a_row_that_is_ended_stops_in_the_middle_of_a_forced_text() -> None:
     backend = Scoring(3, 9, has_logits=False)
     schedule = Schedule(backend, BLOCK, MASK, Limits(prefill_tokens=8))
-    row = Row(0, [8], GenerationConfig(max_new_tokens=400), (EOS,), guide=Guide(forcing(200), (EOS,), False))
+    row = GuidedRow(
+        0, [8], GenerationConfig(max_new_tokens=400), (EOS,), guide=Guide(forcing(200), (EOS,), False)
+    )
     schedule.add(row)
     while row.num_pending < 100:
         schedule.step()

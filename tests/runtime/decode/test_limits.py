@@ -14,9 +14,9 @@ from support.fake import Recording
 from support.fixtures import Oracles, Sessions
 from support.oracle import Answer, Oracle, generate
 
+from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import Commit, GenerationConfig, Session, SessionError
 
 NEW = 24
 MAIN = "a2d-qwen2"

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chaos import BLOCK, ChaoticOracle, chaotic, rows_of
-from support.fake import MASK, FakeBackend, scripted
+from support.fake import MASK, FakeBackend, FakeCache, scripted
 from support.oracle import generate
 
 from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.row import Accepted, Row
-from mars_export.runtime.decode.schedule import decode
+from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+from mars_export.runtime.decode.schedule import run as run_schedule
 from mars_export.runtime.errors import SessionError
 
 
@@ -98,6 +99,28 @@ def test_finished_rows_leave_and_the_last_row_takes_their_place() -> None:
     decoding = backend.steps[3:]
     assert [step.rows for step in decoding] == [3] * 2 + [2] * 3 + [1] * 3
     assert [(source, target) for source, target, _ in backend.caches[0].moves] == [(2, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_a_copy_that_fails_ends_its_row_and_no_other(nth: int) -> None:
+    class Failing(FakeCache):
+        def move(self, source: int, target: int, length: int) -> None:
+            super().move(source, target, length // 2 if len(self.moves) + 1 == nth else length)
+            if len(self.moves) == nth:
+                raise MemoryError
+
+    def rows() -> list[Row]:
+        prompts = [[i + 1] * size for i, size in enumerate((9, 2, 7, 1, 4))]
+        return rows_of(prompts, [GenerationConfig(tau=1.0, max_new_tokens=n) for n in (3, 9, 6, 2, 5)])
+
+    backend, batch, alone = FakeBackend(chaotic), rows(), rows()
+    backend.new_cache = Failing  # type: ignore[method-assign, assignment]
+    schedule = Schedule(backend, BLOCK, MASK, Limits(3, prefill_tokens=2))
+    [lost] = [event.row for step in run_schedule(schedule, batch) for event in step if event.error]
+    list(run_schedule(Schedule(FakeBackend(chaotic), BLOCK, MASK, Limits(3, prefill_tokens=2)), alone))
+    assert [row.tokens for row in batch if row.index != lost] == [
+        row.tokens for row in alone if row.index != lost
+    ]
 
 
 def test_one_token_mode_feeds_one_slot_a_step() -> None:

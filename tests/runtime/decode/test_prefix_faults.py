@@ -14,7 +14,7 @@ from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend, FakeCache
 from support.prefixes import PLENTY, SYSTEM, Strict, found, greedy, put, spoken
 
-from mars_export.runtime import SessionError
+from mars_export import SessionError
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.prefix import Prefixes
 from mars_export.runtime.decode.row import Row

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +12,9 @@ from support.chaos import BLOCK, chaotic
 from support.fake import MASK, FakeBackend
 from support.prefixes import PLENTY, SYSTEM, Strict, greedy, spoken
 
-from mars_export.runtime import Commit, GenerationConfig
+from mars_export import Commit, GenerationConfig
 from mars_export.runtime.decode.budget import KvBudget
-from mars_export.runtime.decode.prefix import Prefixes, Stored
+from mars_export.runtime.decode.prefix import Prefixes
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits as Bounds
 from mars_export.runtime.decode.schedule import Schedule, run
@@ -44,7 +43,6 @@ TURNS = st.lists(
     budget=st.sampled_from([200, 600, PLENTY]),
     batch=st.integers(1, 3),
     block=st.sampled_from([None, None, 1, 5]),
-    stored=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=20), max_size=3),
 )
 def test_conversations_say_the_same_with_a_store(
     turns: list[tuple[int, list[int], GenerationConfig]],
@@ -54,18 +52,10 @@ def test_conversations_say_the_same_with_a_store(
     budget: int,
     batch: int,
     block: int | None,
-    stored: list[list[int]],
 ) -> None:
-    """Each turn goes on from any earlier conversation, or from a prefix of the bundle, whole or cut in its
-    middle.
-    """
+    """Each turn goes on from any earlier conversation, whole or cut in its middle."""
     store, commit = Prefixes(budget, firm_slots), None if block is None else Commit("block", block)
     histories: list[list[int]] = [[1, 2, 1, 2, 3, 3, 1, 1, 2]]
-    for ids in stored:  # of the bundle
-        ids = ids if firm_slots is not None else ids[: len(ids) // piece * piece]
-        if ids:
-            store.adopt(("", piece if firm_slots is None else 1), ids, Stored(np.array(ids), len(ids)))
-            histories.append(ids)
     options: dict[str, Any] = {"piece": piece, "max_rows": max_rows, "commit": commit}
     for at in range(0, len(turns), batch):
         jobs = []

@@ -10,7 +10,7 @@ import pytest
 from support.fake import MASK, FakeBackend
 from support.unsure import predict
 
-from mars_export.runtime import GenerationConfig, SessionError
+from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.queue import Queue
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, decode

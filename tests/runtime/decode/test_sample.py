@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mars_export.runtime import Commit, GenerationConfig
-from mars_export.runtime.decode.sample import choose, confidence_of, uniform
+from mars_export import Commit, GenerationConfig
+from mars_export.runtime.accept import verify
+from mars_export.runtime.decode.sample import Draws, choose, confidence_of, uniform
 
 MAIN = "a2d-qwen2"
 PROMPT = [5, 17, 99]
@@ -189,6 +191,43 @@ def test_draws_follow_the_distribution_of_transformers_warpers(
     found = np.bincount(draws, minlength=30) / len(draws)
     assert set(draws) <= set(np.flatnonzero(expected))
     assert np.abs(found - expected).max() < 4 * math.sqrt(0.25 / len(draws))
+
+
+def sorted_whole(values: np.ndarray, settings: GenerationConfig, number: float) -> int:
+    """The draw, the slow and obvious way."""
+    order = np.argsort(-values, kind="stable")[: settings.top_k or None]
+    order = order[np.isfinite(values[order])]
+    weights = np.exp((values[order].astype(np.float64) - values[order[0]]) / settings.temperature)
+    cumulative = np.cumsum(weights / weights.sum())
+    kept = min(int(np.searchsorted(cumulative, settings.top_p)) + 1, len(order))
+    kept = min(kept, int(np.count_nonzero(weights >= settings.min_p)))
+    place = np.searchsorted(cumulative[:kept] / cumulative[kept - 1], number, side="right")
+    return int(order[min(int(place), kept - 1)])
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 7, 2999, 5000])
+@pytest.mark.parametrize(("top_p", "min_p"), [(1.0, 0.0), (0.9, 0.0), (1.0, 0.02), (0.5, 0.3)])
+def test_a_draw_is_that_of_the_whole_sorted_vocabulary(top_k: int, top_p: float, min_p: float) -> None:
+    for seed in range(40):
+        values = logits(seed, 3000).round(1)  # many are equal
+        allowed = logits(seed + 1000, 3000) > (-9, 2, 7)[seed % 3]
+        settings = config(
+            temperature=(0.3, 1.0, 3.0, 30.0)[seed % 4], top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        )
+        expected = sorted_whole(np.where(allowed, values, -np.inf), settings, uniform(seed, 7))
+        assert choose(values, settings, (), 7, allowed)[0] == expected
+
+
+def test_nothing_is_drawn_behind_a_proposal_that_did_not_hold() -> None:
+    class Rows(list[np.ndarray]):
+        def __getitem__(self, index: Any) -> Any:
+            assert index < 3, "nobody asks for this one"
+            return super().__getitem__(index)
+
+    drawn = Draws(Rows(logits(i) for i in range(10)), config(temperature=1.0), PROMPT)  # type: ignore[arg-type]
+    proposals = [*drawn[:2], 99, 99]
+    assert verify(drawn, proposals, (), 9) == 3
+    assert len(drawn.confidences(3)) == 3
 
 
 def test_the_metrics_of_a_candidate() -> None:

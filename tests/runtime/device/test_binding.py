@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mars_export.runtime.device import binding as module
-from mars_export.runtime.device.binding import LARGEST_SPARE, Binding
 from mars_export.runtime.device.memory import HostMemory
+from mars_export.runtime.device.ort import binding as module
+from mars_export.runtime.device.ort.binding import LARGEST_SPARE, Binding
 
 INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from support.missing import need
 
-from mars_export.runtime import SessionError
-from mars_export.runtime.device import cuda
-from mars_export.runtime.device.cuda import Device, Runs
+from mars_export import SessionError
+from mars_export.runtime import machine
 from mars_export.runtime.device.lost import LASTING, is_lasting
+from mars_export.runtime.device.trt import cuda
+from mars_export.runtime.device.trt.cuda import Device, Runs
 
 GOOD, BAD = SimpleNamespace(name="cudaSuccess"), SimpleNamespace(name="cudaErrorStreamCaptureUnsupported")
 ILLEGAL = SimpleNamespace(name="cudaErrorIllegalAddress")
@@ -23,7 +24,9 @@ GRAPH, LAUNCHABLE = 5, 6
 
 
 ANSWERS = {
-    "cudaStreamCreateWithFlags": (77,),
+    "cudaStreamCreateWithPriority": (77,),
+    "cudaDeviceGetAttribute": (0,),
+    "cudaMemGetInfo": (80, 100),
     "cudaStreamEndCapture": (GRAPH,),
     "cudaGraphInstantiate": (LAUNCHABLE,),
 }
@@ -35,6 +38,7 @@ class FakeRuntime:
     cudaError_t = SimpleNamespace(cudaSuccess=GOOD, cudaErrorInsufficientDriver=None, cudaErrorNoDevice=None)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal="thread")
     cudaStreamNonBlocking = 1
+    cudaDeviceAttr = SimpleNamespace(cudaDevAttrIntegrated=18)
     cudaHostAllocDefault = 0
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToDevice="on the device")
 
@@ -87,8 +91,32 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Device, FakeR
 
 def test_the_stream_does_not_wait_for_the_default_one(opened: Any) -> None:
     device, runtime = opened()
-    assert runtime.calls[1:] == [("cudaStreamCreateWithFlags", FakeRuntime.cudaStreamNonBlocking)]
+    assert runtime.calls[-1] == ("cudaStreamCreateWithPriority", FakeRuntime.cudaStreamNonBlocking, 0)
     assert device.stream == 77
+
+
+def test_a_stream_of_the_callers_is_used_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = FakeRuntime()
+    monkeypatch.setattr(cuda, "_runtime", lambda: runtime)
+    assert Device(0, stream=123).stream == 123
+    device = Device(0, stream=123)
+    device.close()
+    assert not {"cudaStreamDestroy", "cudaStreamCreateWithPriority"} & set(runtime.names())
+    Device(0, priority=-2)
+    assert runtime.calls[-1] == ("cudaStreamCreateWithPriority", FakeRuntime.cudaStreamNonBlocking, -2)
+
+
+def test_a_gpu_that_shares_the_systems_memory_asks_the_system_first(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ANSWERS, "cudaDeviceGetAttribute", (1,))
+    monkeypatch.setattr(machine, "available", lambda: 5 << 20)
+    device, runtime = opened()
+    with pytest.raises(SessionError, match="this GPU's memory takes 10 MB, 5 MB are free"):
+        device.allocate(10 << 20)
+    assert "cudaMalloc" not in runtime.names()
+    assert device.free_memory() == 5 << 20
+    device.allocate(1 << 20)
 
 
 def test_memory_is_given_back_once_and_after_the_stream(opened: Any) -> None:
@@ -120,7 +148,7 @@ def test_page_locked_memory_goes_with_the_device(opened: Any) -> None:
 def test_a_capture_becomes_a_graph(opened: Any) -> None:
     device, runtime = opened()
     assert device.capture(lambda: True) == LAUNCHABLE
-    assert runtime.names()[1:] == [
+    assert runtime.names()[-4:] == [
         "cudaStreamBeginCapture",
         "cudaStreamEndCapture",
         "cudaGraphInstantiate",
@@ -222,7 +250,7 @@ def test_a_gpu_is_named_by_its_number(opened: Any, monkeypatch: pytest.MonkeyPat
     assert ("cudaGetDeviceProperties", 1) in runtime.calls
     assert str(cuda.find_gpu(2)).startswith("no GPU 2 is visible: the last of 2 is 1")
     runtime.calls.clear()
-    assert cuda.memory_used(1) == 20
+    assert cuda.memory_free(1) == 10
     assert runtime.calls.index(("cudaSetDevice", 1)) < runtime.calls.index(("cudaMemGetInfo",))
     assert runtime.current == 0
 
@@ -230,7 +258,7 @@ def test_a_gpu_is_named_by_its_number(opened: Any, monkeypatch: pytest.MonkeyPat
 def test_runs_are_copied_by_one_call(opened: Any) -> None:
     device, runtime = opened()
     device.copy_runs(Runs(4096, 64, 7), Runs(8192, 32, 5), 16, 3, 2)
-    ((name, copy, stream),) = runtime.calls[2:]
+    name, copy, stream = runtime.calls[-1]
     assert (name, stream) == ("cudaMemcpy3DAsync", 77)
     assert (copy.dstPtr, copy.srcPtr) == ((4096, 64, 64, 7), (8192, 32, 32, 5))
     assert (copy.extent, copy.kind) == ((16, 3, 2), "on the device")

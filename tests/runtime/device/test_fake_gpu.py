@@ -10,8 +10,8 @@ import pytest
 from support.fake_cuda import FakeDevice
 from support.fake_engine import MODEL, FakeContext, FakeEngine, engine_info
 
-from mars_export.runtime import SessionError
-from mars_export.runtime.device.cuda import Runs
+from mars_export import SessionError
+from mars_export.runtime.device.trt.cuda import Runs
 
 ROWS, SLOTS, CAPACITY = 1, 2, 64
 KV = (ROWS, MODEL.num_kv_heads, CAPACITY, MODEL.head_dim)

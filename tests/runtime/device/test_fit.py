@@ -8,16 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake import FakeBackend
 from support.fake_engine import MODEL, engine_info, engine_variant
 from support.manifests import GOOD
 
-from mars_export.runtime import GenerationConfig, Session, SessionError
+from mars_export import SessionError
 from mars_export.runtime.bundle.manifest import Variant
 from mars_export.runtime.bundle.open import Bundle
-from mars_export.runtime.device import trt_engine
-from mars_export.runtime.device.trt_engine import LoadedEngine
-from mars_export.runtime.device.variants import Here, choose, renewal, why_not, why_not_exact
+from mars_export.runtime.device.trt import engine as trt_engine
+from mars_export.runtime.device.trt.engine import LoadedEngine
+from mars_export.runtime.device.variants import Here, choose, why_not
 
 HERE = Here("linux-x86_64", {"tensorrt_rtx": "1.7.1.116"}, "sm86", "RTX 3090", "12.9")
 GRAPH = GOOD.variants[0]
@@ -329,45 +328,3 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 def test_versions_agree_in_what_both_say(installed: str, is_good: bool) -> None:
     here = replace(HERE, tensorrt={"tensorrt_rtx": installed})
     assert (why_not(engine(), "cuda", here) is None) is is_good
-
-
-def old(**changes: Any) -> Variant:
-    info = replace(engine_info(2, 4, 16, outputs=4), **changes)
-    return replace(engine_variant(info, 64), engine=info)
-
-
-def test_an_engine_of_before_decodes_with_tau_and_says_how_it_is_renewed_for_exact() -> None:
-    held = replace(bundle(GRAPH, old()), path=Path("my bundle"))
-    held = replace(held, manifest=replace(held.manifest, block=4))
-    assert why_not(old(), "cuda", HERE) is None, "it opens"
-    assert why_not_exact(held, old()) == (
-        "variant rtx gives at most 4 predictions a step and exact needs 7; renew it: mars-export trt 'my"
-        " bundle' --target rtx"
-        " --kv-layout static --batch 2 --capacity 64 --prefill 16 --force, or give tau"
-    )
-    assert why_not_exact(held, engine()) is None
-    assert why_not_exact(held, GRAPH) is None
-    fixed = engine_variant(engine_info(2, 4, 16, fixed=True), 64, fixed=True)
-    assert why_not_exact(held, fixed) is None, "all its slots are predictions"
-    held = replace(held, manifest=replace(held.manifest, text=None))
-    session = Session(held, old(), FakeBackend(lambda known, masks: (1, 0.0)))
-    with pytest.raises(SessionError, match="renew it: mars-export trt 'my bundle' --target rtx"):
-        session.check(GenerationConfig())
-    session.check(GenerationConfig(tau=0.95))
-    Session(held, engine(), session.backend).check(GenerationConfig())
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "target"),
-    [
-        ("rtx", "tensorrt_rtx", "rtx"),
-        ("rtx-sm89", "tensorrt_rtx", "sm89"),
-        ("tensorrt-jetson-orin", "tensorrt", "jetson-orin"),
-        ("tensorrt-sm87", "tensorrt", "host"),
-        ("tensorrt-h100", "tensorrt", "h100"),
-    ],
-)
-def test_the_renewal_is_a_command_for_the_same_engine(name: str, backend: str, target: str) -> None:
-    words = renewal(bundle(GRAPH), replace(engine(name), backend=backend)).split()
-    assert words[words.index("--target") + 1] == target
-    assert words[-1] == "--force"

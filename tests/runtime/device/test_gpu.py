@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from support.agreement import PROMPTS, config
 
+from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions
 from mars_export.exporter.tensorrt.engines import export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
-from mars_export.runtime import Session
-from mars_export.runtime.device.cuda import find_gpu
-from mars_export.runtime.device.trt import TrtBackend
-from mars_export.runtime.device.trt_engine import EXTRAS, find
+from mars_export.runtime.device.trt.backend import TrtBackend
+from mars_export.runtime.device.trt.cuda import find_gpu
+from mars_export.runtime.device.trt.engine import EXTRAS, find
 
 BLOCK = 6
 Opened = Callable[[str, str], tuple[Session, Session]]

@@ -1,14 +1,11 @@
 """The ONNX Runtime backend: memory that cannot be had, bindings that end with their memory, and KV rows on a
 device.
 
-A device's memory is tried with `cpu` as the device: the same OrtValues, bindings and copying graphs as on a
-GPU.
+A device's memory is tried with `cpu` as the device, on a fake GPU whose addresses are those of host memory.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,24 +13,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from support.agreement import LOOPS, MAIN, PROMPTS, config
+from support.fake_cuda import FakeDevice
 from support.tiny import Named
 
+from mars_export import Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import Session, SessionError
+from mars_export.runtime import machine
 from mars_export.runtime.bundle.open import open_bundle
+from mars_export.runtime.cli.doctor import examine
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule
-from mars_export.runtime.device import ort
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
-from mars_export.runtime.device.ort import OrtBackend
-from mars_export.runtime.device.ort_memory import OrtMemory, OrtTensor, copies
-from mars_export.runtime.doctor import examine
+from mars_export.runtime.device.ort import backend as ort
+from mars_export.runtime.device.ort.backend import OrtBackend
+from mars_export.runtime.device.ort.cuda_memory import CudaMemory
+from mars_export.runtime.errors import MarsWarning
 
 FLOAT32 = np.dtype(np.float32)
 LONG, OTHER = ([(7 * i + k) % 250 for i in range(300)] for k in (0, 50))
@@ -67,8 +66,8 @@ def backends(graphs: Callable[[str, str], Path]) -> Backends:
     return opened
 
 
-def device_memory() -> OrtMemory:
-    return OrtMemory(onnxruntime, "cpu", "CPUExecutionProvider")
+def device_memory() -> CudaMemory:
+    return CudaMemory(FakeDevice(size=1 << 24), "cpu")  # type: ignore[arg-type]
 
 
 def step(backend: OrtBackend, cache_rows: KvRows, start: int = 0, tokens: int = 5) -> np.ndarray:
@@ -151,55 +150,21 @@ def test_a_running_answer_is_not_touched_by_one_that_finds_no_memory(
     assert "not enough memory" in errors[0]
 
 
-UNDER_A_LIMIT = """
-import resource, sys
-from mars_export.runtime import Session, SessionError
-from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Limits, Schedule
-from mars_export.runtime.decode.config import GenerationConfig
-
-backend = Session.open(sys.argv[1], threads=1).backend
-long = [(7 * i) % 250 for i in range(450)]
-config = GenerationConfig(tau=0.5, max_new_tokens=30, eos_ids=(), window=6)
-
-def answers(spare):
-    rows = [Row(i, p, config, ()) for i, p in enumerate(([5, 17, 99], [77], long))]
-    schedule = Schedule(backend, 6, 268, Limits(max_rows=192, prefill_tokens=64))
-    for row in rows[:2]:
-        schedule.add(row)
-    schedule.step()
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if spare is not None:
-        pages = int(open("/proc/self/statm").read().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + spare, hard))
-    schedule.add(rows[2])
-    failures = []
-    try:
-        while not schedule.is_idle:
-            failures += [event for event in schedule.step() if event.error is not None]
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    for failure in failures:
-        assert isinstance(failure.error, SessionError) and "memory" in str(failure.error), failure.error
-    ended = {failure.row for failure in failures}
-    return [None if row.index in ended else row.tokens for row in rows]
-
-alone = answers(None)
-short = 0
-for spare in (0, 1, 3, 8, 15, 25, 40, 60, 200):
-    for one, other in zip(answers(spare << 20), alone, strict=True):
-        assert one is None or one == other, (spare, one, other)
-        short += one is None
-print("short", short)
-"""
+def test_kv_memory_grows_where_there_is_room(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = backends().new_cache(2)
+    rows.reserve(100)
+    monkeypatch.setattr(machine, "available", lambda: 1000)
+    with pytest.raises(SessionError, match="KV memory of 2 row.* MB, 0 MB are free; shorten the prompt"):
+        rows.reserve(1000)
+    assert rows.capacity == 128
 
 
-def test_under_a_memory_limit_answers_are_right_or_errors_clear(graphs: Callable[[str, str], Path]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", UNDER_A_LIMIT, graphs("static", "fp32")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
-    assert int(done.stdout.split()[1]) > 0, "some requests found no memory, else nothing was tried"
+def test_a_model_is_opened_where_there_is_room(
+    graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available", lambda: 1000)
+    with pytest.raises(SessionError, match="opening this model takes .* 0 MB are free; use a smaller model"):
+        Session.open(graphs("static", "fp32"))
 
 
 @pytest.mark.parametrize("layout", ["static", "delta"])
@@ -220,7 +185,7 @@ def test_a_step_that_fails_half_bound_leaves_no_binding(
             raise error
 
         with monkeypatch.context() as broken:
-            broken.setattr(f"mars_export.runtime.device.binding.Binding.{failing}", fail)
+            broken.setattr(f"mars_export.runtime.device.ort.binding.Binding.{failing}", fail)
             with pytest.raises(
                 seen, match="not enough memory: run fewer rows" if seen is SessionError else None
             ):
@@ -260,8 +225,8 @@ def test_a_device_binds_once_and_crosses_with_little(
     step(backend, rows)
     binding, crossed = rows.binding, []
     addresses = [buffer.address for buffer in rows.buffers]
-    write = OrtTensor.write
-    monkeypatch.setattr(OrtTensor, "write", lambda self, v: (crossed.append(v.nbytes), write(self, v)))
+    upload = CudaMemory.upload
+    monkeypatch.setattr(CudaMemory, "upload", lambda m, a, v: (crossed.append(v.nbytes), upload(m, a, v)))
     for start in (5, 10, 15):
         step(backend, rows, start)
     assert rows.binding is binding
@@ -294,11 +259,6 @@ def test_rows_on_a_device_grow_move_and_take_new_entries() -> None:
     for one, other in zip(*wide, strict=True):
         assert (one.read()[:, :, :4] == other.read()[:, :, :4]).all()
         assert (one.read()[1:] == other.read()[1:]).all()
-
-
-@pytest.mark.parametrize("operator", ["Pad", "TensorScatter"])
-def test_the_copying_graphs_are_onnx(operator: str) -> None:
-    onnx.checker.check_model(onnx.load_from_string(copies(operator, 200, 10)), full_check=True)
 
 
 class Placed:
@@ -336,37 +296,98 @@ def test_what_the_graph_reads_elsewhere_stays_elsewhere(
     backend._session = Placed(backend._session, elsewhere)
     backend._find_places(memory)
     assert backend._binds_anew is binds_anew
-    assert isinstance(backend._memory, HostMemory if binds_anew else OrtMemory)
+    assert isinstance(backend._memory, HostMemory if binds_anew else CudaMemory)
     assert isinstance(backend._places["kv_length"], HostMemory) == elsewhere("kv_length")
     rows = backend.new_cache(2)
     assert (step(backend, rows) == expected[0]).all()
 
 
-def test_nodes_that_a_gpu_leaves_to_the_cpu_are_counted() -> None:
-    part = lambda ep, *ops: SimpleNamespace(  # noqa: E731
-        ep_name=ep, get_nodes=lambda: [SimpleNamespace(op_type=op) for op in ops]
+def on_gpu(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """Open sessions on `cuda` as if it were there, computing on the CPU, with these (operator, name) left
+    to the CPU; the providers that sessions are opened with.
+    """
+    asked: list[tuple[str, dict[str, str]]] = []
+    real = onnxruntime.InferenceSession
+
+    def opened(graph: Any, options: Any, providers: Any, **rest: Any) -> Any:
+        asked.extend(p for p in providers if isinstance(p, tuple))  # not those of the export
+        return real(graph, options, providers=["CPUExecutionProvider"], **rest)
+
+    def info(_: Any) -> list[Any]:
+        named = [SimpleNamespace(op_type=operator, name=name) for operator, name in nodes]
+        return [SimpleNamespace(ep_name="CPUExecutionProvider", get_nodes=lambda: named)]
+
+    library = SimpleNamespace(InferenceSession=opened, SessionOptions=onnxruntime.SessionOptions)
+    monkeypatch.setattr(ort, "_import", lambda device: (library, "CUDAExecutionProvider"))
+    monkeypatch.setattr(ort, "_memory", lambda *_: device_memory())
+    monkeypatch.setattr(real, "get_providers", lambda self: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(real, "get_provider_graph_assignment_info", info)
+    return asked
+
+
+SMALL_NODES = (("Shape", "num_slots_1d"), ("Cos", "cos_raw"), ("Add", "positions"))
+
+
+def test_float32_is_not_rounded_to_tf32(
+    graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    asked = on_gpu(monkeypatch, *SMALL_NODES)
+    session = Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0)
+    assert session.backend.on_cpu == {"Shape": 1, "Cos": 1, "Add": 1}  # type: ignore[attr-defined]
+    assert not recwarn.list, "operators on shapes and positions are small"
+    Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0, options={"use_tf32": "1"})
+    Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0, stream=123)
+    assert [settings["use_tf32"] for _, settings in asked] == ["0", "1", "0"]
+    assert [settings.get("user_compute_stream") for _, settings in asked] == [None, None, "77"]
+
+
+@pytest.mark.parametrize("node", [("Reshape", "layers.0.qkv_heads"), ("Add", "allowed"), ("MatMul", "")])
+def test_operators_on_hidden_states_that_are_left_to_the_cpu_are_told(
+    node: tuple[str, str], graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu(monkeypatch, *SMALL_NODES, node, node)
+    words = rf"leaves 2 operators on hidden states to the CPU \(2 {node[0]}\): up to 4 copies"
+    with pytest.warns(MarsWarning, match=words):
+        Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0)
+    with pytest.raises(SessionError, match=words):
+        Session.open(graphs("static", "fp32"), "cuda", cache_bytes=0, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "plugins", "library", "expected"),
+    [
+        (["CUDAExecutionProvider"], [], False, "CUDAExecutionProvider"),
+        ([], ["CudaPluginExecutionProvider"], False, "CudaPluginExecutionProvider"),
+        ([], [], True, "CudaPluginExecutionProvider"),
+        (["AzureExecutionProvider"], [], False, None),
+    ],
+)
+def test_both_names_of_cuda_are_known(
+    known: list[str], plugins: list[str], library: bool, expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "capi").mkdir()
+    if library:
+        (tmp_path / "capi" / ort.CUDA_PLUGIN).touch()
+    devices = [SimpleNamespace(ep_name=name) for name in plugins]
+    module = SimpleNamespace(
+        __file__=str(tmp_path / "__init__.py"),
+        get_available_providers=lambda: known,
+        get_ep_devices=lambda: devices,
+        register_execution_provider_library=lambda name, _: devices.append(SimpleNamespace(ep_name=name)),
     )
-    parts = [
-        part("CUDAExecutionProvider", "MatMul"),
-        part("CPUExecutionProvider", "Shape", "Gather", "Shape"),
-    ]
-    session = SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
-    assert ort.on_cpu(session, "CUDAExecutionProvider") == {"Shape": 2, "Gather": 1}
+    assert ort._provider(module, "cuda") == expected
 
 
 def test_a_provider_that_does_not_start_is_an_error(
     graphs: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """onnxruntime itself would compute on the CPU and say so in its log only."""
-    monkeypatch.setattr(ort, "_import", lambda device: onnxruntime)
-    monkeypatch.setattr(ort, "PROVIDERS", ort.PROVIDERS | {"cuda": "CPUExecutionProvider"})
-    bundle = open_bundle(graphs("static", "fp32"))
-    opened = OrtBackend.of(bundle, bundle.manifest.variants[0], "cpu", 1)
-    monkeypatch.setattr(type(opened._session), "get_providers", lambda self: ["AnotherProvider"])
+    on_gpu(monkeypatch)
+    monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: ["AnotherProvider"])
     with pytest.raises(
-        SessionError, match="could not start CPUExecutionProvider and would compute on the CPU"
+        SessionError, match="could not start CUDAExecutionProvider and would compute on the CPU"
     ):
-        OrtBackend.of(bundle, bundle.manifest.variants[0], "cuda", 1)
+        Session.open(graphs("static", "fp32"), "cuda")
 
 
 def test_doctor_says_what_is_left_to_the_cpu(

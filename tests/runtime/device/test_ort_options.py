@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from support.fixtures import Named
 
-from mars_export.runtime import GenerationConfig, Session, SessionError
-from mars_export.runtime.costs import CostFile
+from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.device.name import DeviceName
-from mars_export.runtime.device.ort_options import LEVEL, parted
+from mars_export.runtime.device.ort.options import LEVEL, parted
+from mars_export.runtime.session.costs import CostFile
 
 SPINNING = "session.intra_op.allow_spinning"
 AFFINITIES = "session.intra_op_thread_affinities"
@@ -37,6 +37,7 @@ def test_the_devices_number_is_its_device_id() -> None:
     [
         ({"device_id": "1"}, "the CPU has no option device_id"),
         ({LEVEL: "0"}, "accuracy_level sets it"),
+        ({"enable_cuda_graph": "1"}, "build a TensorRT engine"),
         ({SPINNING: 0}, f"pairs of texts, not '{SPINNING}': 0"),
         ({1: "0"}, "pairs of texts, not 1: '0'"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.fake_trt import BLOCK, CAPACITY, build
 
-from mars_export.runtime import SessionError
+from mars_export import SessionError
 
 
 def test_too_many_rows_are_refused() -> None:

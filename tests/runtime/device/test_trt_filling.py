@@ -8,7 +8,7 @@ from support.fake import FakeBackend
 from support.fake_engine import engine_info
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, build, predict
 
-from mars_export.runtime import SessionError
+from mars_export import SessionError
 from mars_export.runtime.device.filling import Filling
 
 
@@ -28,7 +28,8 @@ def test_steps_are_filled_up_to_few_sizes(kv_layout: str) -> None:
             assert made.token_ids.tolist() == wanted.token_ids.tolist()
             assert made.confidence == pytest.approx(wanted.confidence)
         length += slots
-    shapes = {(c.shapes["input_ids"][1], c.shapes["output_index"][1]) for c in engine.contexts}
+    bound = [c.shapes for c in engine.contexts if c.shapes]
+    shapes = {(s["input_ids"][1], s["output_index"][1]) for s in bound}
     assert shapes <= {(s, o) for s in (1, BLOCK, 2 * BLOCK - 1) for o in (1, BLOCK, 2 * BLOCK - 1)}
     assert backend.num_graphs <= 9
     # Near its end a row has no room for filling.

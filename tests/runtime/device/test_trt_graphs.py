@@ -15,24 +15,32 @@ def test_a_captured_step_belongs_to_its_rows_and_memory() -> None:
         for first in (0, 1):
             for _ in range(3):
                 backend.step(cache, first, ids + first, np.array([0]), index, False)
-    assert device.graphs == 4
-    assert len({c.addresses["past_key_values.0.key"] for c in engine.contexts}) == 4
+    assert device.graphs == device.forgotten + 1 == 4, "a context is bound anew, and captures anew"
+    assert len(engine.contexts) == 5, "those of the opening, and one for this size"
     for cache in (one, two):
         keys = device.view(cache.memory.addresses[0], (2, 2, CAPACITY, 4), np.float32)
         assert keys[:2, 0, :2, 0].tolist() == [[4, 5], [5, 6]]
 
 
-def test_captured_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mars_export.runtime.device.trt.MOST_GRAPHS", 3)
-    backend, _, device = build()
+def test_contexts_are_made_at_opening_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mars_export.runtime.device.trt.backend.MOST_CONTEXTS", 5)
+    backend, engine, _ = build()
+    assert len(engine.contexts) == 4, "1, block and 2 x block - 1 slots, and prompts"
     cache = backend.new_cache(3)
     for rows in (1, 2, 3):
-        for slots in (1, BLOCK) if rows < 3 else (1, BLOCK, 1):
+        for slots, outputs in ((1, 1), (BLOCK, 1), (2 * BLOCK - 1, 1), (2 * BLOCK - 1, BLOCK)):
             for _ in range(2):
-                ids, index = np.full((rows, slots), 2), np.zeros((rows, 1), np.int64)
+                ids, index = np.full((rows, slots), 2), np.zeros((rows, outputs), np.int64)
                 backend.step(cache, 0, ids, np.zeros(rows, np.int64), index, False)
-    assert backend.num_graphs == 3
-    assert device.forgotten == 3
+    assert sum(context.is_alive for context in engine.contexts) == 5
+    assert backend.num_graphs <= 5
+
+
+def test_contexts_take_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter(range(1 << 30, 0, -(100 << 20)))
+    monkeypatch.setattr("support.fake_cuda.FakeDevice.free_memory", lambda self: next(free))
+    _, engine, _ = build()
+    assert sum(context.is_alive for context in engine.contexts) == 1, "each takes 100 MiB of 1024 / 8"
 
 
 def test_a_step_that_would_allocate_is_not_captured() -> None:

@@ -10,8 +10,8 @@ from support.fake_cuda import FakeDevice
 from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
-from mars_export.runtime import Commit, SessionError
-from mars_export.runtime.device.trt import TrtBackend
+from mars_export import Commit, SessionError
+from mars_export.runtime.device.trt.backend import TrtBackend
 
 
 def test_memory_is_allocated_once() -> None:

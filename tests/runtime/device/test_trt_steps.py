@@ -11,8 +11,8 @@ import pytest
 from support.fake import FakeBackend
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, PROMPTS, answers, build, predict
 
-from mars_export.runtime import Commit, SessionError
-from mars_export.runtime.device.trt import TrtCache
+from mars_export import Commit, SessionError
+from mars_export.runtime.device.trt.backend import TrtCache
 
 
 @pytest.mark.parametrize("commit", [Commit(), Commit("block", 4)], ids=["cursor", "block"])
@@ -28,7 +28,7 @@ def test_the_loops_accept_what_they_accept_elsewhere(
     for _ in range(3):  # the second time on memory that was used, the third with captured steps
         assert answers(backend, PROMPTS, commit) == expected
     assert (device.launches > 0) == (not refuse)
-    assert backend.num_graphs == device.graphs
+    assert backend.num_graphs == device.graphs - device.forgotten
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
@@ -53,6 +53,26 @@ def test_only_ids_and_confidences_come_back_in_stream_order() -> None:
         assert sizes["download"] == 2 * 256, "ids and confidences, each from where a tensor may begin"
         assert sizes["upload"] == 2 * 256 + ids.size * 8, "the ids of this step, not of the widest"
     assert device.launches == 2, "the first run prepares, the second is captured and replayed"
+
+
+def test_results_are_copied_at_the_size_of_the_step() -> None:
+    backend, _, device = build(batch=64)
+    cache, index = backend.new_cache(64), np.tile(np.arange(BLOCK), (64, 1))
+    for rows, size in ((64, 64 * BLOCK * (8 + 4)), (1, 2 * 256)):
+        device.events.clear()
+        backend.step(cache, 0, np.full((rows, BLOCK), 7), np.zeros(rows, np.int64), index[:rows], False)
+        assert dict(device.events)["download"] == size
+
+
+def test_of_equally_likely_tokens_the_lowest_id_wins() -> None:
+    """TensorRT's TopK has no order among equal values."""
+    backend, engine, _ = build(top_k=5)
+    engine.ties = 3
+    ids, index = np.array([[8, 9]]), np.array([[1, 0]])
+    got = backend.step(backend.new_cache(1), 0, ids, np.zeros(1, np.int64), index, False)
+    assert got.topk_ids is not None and got.topk_logprobs is not None
+    assert (got.topk_logprobs[..., :3] == got.topk_logprobs[..., :1]).all()
+    assert (np.diff(got.topk_ids[..., :3]) > 0).all() and (got.token_ids == got.topk_ids[..., 0]).all()
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["ranges", "fixed"])
@@ -84,12 +104,12 @@ def test_ranges_are_chosen_by_shape() -> None:
     )
     step(1, 1)
     step(3, 2 * BLOCK - 1)
-    assert [c.range_index for c in engine.contexts] == [0, 0], "decode, a context for each shape"
+    assert [c.range_index for c in engine.contexts] == [0, 0, 0, 1, 0], "those of the opening, and another"
     step(1, 2 * BLOCK)
     step(2, PREFILL)
     step(1, PREFILL, 2)
-    assert [c.range_index for c in engine.contexts] == [0, 0, 1], "prefill, one context for all"
-    last = engine.contexts[-1]
+    assert len(engine.contexts) == 5, "prefill, one context for all"
+    last = engine.contexts[3]
     assert last.shapes["input_ids"] == (1, PREFILL)
     assert last.shapes["past_key_values.1.value"] == (1, 2, CAPACITY, 4)
     assert last.addresses["past_key_values.0.key"] == cache.memory.addresses[0] + 2 * cache.memory.row_bytes

@@ -6,7 +6,7 @@ import pytest
 from support.agreement import MAIN
 from support.fixtures import Sessions
 
-from mars_export.runtime import Session
+from mars_export import Session
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from support.agreement import MAIN
 from support.fixtures import Named
 from support.questions import PROMPT, STOP, WEATHER
 
-from mars_export.runtime import Batcher, Commit, GenerationConfig, Session, SessionError
-from mars_export.runtime.grammar import Grammars
+from mars_export import Batcher, Commit, GenerationConfig, Session, SessionError
+from mars_export.runtime.structured.grammar import Grammars
 
 SETTINGS: dict[str, dict[str, Any]] = {"tau 1": {"tau": 1.0}, "tau 0.5": {"tau": 0.5}, "exact": {}}
 

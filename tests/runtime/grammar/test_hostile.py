@@ -13,7 +13,7 @@ from attack.grammars import trial as grammar_trial
 from attack.grammars import wrong
 from support.questions import PROMPT, STOP
 
-from mars_export.runtime import GenerationConfig, Session, SessionError
+from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.decode.structure import MOST_BYTES, MOST_REGEX
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -12,9 +12,9 @@ from attack.schemas import drawn_schema
 from support import tiny
 from support.questions import STOP, WEATHER
 
-from mars_export.runtime import GenerationConfig, Session, SessionError
-from mars_export.runtime.grammar import Grammars, leaves_a_choice
-from mars_export.runtime.text import Text
+from mars_export import GenerationConfig, Session, SessionError
+from mars_export.runtime.structured.grammar import Grammars, leaves_a_choice
+from mars_export.runtime.text.tokenizer import Text
 
 
 def grammars(text: Text, dialect: Any = "list") -> Grammars:

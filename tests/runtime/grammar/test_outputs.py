@@ -12,9 +12,9 @@ from support.agreement import MAIN
 from support.fixtures import Named
 from support.questions import PROMPT
 
+from mars_export import GenerationConfig, Session, SessionError
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime import GenerationConfig, Session, SessionError
 
 
 @pytest.fixture(scope="module")

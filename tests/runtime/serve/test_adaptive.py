@@ -17,7 +17,7 @@ need("uvicorn", "serve")
 
 from support.served import serving, until  # noqa: E402
 
-from mars_export.runtime import Limits, Session, SessionError  # noqa: E402
+from mars_export import Limits, Session, SessionError  # noqa: E402
 from mars_export.runtime.bundle.manifest import Profile  # noqa: E402
 from mars_export.runtime.bundle.open import Bundle  # noqa: E402
 from mars_export.runtime.bundle.profiles import sha256_of  # noqa: E402

@@ -22,7 +22,7 @@ need("uvicorn", "serve")
 
 from support.served import HELLO, Serving, serving, talking, until  # noqa: E402
 
-from mars_export.runtime import Session  # noqa: E402
+from mars_export import Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions, options  # noqa: E402
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
@@ -243,6 +243,8 @@ def test_any_value_in_messages_and_tools(value: Any, server: Serving) -> None:
             answer = server.call("/v1/chat/completions", json.dumps(given))
             assert answer.status < 500, (body, answer.data)
             assert answer.status == 200 or answer.json["error"]["message"]
+        told = {name: body[name] for name in ("messages", "tools") if name in body}
+        assert server.call("/tokenize", json.dumps(told)).status < 500, told
 
 
 @pytest.mark.parametrize(

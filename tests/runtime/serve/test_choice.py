@@ -13,12 +13,12 @@ need("uvicorn", "serve")
 
 from support import tiny  # noqa: E402
 
-from mars_export.runtime.answer import Event  # noqa: E402
-from mars_export.runtime.serve.choice import Choice, Piece  # noqa: E402
-from mars_export.runtime.serve.steps import Steps  # noqa: E402
-from mars_export.runtime.serve.wire import Ask, Tools  # noqa: E402
-from mars_export.runtime.text import Text, TextStream  # noqa: E402
-from mars_export.runtime.toolcalls import ToolStream  # noqa: E402
+from mars_export.runtime.serve.answer.choice import Choice, Piece  # noqa: E402
+from mars_export.runtime.serve.answer.steps import Steps  # noqa: E402
+from mars_export.runtime.serve.ask.request import Ask, Tools  # noqa: E402
+from mars_export.runtime.session.answer import Event  # noqa: E402
+from mars_export.runtime.text.tokenizer import Text, TextStream  # noqa: E402
+from mars_export.runtime.text.toolcalls import ToolStream  # noqa: E402
 
 TWO = '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]'
 
@@ -48,16 +48,14 @@ def fed(made: Choice, text: str, size: int, reason: str = "eos") -> list[Piece]:
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_calls_come_piece_by_piece(size: int) -> None:
+def test_calls_come_one_by_one(size: int) -> None:
     made, request = choice(Tools([], False, False))
     pieces = fed(made, TWO, size)
     assert [(c.name, c.arguments) for c in made.calls] == [("a", '{"x": 1}'), ("b", "{}")]
     assert made.finish_reason == "tool_calls" and not request.cancelled
     assert "".join(piece.text for piece in pieces) == "" == made.text
     parts = [part for piece in pieces for part in piece.calls]
-    assert [part["id"] for part in parts if "id" in part] == [call.id for call in made.calls]
-    spelled = ["".join(p["function"].get("arguments", "") for p in parts if p["index"] == i) for i in (0, 1)]
-    assert spelled == ['{"x": 1}', "{}"]
+    assert parts == [call.to_dict() | {"index": i} for i, call in enumerate(made.calls)]
 
 
 @pytest.mark.parametrize("size", [1, 100])
@@ -66,10 +64,11 @@ def test_one_call_and_no_more(size: int) -> None:
     fed(made, TWO, size, "cancelled" if size == 1 else "eos")
     assert [c.name for c in made.calls] == ["a"] and made.finish_reason == "tool_calls"
     assert request.cancelled, "nobody waits for the second"
+    assert made.text == ""
     assert made.message["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": 1}'}
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "plain words", '[{"name": ', "", "  [", "]"])
+@pytest.mark.parametrize("text", ["[1, 2]", '[{"name": ', "", "  ["])
 def test_what_has_no_calls_is_text(text: str) -> None:
     made, _ = choice(Tools([], False, False))
     pieces = fed(made, text, 2, "length")

@@ -10,8 +10,8 @@ from support.fixtures import Sessions
 from support.missing import need
 from typer.testing import CliRunner
 
+from mars_export import Batcher, GenerationConfig, Limits, MarsError, Session
 from mars_export.cli import app
-from mars_export.runtime import Batcher, GenerationConfig, Limits, MarsError, Session
 
 need("starlette", "serve")
 from support.served import serving  # noqa: E402
@@ -77,7 +77,7 @@ def test_the_command_s_limit_is_the_batcher_s(
             raise MarsError("enough")
         return Limits()
 
-    monkeypatch.setattr("mars_export.runtime.Limits", limits)
+    monkeypatch.setattr("mars_export.runtime.decode.schedule.Limits", limits)
     for option in ((), ("--max-rows-per-client", "3")):
         CliRunner().invoke(app, ["serve", str(session.bundle.path), *option])
     assert [named["max_rows_per_client"] for named in given] == [None, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +16,12 @@ from support.missing import need
 need("uvicorn", "serve")
 need("llguidance", "grammar")
 
-from support.served import Serving, serving  # noqa: E402
+from support.served import Answer, Serving, serving  # noqa: E402
 
-from mars_export.runtime import GenerationConfig, Session  # noqa: E402
-from mars_export.runtime.grammar import Grammars  # noqa: E402
+from mars_export import GenerationConfig, Limits, Session  # noqa: E402
+from mars_export.runtime.serve import ServeOptions  # noqa: E402
+from mars_export.runtime.serve.turns import Turns  # noqa: E402
+from mars_export.runtime.structured.grammar import Grammars  # noqa: E402
 
 MOST_SECONDS = 60
 
@@ -74,6 +77,43 @@ def test_others_are_answered_while_a_grammar_compiles(server: Serving, gate: Gat
     begun = gate.begun
     assert server.chat(response_format=form(schema), max_tokens=20).status == 200
     assert gate.begun == begun, "it was kept"
+
+
+def test_who_waits_to_compile_has_a_place_and_a_turn(sessions: Sessions, gate: Gate) -> None:
+    made = sessions(MAIN)
+    session = Session(made.bundle, made.variant, made.backend)
+    options = ServeOptions(Limits(max_rows=1, max_waiting=4), queue_timeout=1.0, keys=("many", "one"))
+
+    def ask(number: int, key: str = "many") -> Answer:
+        return server.chat(
+            response_format=form({"const": number}), max_tokens=9, headers={"authorization": f"Bearer {key}"}
+        )
+
+    with serving({"tiny": session}, options) as server, ThreadPoolExecutor(9) as clients:
+        answers = list(clients.map(ask, range(8)))
+        gate.open.set()
+    assert sorted(answer.status for answer in answers) == [429] * 8
+    assert sum(b"max_waiting" in answer.data for answer in answers) == 3
+
+
+def test_clients_take_turns() -> None:
+    order: list[str] = []
+
+    async def work(turns: Turns, client: str) -> None:
+        async with turns.of(client):
+            order.append(client)
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        turns = Turns(1)
+        tasks = [asyncio.create_task(work(turns, client)) for client in "aaaabb"]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await work(turns, "c")
+
+    asyncio.run(run())
+    assert order == [*"aabbac"], "the second of a client waits for the first of another"
 
 
 def test_grammars_that_cannot_be_leave_the_others_alone(server: Serving, gate: Gate) -> None:

@@ -15,7 +15,7 @@ need("uvicorn", "serve")
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from support.served import Serving, serving, talking, until  # noqa: E402
 
-from mars_export.runtime import Session  # noqa: E402
+from mars_export import Session  # noqa: E402
 
 COUNTED = (
     *("mars_prompt_tokens_total", "mars_generation_tokens_total", "mars_proposed_tokens_total"),

@@ -22,8 +22,8 @@ need("uvicorn", "serve")
 
 from support.served import HELLO, Answer, Serving, serving, talking, until  # noqa: E402
 
-from mars_export.runtime import GenerationConfig, Limits, MarsError, Session, SessionError  # noqa: E402
-from mars_export.runtime.device.trt import TrtBackend  # noqa: E402
+from mars_export import GenerationConfig, Limits, MarsError, Session, SessionError  # noqa: E402
+from mars_export.runtime.device.trt.backend import TrtBackend  # noqa: E402
 from mars_export.runtime.errors import DeviceLost  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.keys import Keys, read_keys  # noqa: E402

@@ -11,7 +11,7 @@ from support.fixtures import Sessions
 from support.missing import need
 from support.page import FOREVER, WORDS, Open, ended, runs, slide, write
 
-from mars_export.runtime import Session
+from mars_export import Session
 from mars_export.runtime.decode.backend import StepOutput
 
 need("uvicorn", "serve")

@@ -12,8 +12,8 @@ from support.manifests import ENGINE
 from support.missing import need
 from typer.testing import CliRunner
 
+from mars_export import Limits, MarsError, Session
 from mars_export.cli import app
-from mars_export.runtime import Limits, MarsError, Session
 from mars_export.runtime.bundle.engine_info import Extent
 
 need("starlette", "serve")

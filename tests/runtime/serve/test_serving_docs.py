@@ -20,6 +20,7 @@ need("openai", "dev")
 from support.served import Serving, serving  # noqa: E402
 
 from mars_export import cli  # noqa: E402
+from mars_export.runtime.serve.refusals import CODES  # noqa: E402
 
 PAGES = ("README.md", "docs/serving.md")
 
@@ -33,6 +34,17 @@ def server(sessions: Sessions) -> Iterator[Serving]:
 def blocks(page: str, language: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.S | re.M)
+
+
+def test_the_page_lists_every_code() -> None:
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    cells = re.findall(
+        r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \|", page.split("| code |")[1].split("\n\n")[0], flags=re.M
+    )
+    listed = [code for cell in cells for code in re.findall("[a-z_]+", cell)]
+    assert sorted(listed) == sorted(CODES)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "runtime").rglob("*.py"))
+    assert set(re.findall(r"\bcode ?= ?\"(\w+)\"", sources)) <= set(CODES)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -72,5 +84,5 @@ def test_every_option_is_told() -> None:
     known = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
     [told] = [block for block in blocks("docs/serving.md", "") if block.startswith("mars-export serve")]
     named = set(re.findall(r"--[\w-]+", told))
-    common = {"--help", "--device", "--variant", "--threads", "--accuracy-level", "--draft"}
+    common = {"--help", "--device", "--variant", "--threads", "--accuracy-level"}
     assert named == known - common

@@ -6,8 +6,8 @@ import pytest
 from support.agreement import MAIN
 from support.fixtures import Sessions
 
-from mars_export.runtime import GenerationConfig
-from mars_export.runtime.serve.steps import Steps
+from mars_export import GenerationConfig
+from mars_export.runtime.serve.answer.steps import Steps
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.0])

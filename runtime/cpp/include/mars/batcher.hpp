@@ -16,9 +16,10 @@ namespace mars {
 
 /// How much runs at once, and how much one request may ask for; no value is no limit.
 struct MARS_API Limits {
-    std::int64_t max_rows = 8;         ///< sequences in one forward; KV memory is allocated for as many, each as long as the longest needs
-    std::int64_t max_waiting = 64;     ///< requests that may wait, beside those that free rows are about to take
-    std::int64_t prefill_tokens = 128; ///< prompt tokens that are read between two decode steps, at most
+    std::optional<std::int64_t>
+        max_rows;                  ///< sequences in one forward, each with KV memory for the longest; 8, or fewer if an engine has fewer
+    std::int64_t max_waiting = 64; ///< requests that may wait, beside those that free rows are about to take
+    std::int64_t prefill_tokens = 128;                             ///< prompt tokens that are read between two decode steps, at most
     std::optional<std::int64_t> max_prompt_tokens, max_new_tokens; ///< longest prompt and answer
     std::optional<std::int64_t> max_stops;                         ///< stop strings, and eos_ids
     std::optional<std::int64_t> kv_bytes; ///< KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in
@@ -30,6 +31,9 @@ struct MARS_API Limits {
 
     /// Throws SessionError when `config` asks for more than is given here.
     void check(const GenerationConfig& config) const;
+
+    /// Sequences in one forward.
+    std::int64_t rows() const;
 
     /// Requests that one client may have here.
     std::int64_t max_of_client() const;
@@ -147,6 +151,7 @@ class MARS_API Batcher {
     bool close(double drain = 0.0, std::optional<double> timeout = 10.0);
 
     const Session& session() const;
+    /// With the number of rows it has.
     const Limits& limits() const;
 
     struct Service;

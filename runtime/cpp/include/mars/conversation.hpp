@@ -1,4 +1,4 @@
-// A talk in turns: what was said is not read again. Twin of runtime/conversation.py.
+// A talk in turns: what was said is not read again. Twin of runtime/session/conversation.py.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ class MARS_API Conversation {
     Conversation(Conversation&&) noexcept;
     Conversation& operator=(Conversation&&) noexcept;
 
-    /// Ask, and stream the answer, which is the conversation's until the next call of it that asks or changes turns. Throws SessionError
-    /// for what cannot be asked, and is then as it was. Where the context ends, the oldest turns go if that was allowed.
+    /// Ask, and stream the answer, which belongs to the conversation and is valid until its next question. Throws SessionError for what
+    /// cannot be asked, and is then as it was. Where the context ends, the oldest turns go if that was allowed.
     Stream& send(const std::string& text, const GenerationConfig& config = {});
 
     /// Ask `text` in place of the question of `turn`, an index of `turns`, from the end below 0; all behind it is forgotten.

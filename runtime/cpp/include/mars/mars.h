@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Raised when a program built against an older header would no longer work. */
-#define MARS_ABI_VERSION 2
+#define MARS_ABI_VERSION 3
 
 /* MARS_ABI_VERSION of the library that runs, and its version such as "0.1.0". */
 MARS_API uint32_t mars_abi_version(void);
@@ -74,14 +74,18 @@ typedef struct mars_session_options {
     int32_t threads;     /* compute threads; 0: the backend's choice */
     int32_t verify;      /* a mars_verify: whether files are hashed */
     const char* variant; /* NULL: the first that runs here */
-    const char* draft;   /* a smaller model's bundle with the same tokenizer, whose proposals exact mode verifies; NULL: none */
     int64_t cache_bytes; /* for KV entries of what was read before; 0: keep none; MARS_CACHE_AUTO (default): a small share of free memory */
     int32_t safe;        /* not 0: the bundle may be anybody's; all is hashed, no engine runs, sizes are limited (docs/security.md) */
+    int32_t
+        parse_special; /* not 0: a special token's text, such as <|im_end|>, is that token inside messages, too; it is plain text by default */
     const char* const* option_names; /* settings of ONNX Runtime by its own names: with a dot a session's, without one the provider's */
     const char* const* option_values;
     size_t num_options;
     mars_on_log on_log; /* NULL: silence */
     void* log_user;
+    int32_t strict;        /* not 0: it is an error that a GPU's provider leaves operators on hidden states to the CPU */
+    int32_t cuda_priority; /* of the stream that a TensorRT engine makes for itself */
+    void* cuda_stream;     /* a cudaStream_t on which steps run on CUDA; it outlives the session, and nobody else uses it during a step */
 } mars_session_options;
 
 typedef struct mars_session_info {
@@ -123,14 +127,11 @@ typedef struct mars_prefix_stats {
     int64_t query_tokens, hit_tokens; /* of all these prompts, and those of them that were there */
     int64_t saved, evicted, failed;   /* entries that came, that went because memory was short, that could not be copied */
     int64_t entries, num_bytes;       /* what is there now */
-    int64_t stored;                   /* prefixes of the bundle, beside these */
 } mars_prefix_stats;
 
 MARS_API void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size);
 MARS_API mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error);
-/* Stale prefixes of the bundle that are left out, a line each with the command that renews it; "" for none, and for NULL. */
-MARS_API const char* mars_session_warnings(const mars_session* session);
-/* Give the memory of the store back; prefixes of the bundle stay. */
+/* Give the memory of the store back. */
 MARS_API mars_status mars_session_forget_prefixes(const mars_session* session, mars_error** error);
 
 /* ---- requests ---- */
@@ -278,8 +279,8 @@ typedef struct mars_conversation mars_conversation;
 /* `system`: a system message, or NULL. `drop_oldest`, if not 0: at the context's end the turns behind the system message go. */
 MARS_API mars_status mars_conversation_open(const mars_session* session, const char* system, int32_t drop_oldest,
                                             mars_conversation** conversation, mars_error** error);
-/* Ask, and stream the answer. *stream belongs to the conversation and is good until its next call that asks or changes turns. An answer that
- * still runs ends. What cannot be asked is an error, and leaves the conversation as it was. */
+/* Ask, and stream the answer. *stream belongs to the conversation and is valid until its next question or its close. An answer that still
+ * runs ends. What cannot be asked is an error, and leaves the conversation as it was. */
 MARS_API mars_status mars_conversation_send(mars_conversation* conversation, const char* text, const mars_config* config,
                                             mars_stream** stream, mars_error** error);
 /* The same in place of the question of `turn`, counted from 0, from the end below 0; all behind it is forgotten. */
@@ -306,7 +307,7 @@ typedef struct mars_request mars_request;
 /* How much runs at once, and how much one request may ask for; MARS_NO_LIMIT where that may be. */
 typedef struct mars_limits {
     size_t struct_size;
-    int64_t max_rows;          /* 8: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs */
+    int64_t max_rows;          /* sequences in one forward, each with KV memory for the longest; 0: 8, or fewer if an engine has fewer */
     int64_t max_waiting;       /* 64: requests that may wait, beside those that free rows are about to take */
     int64_t prefill_tokens;    /* 128: prompt tokens that are read between two decode steps, at most */
     int64_t max_prompt_tokens; /* no limit, as the next ones */

@@ -104,16 +104,23 @@ class MARS_API Session {
         std::optional<int> threads = {};         ///< compute threads; the backend's choice by default
         std::optional<std::string> variant = {}; ///< the first that runs here by default
         Verify verify = Verify::once;            ///< whether files are hashed
-        /// A smaller model's bundle with the same tokenizer, whose proposals exact mode verifies.
-        std::optional<std::filesystem::path> draft = std::nullopt;
         /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
-        /// For a bundle that may be anybody's: all is hashed and nothing remembered, engines and prefixes are left alone, sizes are limited.
+        /// For a bundle that may be anybody's: all is hashed and nothing remembered, engines are left alone, sizes are limited.
         bool safe = false;
+        /// Whether the text of a special token, such as <|im_end|>, is that token inside messages, too. By default it is plain text there, so
+        /// that nobody who writes a message can end a turn; in prompts that are one text it is always the token.
+        bool parse_special = false;
         /// Of ONNX Runtime, by its own names: with a dot a session's ({"session.intra_op.allow_spinning", "0"}), without one the execution
         /// provider's ({"device_id", "1"}). An engine takes none.
         std::map<std::string, std::string> options = {};
-        /// Hears warnings, ONNX Runtime's among them, and what was opened. Silence by default.
+        /// Whether it is an error, not a warning, that a GPU's provider leaves operators on hidden states to the CPU.
+        bool strict = false;
+        /// A cudaStream_t on which steps run on CUDA, such as the one that a robot's perception uses. It outlives the session, and nobody
+        /// else puts work on it during a step. By default an engine has a stream of its own with this priority (cudaDeviceGetStreamPriorityRange).
+        void* cuda_stream = nullptr;
+        int cuda_priority = 0;
+        /// Gets what was opened, and the log of ONNX Runtime or TensorRT. Silence by default.
         OnLog on_log = nullptr;
     };
 
@@ -146,10 +153,7 @@ class MARS_API Session {
     /// What the store of KV entries was asked, what it had, and what it holds.
     PrefixStats prefix_stats() const;
 
-    /// What was found when it was opened and is left out, each with the command that renews it: stale prefixes of the bundle.
-    const std::vector<std::string>& warnings() const;
-
-    /// Give the memory of the store of KV entries back; prefixes of the bundle stay.
+    /// Give the memory of the store of KV entries back.
     void forget_prefixes() const;
 
     /// Token ids of a prompt. Throws SessionError for an empty or too long one, or ids outside the vocabulary.

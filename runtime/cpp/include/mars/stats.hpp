@@ -74,10 +74,9 @@ struct Stats {
 ///
 /// queries: prompts that were looked up; hits: those of which something was there. query_tokens: of all these prompts; hit_tokens: those of
 /// them that were there. saved, evicted: entries that came, and that went because memory was short; failed: those that could not be
-/// copied. entries, num_bytes: what is there now. stored: prefixes of the bundle, beside these.
+/// copied. entries, num_bytes: what is there now.
 struct PrefixStats {
-    std::int64_t queries = 0, hits = 0, query_tokens = 0, hit_tokens = 0, saved = 0, evicted = 0, failed = 0, entries = 0, num_bytes = 0,
-                 stored = 0;
+    std::int64_t queries = 0, hits = 0, query_tokens = 0, hit_tokens = 0, saved = 0, evicted = 0, failed = 0, entries = 0, num_bytes = 0;
 };
 
 } // namespace mars

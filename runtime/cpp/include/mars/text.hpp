@@ -25,7 +25,7 @@ struct Message {
 /// stop string. One thread at a time.
 class MARS_API TextStream {
   public:
-    /// Throws SessionError when a stop string is empty or not valid UTF-8.
+    /// Throws SessionError when a stop string is empty or not valid UTF-8, or has more than 256 characters, and for more than 16.
     explicit TextStream(const Text& text, std::vector<std::string> stop = {});
 
     /// Add a token; returns whether it completes a stop string, which ends the text before that string.

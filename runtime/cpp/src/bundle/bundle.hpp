@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -50,6 +49,7 @@ struct QuantizationInfo {
     std::optional<std::int64_t> group_size;
     bool symmetric = false;
     std::string head, embedding;
+    std::optional<std::int64_t> weight_bits; ///< of the codes of Linear weights
 };
 
 /// One executable form of the model. `batch`, `slots` and `capacity` are empty where the graph keeps them symbolic.
@@ -86,19 +86,6 @@ struct Profile {
     std::optional<std::int64_t> accuracy_level = std::nullopt;
 };
 
-/// KV entries of the first `length` tokens of a prompt, in `file`, bound to one variant on one device.
-///
-/// `piece`: the size of the pieces that the prompt was read in, nothing where entries do not depend on it.
-struct StoredPrefix {
-    std::string name, file;
-    std::int64_t length = 0;
-    std::optional<std::int64_t> piece;
-    std::string variant, variant_sha256;
-    std::optional<std::string> weights_sha256;
-    std::string precision, kv_dtype, kv_layout, device;
-    std::optional<std::int64_t> accuracy_level;
-};
-
 /// What answers may be, as an automaton over bytes in `file`; `kind`: what it was compiled from (schema, tools, regex, choice).
 struct StoredGrammar {
     std::string name, file, kind;
@@ -117,37 +104,23 @@ struct Manifest {
     std::vector<FileEntry> files;
     std::vector<Profile> profiles;
     std::string format_version;
-    std::vector<StoredPrefix> prefixes = {};
     std::vector<StoredGrammar> grammars = {};
 };
-
-class Held;
 
 /// An opened bundle: a directory whose manifest is valid and whose files are the ones it lists.
 struct Bundle {
     std::filesystem::path path;
     Manifest manifest;
-    std::shared_ptr<const Held> held = nullptr; ///< that directory, kept open; none for a bundle that was not read from one
 
     /// The variant of that name; throws BundleError that lists the names there are.
     const Variant& variant(std::string_view name) const;
-
-    /// Where a file of the directory that was verified is opened, whatever has its name by now.
-    std::filesystem::path place(const std::string& name) const;
-
-    /// The content of a small file, which is that of the manifest, hashed here: whatever was written since it was verified. Throws
-    /// BundleError.
-    std::string read(const std::string& name, std::size_t limit) const;
-
-    /// Files that are not as they were when they were verified: what was read of them in between may not be what the manifest says.
-    std::vector<std::string> changed() const;
 };
 
 /// Open and check a bundle directory; `how` says which files are hashed. `safe`, for a bundle that may be anybody's, hashes all, remembers
 /// nothing, and has stricter limits (docs/security.md).
 ///
 /// Throws BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
-/// files that are missing, of the wrong size or of the wrong content.
+/// files that are missing, not listed, of the wrong size or of the wrong content.
 Bundle open_bundle(const std::filesystem::path& path, Verify how = Verify::once, bool safe = false);
 
 /// Parse and check manifest text; throws BundleError that lists every wrong field.

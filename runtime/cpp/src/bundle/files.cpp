@@ -2,14 +2,10 @@
 #include "bundle/files.hpp"
 
 #include <algorithm>
-#include <chrono>
+#include <cerrno>
 #include <fcntl.h>
-#include <fstream>
-#include <memory>
 #include <set>
-#include <sstream>
-#include <sys/mman.h>
-#include <thread>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -28,10 +24,45 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t chunk = std::size_t{1} << 20U;
-constexpr std::chrono::milliseconds tick(12); // the longest of Linux's, and some more
+
+/// A regular file, open for reading.
+class PlainFile {
+  public:
+    explicit PlainFile(const fs::path& path) : file_(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
+        if (file_ < 0 || (fstat(file_, &state) == 0 && S_ISREG(state.st_mode))) return;
+        close(file_);
+        file_ = -1;
+    }
+    PlainFile(const PlainFile&) = delete;
+    PlainFile& operator=(const PlainFile&) = delete;
+    ~PlainFile() {
+        if (file_ >= 0) close(file_);
+    }
+
+    bool is_open() const { return file_ >= 0; }
+
+    /// At most `limit` bytes from where the last call ended; no value if the file cannot be read.
+    std::optional<std::string> read(std::size_t limit) {
+        std::string content;
+        while (file_ >= 0) {
+            const std::size_t size = content.size();
+            content.resize(std::min(limit, size + chunk));
+            const ssize_t count = ::read(file_, &content[size], content.size() - size);
+            if (count < 0 && errno != EINTR) return std::nullopt;
+            content.resize(size + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+            if (count == 0 || content.size() == limit) return content;
+        }
+        return std::nullopt;
+    }
+
+    struct stat state{};
+
+  private:
+    int file_;
+};
 
 std::optional<std::string> hash(PlainFile& file) {
-    Sha256 digest(Hasher::system);
+    Sha256 digest;
     while (const std::optional<std::string> data = file.read(chunk)) {
         if (data->empty()) return digest.hex();
         digest.add(*data);
@@ -39,100 +70,33 @@ std::optional<std::string> hash(PlainFile& file) {
     return std::nullopt;
 }
 
-bool leads_out(const fs::path& path, const fs::path& directory) {
+/// What of a file is remembered once it was hashed: its hash, size, times of writing and of change in nanoseconds, inode, device.
+Json stamp(const struct stat& state, const FileEntry& entry) {
+    const auto nanoseconds = [](const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000 + time.tv_nsec; };
+    return {entry.sha256, std::int64_t{state.st_size}, nanoseconds(state.st_mtim), nanoseconds(state.st_ctim), state.st_ino, state.st_dev};
+}
+
+/// What is wrong with a file, "" if nothing; the stamp of a good file goes into `seen`, if it is hashed at all.
+std::string problem(const fs::path& path, const FileEntry& entry, const Json& stamps, Json* seen) {
     std::error_code error;
-    if (!fs::is_symlink(fs::symlink_status(path, error))) return false;
-    const fs::path target = fs::weakly_canonical(path, error), home = fs::weakly_canonical(directory, error);
-    return error || std::mismatch(home.begin(), home.end(), target.begin(), target.end()).first != home.end();
-}
-
-Json stamp(const State& state, const FileEntry& entry) {
-    Json made{entry.sha256};
-    for (const std::int64_t number : state) made.push_back(number);
-    return made;
-}
-
-/// Wait until a write that comes from now on has another time than the last one: a file system's clock stands still for a tick.
-void settle(const State& state) {
-    const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
-    const std::chrono::nanoseconds age = now - std::chrono::nanoseconds(std::max(state[1], state[2]));
-    if (age.count() >= 0 && age < tick) std::this_thread::sleep_for(tick - age);
-}
-
-/// What is wrong with a graph's contents, "" if nothing. `entries`: the files that it may refer to.
-std::string problem_inside(const PlainFile& file, const std::vector<FileEntry>& entries, bool safe) {
-    const std::optional<Contents> found = file.contents();
-    if (!found) return "not an ONNX graph";
-    if (found->longest > most_in_a_row)
-        return "a list of " + std::to_string(found->longest) + " integers, " + std::to_string(most_in_a_row) + " are the most";
-    for (const std::string& name : found->names)
-        if (std::none_of(entries.begin(), entries.end(), [&](const FileEntry& entry) { return entry.path == name; }))
-            return "the graph takes data from `" + name.substr(0, 80) + "`, which `files` does not list";
-    if (safe && found->is_nested) return "the graph has loops, branches or functions, which safe mode refuses; " + std::string(safe_remedy);
-    return "";
-}
-
-/// What is wrong with a file, "" if nothing; a good file's state goes into `held`, and its stamp into `seen`, if it is hashed at all.
-std::string problem(Held& held, const FileEntry& entry, const std::vector<FileEntry>* of_graph, const Json& stamps, Json* seen, bool safe) {
-    const fs::path directory = held.place(), path = directory / entry.path;
-    std::error_code error;
-    if (leads_out(path, directory)) return "a link that leads out of the bundle";
     if (!fs::is_regular_file(path, error)) return "missing";
     PlainFile file(path);
     if (!file.is_open()) return "not readable";
     if (file.state.st_size != entry.size)
         return std::to_string(file.state.st_size) + " bytes, the manifest says " + std::to_string(entry.size);
-    const State state = state_of(file.state);
-    const Json now = stamp(state, entry);
+    if (seen == nullptr) return "";
+    const Json now = stamp(file.state, entry);
     const auto before = stamps.find(entry.path);
     if (before == stamps.end() || *before != now) {
-        settle(state);
-        if (seen != nullptr) {
-            const std::optional<std::string> found = hash(file);
-            if (!found) return "not readable";
-            if (*found != entry.sha256) return "its content does not match the manifest's sha256";
-        }
-        if (of_graph != nullptr)
-            if (std::string inside = problem_inside(file, *of_graph, safe); !inside.empty()) return inside;
-        if (file.now() != state) return "was written to while it was read";
+        const std::optional<std::string> digest = hash(file);
+        if (!digest) return "not readable";
+        if (*digest != entry.sha256) return "its content does not match the manifest's sha256";
     }
-    if (seen != nullptr) (*seen)[entry.path] = now;
-    held.states[entry.path] = state;
+    (*seen)[entry.path] = now;
     return "";
 }
 
 } // namespace
-
-PlainFile::PlainFile(const fs::path& path, int flags) : file_(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags)) {
-    if (file_ < 0 || (fstat(file_, &state) == 0 && S_ISREG(state.st_mode))) return;
-    close(file_);
-    file_ = -1;
-}
-
-PlainFile::~PlainFile() {
-    if (file_ >= 0) close(file_);
-}
-
-std::optional<std::string> PlainFile::read(std::size_t limit) {
-    std::string content;
-    while (file_ >= 0) {
-        const std::size_t size = content.size();
-        content.resize(std::min(limit, size + chunk));
-        const ssize_t got = ::read(file_, &content[size], content.size() - size);
-        if (got < 0) return std::nullopt;
-        content.resize(size + static_cast<std::size_t>(got));
-        if (got == 0 || content.size() == limit) return content;
-    }
-    return std::nullopt;
-}
-
-std::optional<Contents> PlainFile::contents() const {
-    const auto size = static_cast<std::size_t>(state.st_size);
-    void* data = file_ < 0 || size == 0 ? MAP_FAILED : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file_, 0);
-    if (data == MAP_FAILED) return std::nullopt;
-    const std::shared_ptr<void> owner(data, [size](void* mapped) { munmap(mapped, size); });
-    return graph_contents({static_cast<const char*>(data), size});
-}
 
 bool is_safe_name(std::string_view name) {
     const auto plain = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
@@ -140,39 +104,42 @@ bool is_safe_name(std::string_view name) {
     return !name.empty() && name.size() <= 200 && plain(name.front()) && std::all_of(name.begin(), name.end(), inner);
 }
 
-std::optional<std::string> read_file(const fs::path& path) {
-    std::error_code error;
-    if (!fs::is_regular_file(path, error)) return std::nullopt;
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream content;
-    if (!file || (!(content << file.rdbuf()) && fs::file_size(path, error) > 0)) return std::nullopt;
-    return content.str();
+std::optional<std::string> read_file(const fs::path& path, std::size_t limit) { return PlainFile(path).read(limit); }
+
+bool write_whole(const fs::path& path, const std::string& content) {
+    std::string scratch = (path.parent_path() / ".XXXXXX").string();
+    const int file = mkostemp(scratch.data(), O_CLOEXEC);
+    if (file < 0) return false;
+    std::size_t done = 0;
+    while (done < content.size()) {
+        const ssize_t count = write(file, content.data() + done, content.size() - done);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) break;
+        done += static_cast<std::size_t>(count);
+    }
+    const bool is_whole = done == content.size() && fsync(file) == 0;
+    close(file);
+    if (is_whole && rename(scratch.c_str(), path.c_str()) == 0) return true;
+    unlink(scratch.c_str());
+    return false;
 }
 
-std::optional<State> PlainFile::now() const {
-    struct stat found{};
-    return file_ >= 0 && fstat(file_, &found) == 0 ? std::optional(state_of(found)) : std::nullopt;
-}
-
-void verify(Held& held, const Manifest& manifest, Verify how, bool safe) {
+void verify(const fs::path& directory, const Manifest& manifest, Verify how, bool safe) {
     const bool hashes = how != Verify::never || safe;
-    const std::vector<FileEntry>& entries = manifest.files;
-    std::set<std::string> graphs;
-    for (const Variant& variant : manifest.variants)
-        if (variant.engine)
-            graphs.insert(variant.engine->graph);
-        else if (!variant.is_engine())
-            graphs.insert(variant.file);
-    const fs::path& directory = held.directory();
     const std::optional<fs::path> place = safe || !hashes ? std::nullopt : stamp_file(directory);
     const Json stamps = how == Verify::once && place ? read_stamps(*place) : Json::object();
     Json seen = Json::object();
     std::string problems;
-    for (const FileEntry& entry : entries) {
-        const std::string found =
-            problem(held, entry, graphs.count(entry.path) > 0 ? &entries : nullptr, stamps, hashes ? &seen : nullptr, safe);
-        if (!found.empty()) problems += "\n  " + entry.path + ": " + found;
+    std::set<std::string> listed{"manifest.json", "manifest.sha256"};
+    for (const FileEntry& entry : manifest.files) {
+        listed.insert(entry.path);
+        const std::string what = problem(directory / entry.path, entry, stamps, hashes ? &seen : nullptr);
+        if (!what.empty()) problems += "\n  " + entry.path + ": " + what;
     }
+    std::error_code error;
+    for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
+        if (const std::string name = at->path().filename().string(); listed.count(name) == 0)
+            problems += "\n  " + name.substr(0, 80) + ": not listed in the manifest; remove it";
     if (!problems.empty())
         throw BundleError(directory.string() + ": damaged or incomplete:" + problems + "\n  copy or export the bundle again");
     if (place && seen != stamps) write_stamps(*place, seen);

@@ -9,7 +9,6 @@
 #include "bundle/engine_fields.hpp"
 #include "bundle/fields.hpp"
 #include "bundle/files.hpp"
-#include "bundle/prefix_file.hpp"
 
 namespace mars {
 
@@ -18,8 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Entries of lists, as docs/format.md has them.
-constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_prefixes = 256,
-                      most_grammars = 256;
+constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256;
 
 void check_version(const Json& top, const std::string& where) {
     const auto at = top.is_object() ? top.find("format_version") : top.end();
@@ -63,7 +61,7 @@ Drift read_drift(Fields fields) {
 QuantizationInfo read_quantization(Fields fields) {
     // `block_size` is the field's name in format 1.1 and before.
     return {fields.optional_integer(fields.has("group_size") ? "group_size" : "block_size", 1), fields.flag("symmetric"),
-            fields.text("head"), fields.text("embedding")};
+            fields.text("head"), fields.text("embedding"), fields.optional_integer("weight_bits")};
 }
 
 Variant read_variant(Fields& fields) {
@@ -89,6 +87,9 @@ Variant read_variant(Fields& fields) {
     variant.capacity = fields.optional_integer("capacity", 1);
     if (fields.has("drift")) variant.drift = read_drift(fields.object("drift"));
     if (fields.has("quantization")) variant.quantization = read_quantization(fields.object("quantization"));
+    if (variant.precision == "w8a8" && (!variant.quantization || variant.quantization->weight_bits != 7))
+        fields.wrong("quantization.weight_bits", "7 is expected for w8a8: many processors compute products of 8-bit weights wrong; export "
+                                                 "the checkpoint again: mars-export onnx CHECKPOINT --precision w8a8");
     if (fields.has("engine")) variant.engine = read_engine(fields.object("engine"));
     variant.accuracy_level = fields.optional_integer("accuracy_level");
     return variant;
@@ -111,25 +112,6 @@ Profile read_profile(Fields& fields) {
     return profile;
 }
 
-StoredPrefix read_stored(Fields& fields) {
-    StoredPrefix prefix;
-    constexpr std::int64_t most = std::int64_t{1} << 31;
-    if (fields.has("evidence")) fields.evidence("evidence");
-    prefix.name = fields.text("name");
-    prefix.file = fields.text("file");
-    prefix.length = fields.integer("length", 1, most);
-    prefix.piece = fields.optional_integer("piece", 1, most);
-    prefix.variant = fields.text("variant");
-    prefix.variant_sha256 = fields.text("variant_sha256");
-    prefix.weights_sha256 = fields.optional_text("weights_sha256");
-    prefix.precision = fields.text("precision");
-    prefix.kv_dtype = fields.text("kv_dtype", {"float32", "float16", "bfloat16"});
-    prefix.kv_layout = fields.text("kv_layout");
-    prefix.device = fields.text("device");
-    prefix.accuracy_level = fields.optional_integer("accuracy_level");
-    return prefix;
-}
-
 StoredGrammar read_grammar(Fields& fields) {
     StoredGrammar grammar;
     if (fields.has("evidence")) fields.evidence("evidence");
@@ -141,10 +123,6 @@ StoredGrammar read_grammar(Fields& fields) {
 }
 
 bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
-
-bool is_prefix_file(std::string_view name) {
-    return name.size() == 26 && name.substr(0, 7) == "prefix-" && is_hex(name.substr(7, 16)) && name.substr(23) == ".kv";
-}
 
 bool is_grammar_file(std::string_view name) {
     return name.size() == 28 && name.substr(0, 8) == "grammar-" && is_hex(name.substr(8, 16)) && name.substr(24) == ".dfa";
@@ -171,8 +149,6 @@ Manifest read_manifest(Fields& top) {
     for (Fields& fields : top.objects("files", most_files))
         manifest.files.push_back({fields.text("path"), fields.integer("size"), fields.text("sha256")});
     for (Fields& fields : top.objects("profiles", most_profiles)) manifest.profiles.push_back(read_profile(fields));
-    if (top.has("prefixes"))
-        for (Fields& fields : top.objects("prefixes", most_prefixes)) manifest.prefixes.push_back(read_stored(fields));
     if (top.has("grammars"))
         for (Fields& fields : top.objects("grammars", most_grammars)) manifest.grammars.push_back(read_grammar(fields));
     manifest.format_version = top.text("format_version");
@@ -191,7 +167,6 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         if (variant.engine) used[variant.engine->graph] = "variant " + variant.name;
     }
     if (manifest.text) used[manifest.text->tokenizer] = "text";
-    for (const StoredPrefix& prefix : manifest.prefixes) used[prefix.file] = "prefix " + prefix.name;
     std::map<std::string, int> grammars;
     for (const StoredGrammar& grammar : manifest.grammars) {
         used[grammar.file] = "grammar " + grammar.name;
@@ -213,19 +188,6 @@ std::vector<std::string> contradictions(const Manifest& manifest, const std::str
         if (names.count(profile.variant) == 0)
             problems.push_back(where + ": profile `" + profile.name + "` is for variant `" + profile.variant + "`, which is not there");
     const ModelInfo& model = manifest.model;
-    for (const StoredPrefix& prefix : manifest.prefixes) {
-        const std::string mine = where + ": prefix `" + prefix.name.substr(0, 60) + "`";
-        if (!is_stored_name(prefix.name)) problems.push_back(mine + " is not letters, digits, dots, dashes and underscores, 64 at most");
-        if (!is_prefix_file(prefix.file)) problems.push_back(mine + ": its file is not prefix-, 16 hexadecimal digits and .kv");
-        if (names.count(prefix.variant) == 0)
-            problems.push_back(mine + " is for variant `" + prefix.variant.substr(0, 60) + "`, which is not there");
-        if (prefix.length > model.context_length || prefix.length % prefix.piece.value_or(1) != 0)
-            problems.push_back(mine + " has " + std::to_string(prefix.length) + " tokens, which no prompt's pieces give");
-        for (const FileEntry& entry : manifest.files)
-            if (entry.path == prefix.file && entry.size != prefix_size(model, prefix.kv_dtype, prefix.length))
-                problems.push_back(mine + ": " + std::to_string(entry.size) + " bytes are not " + std::to_string(prefix.length) +
-                                   " tokens");
-    }
     if (model.num_heads % model.num_kv_heads != 0)
         problems.push_back(where + ".model: " + std::to_string(model.num_heads) + " heads cannot share " +
                            std::to_string(model.num_kv_heads) + " key/value heads");

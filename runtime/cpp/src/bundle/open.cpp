@@ -1,6 +1,5 @@
 // Opening a bundle directory: manifest, checksum, files.
 #include <algorithm>
-#include <fcntl.h>
 
 #include <mars/errors.hpp>
 
@@ -15,7 +14,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t manifest_limit = 16000000, checksum_limit = 1000; // bytes
-constexpr int most_attempts = 20;                                       // to open a bundle that is written to meanwhile
 
 // Of safe mode, as Python's runtime/bundle/safe.py has them.
 constexpr std::size_t safe_manifest = 1000000, safe_files = 64;
@@ -26,37 +24,6 @@ std::string checksum_line(std::string_view data) {
     Sha256 digest;
     digest.add(data);
     return digest.hex() + "  manifest.json\n";
-}
-
-/// Whether a line of the checksum file vouches for `manifest`. There are two where a rewrite was interrupted.
-bool is_vouched_for(std::string_view checksums, std::string_view manifest) {
-    const std::string wanted = checksum_line(manifest);
-    for (std::size_t start = 0; start < checksums.size();) {
-        const std::size_t end = std::min(checksums.find('\n', start), checksums.size() - 1) + 1;
-        if (checksums.substr(start, end - start) == wanted) return true;
-        start = end;
-    }
-    return false;
-}
-
-struct Read {
-    std::string text;
-    bool is_vouched_for = false;
-};
-
-/// The manifest's bytes, and whether the checksum is theirs. A writer may be at work between the two: then read again.
-Read read_manifest(const Held& held) {
-    const fs::path file = held.directory() / "manifest.json";
-    for (std::string before;;) {
-        const std::optional<std::string> text = PlainFile(held.place() / "manifest.json", O_NOFOLLOW).read(manifest_limit + 1);
-        if (!text) throw BundleError(file.string() + ": not readable");
-        if (text->size() > manifest_limit)
-            throw BundleError(file.string() + ": larger than " + std::to_string(manifest_limit) + " bytes; this is not a manifest");
-        const auto sums = PlainFile(held.place() / "manifest.sha256", O_NOFOLLOW).read(checksum_limit);
-        const bool is_good = is_vouched_for(sums.value_or(""), *text);
-        if (is_good || *text == before) return {*text, is_good};
-        before = *text;
-    }
 }
 
 /// Throws BundleError for a bundle that is larger than any of ours need be.
@@ -96,24 +63,16 @@ Bundle open_bundle(const fs::path& path, Verify how, bool safe) {
         const std::string what = fs::is_directory(path, error) ? "not a bundle: it has no manifest.json" : "no such bundle";
         throw BundleError(path.string() + ": " + what + "; make one with `mars-export onnx CHECKPOINT -o " + path.string() + "`");
     }
-    auto held = std::make_shared<Held>(path);
-    Read read = read_manifest(*held);
-    for (int attempt = 1;; ++attempt) {
-        Manifest manifest = parse_manifest(read.text, file.string());
-        if (!read.is_vouched_for)
-            throw BundleError(path.string() + ": manifest.json does not match manifest.sha256; copy or export the bundle again");
-        if (safe) check_sizes(manifest, read.text.size(), path.string());
-        try {
-            verify(*held, manifest, how, safe);
-            return Bundle{path, std::move(manifest), std::move(held)};
-        } catch (const BundleError&) { // a writer may have taken a file away meanwhile, with what lists it, or the whole directory
-            auto now = std::make_shared<Held>(path);
-            Read again = read_manifest(*now);
-            if ((again.text == read.text && now->is_same(*held)) || attempt == most_attempts) throw;
-            held = std::move(now);
-            read = std::move(again);
-        }
-    }
+    const std::optional<std::string> text = read_file(file, manifest_limit + 1);
+    if (!text) throw BundleError(file.string() + ": not readable");
+    if (text->size() > manifest_limit)
+        throw BundleError(file.string() + ": larger than " + std::to_string(manifest_limit) + " bytes; this is not a manifest");
+    Manifest manifest = parse_manifest(*text, file.string());
+    if (read_file(path / "manifest.sha256", checksum_limit) != checksum_line(*text))
+        throw BundleError(path.string() + ": manifest.json does not match manifest.sha256; copy or export the bundle again");
+    if (safe) check_sizes(manifest, text->size(), path.string());
+    verify(path, manifest, how, safe);
+    return Bundle{path, std::move(manifest)};
 }
 
 } // namespace mars

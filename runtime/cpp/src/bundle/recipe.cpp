@@ -85,6 +85,7 @@ std::string EngineRecipe::added_to(const std::string& manifest, const BuiltBy& b
     Json entry = entry_;
     Json& engine = entry.at("engine");
     engine["version"] = built.version;
+    engine.emplace("tf32", false); // unless the recipe asks for it
     engine["cuda"] = built.cuda;
     engine["platform"] = built.platform;
     engine["compute_capabilities"] = built.compute_capabilities;

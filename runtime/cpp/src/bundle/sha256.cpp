@@ -3,10 +3,6 @@
 
 #include <algorithm>
 
-#include <mars/errors.hpp>
-
-#include "bundle/libcrypto.hpp"
-
 namespace mars {
 
 namespace {
@@ -25,18 +21,7 @@ std::uint32_t rotate(std::uint32_t value, unsigned count) { return (value >> cou
 
 } // namespace
 
-Sha256::Sha256(Hasher hasher) : system_(nullptr, [](void*) {}) {
-    const Libcrypto* library = hasher == Hasher::system ? Libcrypto::find() : nullptr;
-    if (library == nullptr) return;
-    system_ = {library->context_new(), library->context_free};
-    if (system_ && library->init(system_.get(), library->sha256(), nullptr) != 1) system_.reset(); // as where policy forbids it
-}
-
 void Sha256::add(std::string_view data) {
-    if (system_) {
-        if (Libcrypto::find()->update(system_.get(), data.data(), data.size()) != 1) throw Error("libcrypto cannot hash");
-        return;
-    }
     num_bytes_ += data.size();
     const auto* bytes = reinterpret_cast<const unsigned char*>(data.data());
     std::size_t left = data.size();
@@ -60,16 +45,6 @@ void Sha256::add(std::string_view data) {
 }
 
 std::string Sha256::hex() {
-    if (system_) {
-        std::array<unsigned char, 32> digest{};
-        if (Libcrypto::find()->final(system_.get(), digest.data(), nullptr) != 1) throw Error("libcrypto cannot hash");
-        std::string text;
-        for (const unsigned char byte : digest) {
-            text += digits[byte >> 4U];
-            text += digits[byte & 15U];
-        }
-        return text;
-    }
     const std::uint64_t num_bits = num_bytes_ * 8;
     add(std::string(1, '\x80'));
     while (num_partial_ != 56) add(std::string(1, '\0'));

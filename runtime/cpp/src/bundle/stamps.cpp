@@ -3,11 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fcntl.h>
-#include <random>
 #include <string>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <vector>
 
 #include "bundle/fields.hpp"
@@ -29,24 +25,6 @@ std::string variable(const char* name) {
 
 } // namespace
 
-bool write_whole(const fs::path& path, const std::string& content) {
-    std::random_device random;
-    const fs::path scratch = path.parent_path() / ("." + std::to_string(random()) + std::to_string(random()));
-    const int file = open(scratch.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (file < 0) return false;
-    std::size_t done = 0;
-    while (done < content.size()) {
-        const ssize_t wrote = write(file, content.data() + done, content.size() - done);
-        if (wrote <= 0) break;
-        done += static_cast<std::size_t>(wrote);
-    }
-    const bool is_whole = done == content.size() && fsync(file) == 0;
-    close(file);
-    if (is_whole && rename(scratch.c_str(), path.c_str()) == 0) return true;
-    unlink(scratch.c_str());
-    return false;
-}
-
 std::optional<fs::path> cache_dir() {
     const std::string chosen = variable("MARS_EXPORT_CACHE"), base = variable("XDG_CACHE_HOME"), home = variable("HOME");
     if (chosen == "~" || chosen.rfind("~/", 0) == 0) return home.empty() ? std::nullopt : std::optional<fs::path>(home + chosen.substr(1));
@@ -66,7 +44,7 @@ std::optional<fs::path> stamp_file(const fs::path& bundle) {
 }
 
 nlohmann::json read_stamps(const fs::path& file) {
-    const std::optional<std::string> text = PlainFile(file, O_NOFOLLOW).read(stamp_limit + 1);
+    const std::optional<std::string> text = read_file(file, stamp_limit + 1);
     try {
         nlohmann::json value = text && text->size() <= stamp_limit ? parse_json(*text) : nlohmann::json();
         if (value.is_object()) return value;

@@ -12,10 +12,6 @@ namespace mars {
 /// Where this user keeps what can be made again: `$MARS_EXPORT_CACHE`, else `mars-export` in ~/.cache. Nothing for a user without a home.
 std::optional<std::filesystem::path> cache_dir();
 
-/// Put `content` in place of a file, whole or not at all; whether that was possible. The scratch file has a name that nobody can foresee, and
-/// is never one that is there: no planted link is followed.
-bool write_whole(const std::filesystem::path& path, const std::string& content);
-
 /// The file with the stamps of a bundle: Python's, too, which looks at the same things.
 std::optional<std::filesystem::path> stamp_file(const std::filesystem::path& bundle);
 

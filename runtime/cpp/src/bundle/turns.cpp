@@ -8,7 +8,7 @@
 #include <mars/errors.hpp>
 
 #include "bundle/fields.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 
@@ -67,10 +67,10 @@ ChatTurns ChatTurns::from_json(std::string_view chat_json, std::string_view wher
     return chat;
 }
 
-std::string ChatTurns::render(const std::vector<Message>& messages) const {
+Rendered ChatTurns::render(const std::vector<Message>& messages) const {
     if (!is_usable()) refuse("this bundle has no chat template, or one that needs jinja2");
     if (messages.empty()) throw SessionError("messages must be a non-empty list of {role, content}");
-    std::string text;
+    Rendered prompt;
     const std::string* previous = &start;
     for (std::size_t i = 0; i < messages.size(); ++i) {
         const auto& [role, content] = messages[i];
@@ -83,13 +83,16 @@ std::string ChatTurns::render(const std::vector<Message>& messages) const {
         for (const std::string& word : reserved_)
             if (content.find(word) != std::string::npos)
                 refuse("the chat template treats `" + word + "` inside message " + std::to_string(i) + " in its own way");
-        text += found->second;
-        text += contains(trimmed_, role) ? stripped(content) : std::string_view(content);
+        prompt.text += found->second;
+        const std::size_t begin = prompt.text.size();
+        prompt.text += contains(trimmed_, role) ? stripped(content) : std::string_view(content);
+        if (prompt.text.size() > begin) prompt.contents.emplace_back(begin, prompt.text.size());
         previous = &role;
     }
     const auto last = after_.find(*previous);
     if (last == after_.end()) refuse("a conversation cannot end in role `" + *previous + "` (it can in: " + known_roles(after_) + ")");
-    return text + last->second;
+    prompt.text += last->second;
+    return prompt;
 }
 
 } // namespace mars

@@ -8,7 +8,15 @@
 
 #include <mars/text.hpp>
 
+#include "spans.hpp"
+
 namespace mars {
+
+/// A prompt's text, and where the contents of messages are in it.
+struct Rendered {
+    std::string text;
+    Spans contents;
+};
 
 /// The manifest's `text.chat`: what stands between the contents of a conversation (docs/format.md).
 class ChatTurns {
@@ -22,9 +30,9 @@ class ChatTurns {
     /// Whether `render` can do anything at all.
     bool is_usable() const { return !between_.empty(); }
 
-    /// The prompt text of `messages` and the beginning of an answer.
+    /// The prompt of `messages` and the beginning of an answer.
     /// Raises SessionError for conversations whose text only the jinja2 template itself could tell.
-    std::string render(const std::vector<Message>& messages) const;
+    Rendered render(const std::vector<Message>& messages) const;
 
   private:
     std::map<std::string, std::map<std::string, std::string>> between_;

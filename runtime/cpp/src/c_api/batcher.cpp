@@ -22,7 +22,7 @@ namespace {
 
 const mars_limits& default_limits() {
     static const mars::Limits own;
-    static const mars_limits made{sizeof(mars_limits), own.max_rows,  own.max_waiting, own.prefill_tokens, MARS_NO_LIMIT,
+    static const mars_limits made{sizeof(mars_limits), MARS_NO_LIMIT, own.max_waiting, own.prefill_tokens, MARS_NO_LIMIT,
                                   MARS_NO_LIMIT,       MARS_NO_LIMIT, MARS_NO_LIMIT,   own.client_share,   MARS_NO_LIMIT};
     return made;
 }
@@ -40,7 +40,7 @@ std::optional<std::int64_t> limit_of(std::int64_t value) { return value == MARS_
 mars::Limits limits_of(const mars_limits* given) {
     const mars_limits values = known(given, default_limits(), "limits");
     mars::Limits limits;
-    limits.max_rows = values.max_rows;
+    limits.max_rows = limit_of(values.max_rows);
     limits.max_waiting = values.max_waiting;
     limits.prefill_tokens = values.prefill_tokens;
     limits.max_prompt_tokens = limit_of(values.max_prompt_tokens);
@@ -85,11 +85,7 @@ mars_status mars_batcher_submit(mars_batcher* batcher, const mars_prompt* prompt
 mars_status mars_request_next(mars_request* request, mars_event* event, int32_t* done, mars_error** error) {
     return guarded(error, [&] {
         mars_request& own = needed(request, "request");
-        needed(event, "event");
-        std::optional<mars::Event> next = own.request.next();
-        needed(done, "done") = next ? 0 : 1;
-        own.event = next ? std::move(*next) : mars::Event{};
-        fill(event, view(own.event), "event");
+        next_event(own.request, own.event, event, done);
     });
 }
 

@@ -140,13 +140,11 @@ void mars_prefix_stats_init(mars_prefix_stats* stats, size_t struct_size) { init
 mars_status mars_session_prefix_stats(const mars_session* session, mars_prefix_stats* stats, mars_error** error) {
     return guarded(error, [&] {
         const mars::PrefixStats now = needed(session, "session").session.prefix_stats();
-        const mars_prefix_stats values{sizeof(values), now.queries, now.hits,    now.query_tokens, now.hit_tokens, now.saved,
-                                       now.evicted,    now.failed,  now.entries, now.num_bytes,    now.stored};
+        const mars_prefix_stats values{sizeof(values), now.queries, now.hits,   now.query_tokens, now.hit_tokens,
+                                       now.saved,      now.evicted, now.failed, now.entries,      now.num_bytes};
         fill(stats, values, "stats");
     });
 }
-
-const char* mars_session_warnings(const mars_session* session) { return session == nullptr ? "" : session->warnings.c_str(); }
 
 mars_status mars_session_forget_prefixes(const mars_session* session, mars_error** error) {
     return guarded(error, [&] { needed(session, "session").session.forget_prefixes(); });
@@ -274,11 +272,7 @@ mars_status mars_stream_open(const mars_session* session, const mars_prompt* pro
 mars_status mars_stream_next(mars_stream* stream, mars_event* event, int32_t* done, mars_error** error) {
     return guarded(error, [&] {
         mars_stream& own = needed(stream, "stream");
-        needed(event, "event");
-        std::optional<mars::Event> next = own.stream->next();
-        needed(done, "done") = next ? 0 : 1;
-        own.event = next ? std::move(*next) : mars::Event{};
-        fill(event, view(own.event), "event");
+        next_event(*own.stream, own.event, event, done);
     });
 }
 

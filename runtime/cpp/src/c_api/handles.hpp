@@ -12,7 +12,7 @@
 #include <mars/session.hpp>
 
 #include "c_api/structs.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 struct mars_error {
     mars_status status;
@@ -22,7 +22,6 @@ struct mars_error {
 
 struct mars_session {
     explicit mars_session(mars::Session opened) : session(std::move(opened)) {
-        for (const std::string& each : session.warnings()) warnings += each + "\n";
         for (const std::string& each : info.profiles) profiles.push_back(each.c_str());
         for (const std::string& each : info.outputs) outputs.push_back(each.c_str());
     }
@@ -30,7 +29,6 @@ struct mars_session {
     mars_session& operator=(const mars_session&) = delete;
 
     mars::Session session;
-    std::string warnings;
     const mars::SessionInfo info = session.info();
     std::vector<const char*> profiles, outputs;
 };
@@ -110,6 +108,17 @@ inline mars_event view(const mars::Event& event) {
             event.text.c_str(),     event.text.size(),
             event.token_ids.data(), event.confidences.data(),
             event.token_ids.size(), reason_of(event.finish_reason)};
+}
+
+/// Take the next event of a stream or request into `held`, which the caller's `event` shows. Wrong arguments take none.
+template <typename Source>
+void next_event(Source& source, Event& held, mars_event* event, std::int32_t* done) {
+    size_of(event, "event");
+    needed(done, "done");
+    std::optional<Event> next = source.next();
+    *done = next ? 0 : 1;
+    held = next ? std::move(*next) : Event{};
+    fill(event, view(held), "event");
 }
 
 /// A caller's callback as the C++ interface's; nothing for NULL.

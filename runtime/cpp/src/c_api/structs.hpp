@@ -21,6 +21,14 @@ T& needed(T* pointer, const char* name) {
     return *pointer;
 }
 
+/// The size of the caller's struct.
+template <typename T>
+std::size_t size_of(const T* given, const char* name) {
+    const std::size_t size = needed(given, name).struct_size;
+    if (size < sizeof(std::size_t)) throw ArgumentError(std::string(name) + ": set struct_size to the size of the struct");
+    return size;
+}
+
 /// Write `defaults` to the caller's struct as far as both reach; what this library does not know of it is 0.
 template <typename T>
 void init(T* target, std::size_t struct_size, const T& defaults) noexcept {
@@ -33,22 +41,20 @@ void init(T* target, std::size_t struct_size, const T& defaults) noexcept {
 /// Write `values` to the caller's struct as far as both reach.
 template <typename T>
 void fill(T* target, const T& values, const char* name) {
-    const std::size_t size = needed(target, name).struct_size;
-    if (size < sizeof(std::size_t)) throw ArgumentError(std::string(name) + ": set struct_size to the size of the struct");
-    init(target, size, values);
+    init(target, size_of(target, name), values);
 }
 
 /// The caller's struct as this library knows it: what an older one lacks is the default, what a newer one has more must be zero.
 template <typename T>
 T known(const T* given, const T& defaults, const char* name) {
     if (given == nullptr) return defaults;
-    if (given->struct_size < sizeof(std::size_t)) throw ArgumentError(std::string(name) + ": set struct_size to the size of the struct");
+    const std::size_t size = size_of(given, name);
     const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-    for (std::size_t i = sizeof(T); i < given->struct_size; ++i)
+    for (std::size_t i = sizeof(T); i < size; ++i)
         if (bytes[i] != 0)
             throw ArgumentError(std::string(name) + ": a setting that libmars " + mars_version() + " does not know; update libmars");
     T values = defaults;
-    std::memcpy(&values, given, std::min(given->struct_size, sizeof(T)));
+    std::memcpy(&values, given, std::min(size, sizeof(T)));
     return values;
 }
 

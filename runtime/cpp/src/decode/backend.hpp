@@ -48,14 +48,6 @@ class Interrupted : public DeviceError {
     using DeviceError::DeviceError;
 };
 
-/// Entries of one row in host memory, of nobody's device yet: tensors of [kv_heads, length, head_dim] one behind the other, for each layer
-/// its keys, then its values. `owner` keeps the memory there.
-struct HostEntries {
-    std::shared_ptr<const void> owner;
-    const unsigned char* data = nullptr;
-    std::int64_t length = 0;
-};
-
 /// KV memory of some rows. Rows are contiguous, so that a step can run on any run of neighbours.
 class Cache {
   public:
@@ -78,9 +70,6 @@ class Cache {
 
     /// Make the first `length` entries of what was saved those of `row`; all of it has room there.
     virtual void load(std::int64_t row, const Saved& saved, std::int64_t length) = 0;
-
-    /// Entries of this cache's layout that lie in host memory, as `load` takes them.
-    virtual std::shared_ptr<const Saved> bring(const HostEntries& entries) = 0;
 
     /// Any thread: end the forward that runs on these rows with Interrupted, and every later one, where the device can.
     virtual void interrupt() {}
@@ -109,6 +98,9 @@ class Backend {
     /// From so many slots on, an entry has the same bits whatever step of any row writes it; nothing where they depend on the step's
     /// size: then only equal steps write equal entries.
     virtual std::optional<std::int64_t> firm_slots() const { return std::nullopt; }
+
+    /// Bytes that are free where KV rows are; nothing where unknown.
+    virtual std::optional<std::int64_t> free_memory() const { return std::nullopt; }
 
     virtual std::unique_ptr<Cache> new_cache(std::int64_t num_rows) = 0;
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "decode/guide.hpp"
 #include "decode/prefix.hpp"
+#include "structured/guide.hpp"
 
 namespace mars {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "decode/guide.hpp"
+#include "structured/guide.hpp"
 
 namespace mars {
 
@@ -47,12 +47,12 @@ void ContinuousSchedule::add(std::shared_ptr<Row> row) {
 
 std::vector<Accepted> ContinuousSchedule::step() {
     Events events;
-    drop_finished();
+    drop_finished(events);
     read_prompts(events);
-    drop_finished();
+    drop_finished(events);
     read_forced(events);
     decode(events);
-    drop_finished();
+    drop_finished(events);
     // Gives the KV memory of the longest row back, and memory on which nothing runs any more.
     if (batch_->active.empty() && (is_interrupted() || batch_->capacity() > 0)) {
         try {
@@ -71,7 +71,7 @@ void ContinuousSchedule::read_prompts(Events& events) {
             std::optional<Accepted> forced;
             failing({row}, events, [&] { forced = row->begin(backend_.max_capacity()); });
             if (forced) events.push_back(std::move(*forced));
-            drop_finished();
+            drop_finished(events);
             continue;
         }
         left -= next_piece(*row);
@@ -84,7 +84,7 @@ void ContinuousSchedule::read_prompts(Events& events) {
             run({row}, widest_feeds({row}, {batch_->room(*row)}, block_), events);
             keep(*row); // now: the next prompt may begin alike
         }
-        drop_finished();
+        drop_finished(events);
     }
 }
 
@@ -96,7 +96,7 @@ std::int64_t ContinuousSchedule::next_piece(const Row& row) const {
 /// Pieces that are left of its prompt.
 std::int64_t ContinuousSchedule::num_pieces(const Row& row) const {
     const std::int64_t piece = batch_->piece();
-    return (row.num_tokens() + piece - 1) / piece - row.cursor / piece;
+    return (row.num_tokens() - 1) / piece + 1 - row.cursor / piece;
 }
 
 /// The row whose prompt is read next: the first and the last take turns.
@@ -134,10 +134,18 @@ void ContinuousSchedule::admit(Events& events) {
     if (!good) leave(row);
     if (!is_in) return;
     std::vector<Row*>& active = batch_->active;
-    for (std::size_t i = active.size() - 1; i > first; --i) batch_->move(static_cast<std::int64_t>(i) - 1, static_cast<std::int64_t>(i));
+    for (auto i = static_cast<std::int64_t>(active.size()) - 1; i > num_decoding_; --i) move(i - 1, i, events);
     active[first] = row;
-    batch_->recall(*row, budget_.most_entries(batch_->num_rows));
-    publish();
+    failing({row}, events, [&] { batch_->recall(*row, budget_.most_entries(batch_->num_rows)); });
+    drop_finished(events);
+}
+
+/// The row at `source` gets the place `target`. Where the copy fails, that row ends: it takes the place, but nothing reads its entries.
+void ContinuousSchedule::move(std::int64_t source, std::int64_t target, Events& events) {
+    Row* const row = batch_->active[static_cast<std::size_t>(source)];
+    if (failing({row}, events, [&] { batch_->move(source, target); })) return;
+    row->stem = nullptr;
+    batch_->active[static_cast<std::size_t>(target)] = row;
 }
 
 /// Whether its client has fewer rows than it may have.
@@ -163,7 +171,7 @@ void ContinuousSchedule::read_forced(Events& events) {
     for (Row* row : decoding()) {
         if (!batch_->is_behind(*row, block_)) continue;
         failing({row}, events, [&] { batch_->feed_forced(*row, block_); });
-        return drop_finished();
+        return drop_finished(events);
     }
 }
 
@@ -177,7 +185,7 @@ void ContinuousSchedule::decode(Events& events) {
             failing({row}, events, [&] { row->look_around(batch_->room(*row)); });
     }
     if (events.size() > before) {
-        drop_finished();
+        drop_finished(events);
         rows = decoding();
     }
     for (const std::vector<Row*>& together : batch_->neighbours(rows, block_)) {
@@ -208,21 +216,22 @@ void ContinuousSchedule::run(const std::vector<Row*>& rows, const std::vector<Fe
 }
 
 /// Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in order.
-void ContinuousSchedule::drop_finished() {
+void ContinuousSchedule::drop_finished(Events& events) {
     waiting_.drop_finished([this](const Row* row) { leave(row); });
     std::vector<Row*>& active = batch_->active;
     for (Row* row : active) row->refresh();
-    for (auto i = static_cast<std::int64_t>(active.size()) - 1; i >= 0; --i) {
-        Row* const row = active[static_cast<std::size_t>(i)];
-        if (!row->finish_reason) continue;
+    const auto is_finished = [](const Row* row) { return row->finish_reason.has_value(); };
+    for (auto at = std::find_if(active.rbegin(), active.rend(), is_finished); at != active.rend();
+         at = std::find_if(active.rbegin(), active.rend(), is_finished)) { // a row whose copy fails comes next
+        Row* const row = *at;
         keep(*row);
-        std::int64_t gap = i;
+        std::int64_t gap = active.rend() - at - 1;
         if (gap < num_decoding_) {
             --num_decoding_;
-            batch_->move(num_decoding_, gap);
+            move(num_decoding_, gap, events);
             gap = num_decoding_;
         }
-        for (std::int64_t behind = gap + 1; behind < static_cast<std::int64_t>(active.size()); ++behind) batch_->move(behind, behind - 1);
+        for (std::int64_t next = gap + 1; next < static_cast<std::int64_t>(active.size()); ++next) move(next, next - 1, events);
         active.pop_back();
         leave(row);
     }

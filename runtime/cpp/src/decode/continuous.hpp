@@ -59,7 +59,8 @@ class ContinuousSchedule {
     bool has_room(Row& row);
     void keep(const Row& row);
     bool is_interrupted();
-    void drop_finished();
+    void drop_finished(Events& events);
+    void move(std::int64_t source, std::int64_t target, Events& events);
     void leave(const Row* row);
     void renew(std::int64_t num_rows);
     void publish();

@@ -33,13 +33,6 @@ std::pair<typename Entries::iterator, std::int64_t> nearest(Entries& entries, co
     return {best, length};
 }
 
-/// Whether one of the sorted entries begins with `key`, or is it: the next one then.
-template <typename Entries>
-auto beginning_with(Entries& entries, const Ids& key) {
-    const auto at = entries.lower_bound(key);
-    return at != entries.end() && begins_with(at->first, key) ? at : entries.end();
-}
-
 } // namespace
 
 Prefixes::Prefixes(std::int64_t bytes, std::optional<std::int64_t> slots) : budget(bytes), firm_slots(slots) {}
@@ -49,7 +42,6 @@ PrefixStats Prefixes::stats() const {
     PrefixStats now = counts_;
     now.entries = static_cast<std::int64_t>(order_.size());
     now.num_bytes = num_bytes_;
-    for (const auto& [grain, entries] : stored_) now.stored += static_cast<std::int64_t>(entries.size());
     return now;
 }
 
@@ -70,43 +62,20 @@ void Prefixes::count(std::int64_t query_tokens, std::int64_t hit_tokens) {
     counts_.hit_tokens += hit_tokens;
 }
 
-void Prefixes::adopt(std::int64_t grain, Ids ids, HostEntries entries) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stored_[grain].insert_or_assign(std::move(ids), Stored{std::move(entries), nullptr});
-}
-
 std::optional<Prefixes::Match> Prefixes::match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(group);
-    const auto outer = stored_.find(group.second);
-    Match best;
-    Entries::iterator own;
-    if (found != groups_.end()) std::tie(own, best.length) = nearest(found->second, ids);
-    if (outer != stored_.end())
-        if (const auto [at, length] = nearest(outer->second, ids); length > 0 && length >= best.length) {
-            best.length = length;
-            best.stored = &at->second;
-        }
-    if (best.length <= 0) return std::nullopt;
-    if (best.stored == nullptr) {
-        // No more than is needed: a longer one may grow old.
-        if (const auto exact = found->second.find(first(ids, best.length)); exact != found->second.end()) own = exact;
-        use(own->second);
-        best.saved = own->second.saved;
-    }
-    if (found == groups_.end()) return best;
+    if (found == groups_.end()) return std::nullopt;
+    auto [best, length] = nearest(found->second, ids);
+    if (length <= 0) return std::nullopt;
+    // No more than is needed: a longer one may grow old.
+    if (const auto exact = found->second.find(first(ids, length)); exact != found->second.end()) best = exact;
+    use(best->second);
     for (const std::int64_t mark : marks) { // behind what it is in, so that the part which others need stays the longest
         const auto marked = found->second.find(first(ids, std::min(mark, static_cast<std::int64_t>(ids.size()))));
         if (marked != found->second.end()) use(marked->second);
     }
-    return best;
-}
-
-std::shared_ptr<const Saved> Prefixes::brought(const Match& match, Cache& cache) {
-    if (match.stored == nullptr) return match.saved;
-    const std::lock_guard<std::mutex> lock(bringing_);
-    if (!match.stored->there) match.stored->there = cache.bring(match.stored->host);
-    return match.stored->there;
+    return Match{best->second.saved, length};
 }
 
 std::vector<std::tuple<Group, Ids, bool>> Prefixes::held() const {
@@ -140,21 +109,21 @@ void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, 
         ++counts_.failed;
     } else if (!is_there(group, ids, fixed)) { // another row may have been faster
         drop_beginning(group, ids);
+        std::list<Place> age(1); // its memory first: nothing may fail between the entry and its age
         const auto of = groups_.try_emplace(group).first;
-        const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, {}}).first;
-        entry->second.age = order_.insert(order_.end(), {&of->first, &entry->first});
+        const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, age.begin()}).first;
+        age.front() = {&of->first, &entry->first};
+        order_.splice(order_.end(), age);
         num_bytes_ += num_bytes;
         ++counts_.saved;
     }
 }
 
 bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
-    if (const auto outer = stored_.find(group.second); outer != stored_.end())
-        if (beginning_with(outer->second, key) != outer->second.end()) return true;
     const auto found = groups_.find(group);
     if (found == groups_.end()) return false;
-    const auto at = fixed ? found->second.find(key) : beginning_with(found->second, key);
-    if (at == found->second.end()) return false;
+    const auto at = found->second.lower_bound(key); // the next entry, if any, that begins with `key`
+    if (at == found->second.end() || (fixed ? at->first != key : !begins_with(at->first, key))) return false;
     at->second.fixed = at->second.fixed || fixed;
     use(at->second);
     return true;
@@ -197,12 +166,12 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
             length -= std::max(std::int64_t{0}, *firm_slots - (piece - length % piece));
         try {
             if (length > 0) {
-                const std::shared_ptr<const Saved> saved = store_.brought(*found, cache);
+                const Saved& saved = *found->saved;
                 const std::int64_t own = std::min(size + spare, capacity), present = cache.capacity();
-                const bool is_wide = saved->length > std::max(own, present);
-                if (!is_wide || !most_entries || bucket(saved->length, present) <= *most_entries) {
-                    cache.reserve(std::max(saved->length, own));
-                    cache.load(place, *saved, length);
+                const bool is_wide = saved.length > std::max(own, present);
+                if (!is_wide || !most_entries || bucket(saved.length, present) <= *most_entries) {
+                    cache.reserve(std::max(saved.length, own));
+                    cache.load(place, saved, length);
                     firm_ = length;
                 }
             }

@@ -30,16 +30,8 @@ class Stem;
 /// `firm_slots` as a backend says it. An entry that is being copied when it goes lives on until that is done.
 class Prefixes {
   public:
-    /// Entries in host memory, and where a cache has brought them when they were first used.
-    struct Stored {
-        HostEntries host;
-        std::shared_ptr<const Saved> there;
-    };
-
-    /// `saved` of a row, or else `stored` in the bundle.
     struct Match {
         std::shared_ptr<const Saved> saved;
-        Stored* stored = nullptr;
         std::int64_t length = 0;
     };
 
@@ -53,9 +45,6 @@ class Prefixes {
     /// A row's share; `marks`: lengths of its prompt that others may begin with. Nothing without a budget. The store outlives it.
     std::shared_ptr<Stem> stem(std::string salt = "", std::vector<std::int64_t> marks = {});
 
-    /// Take in entries that lie elsewhere: they serve every salt, take no room here and never go.
-    void adopt(std::int64_t grain, Ids ids, HostEntries entries);
-
     /// Forget everything that was saved.
     void clear();
 
@@ -63,11 +52,8 @@ class Prefixes {
     void count(std::int64_t query_tokens, std::int64_t hit_tokens);
 
     /// The entry that has most of the beginning of `ids`, and how much; nothing where none has any. Entries of the lengths `marks` are
-    /// taken for used, too. Of two that have as much, a stored one.
+    /// taken for used, too.
     std::optional<Match> match(const Group& group, const Ids& ids, const std::vector<std::int64_t>& marks = {});
-
-    /// What `load` of a cache takes of a match.
-    std::shared_ptr<const Saved> brought(const Match& match, Cache& cache);
 
     /// What is there, the least recently used first: salt and piece, ids, whether it is fixed. For tests.
     std::vector<std::tuple<Group, Ids, bool>> held() const;
@@ -98,11 +84,9 @@ class Prefixes {
     void drop(const Group& group, const Ids& key);
 
     mutable std::mutex mutex_;
-    std::mutex bringing_; // guards where stored entries are
     std::map<Group, Entries> groups_;
-    std::map<std::int64_t, std::map<Ids, Stored>> stored_; // by the size of pieces: for every salt, and for ever
-    std::list<Place> order_;                               // the last is the latest used
-    std::int64_t num_bytes_ = 0;                           // of the entries and of those that are being copied
+    std::list<Place> order_;     // the last is the latest used
+    std::int64_t num_bytes_ = 0; // of the entries and of those that are being copied
     PrefixStats counts_;
 };
 

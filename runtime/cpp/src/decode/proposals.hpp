@@ -1,4 +1,4 @@
-// Guesses of the next tokens, to be verified by the next step: from masks, from the row's own text, from a draft.
+// Guesses of the next tokens, to be verified by the next step: from masks, and from the row's own text.
 // Knows where guesses come from and how often such guesses held; verifies nothing itself.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace mars {
 
-enum class Source { masks, lookup, draft };
+enum class Source { masks, lookup };
 
 /// Tokens for the positions behind a row's last known one. `confidences[i]` is the source's own, 0 to 1. `sure`: the places, in order, of
 /// those that hold wherever all before them do.
@@ -49,7 +49,7 @@ class Hopes {
     };
 
     mutable std::mutex lock_;
-    std::array<std::array<Count, 8>, 3> counts_{}; // by source and class of confidence
+    std::array<std::array<Count, 8>, 2> counts_{}; // by source and class of confidence
 };
 
 /// What the masks of one row are worth: for the first mask, the second, ..., how likely its proposal holds.
@@ -67,21 +67,13 @@ class Foresight {
     std::vector<double> seen_, hoped_;
 };
 
-/// Another source of proposals than a row's own masks.
-class Proposer {
-  public:
-    virtual ~Proposer() = default;
-
-    /// At most `most` proposals for what follows `tokens`.
-    virtual Proposals propose(const std::vector<std::int64_t>& tokens, std::int64_t most) = 0;
-};
-
 /// Proposes what followed the last `length` tokens when they stood in the prompt or the answer before.
-class Lookup : public Proposer {
+class Lookup {
   public:
     explicit Lookup(std::int64_t length) : length_(length) {}
 
-    Proposals propose(const std::vector<std::int64_t>& tokens, std::int64_t most) override;
+    /// At most `most` proposals for what follows `tokens`.
+    Proposals propose(const std::vector<std::int64_t>& tokens, std::int64_t most);
 
   private:
     std::int64_t length_, indexed_ = 0;

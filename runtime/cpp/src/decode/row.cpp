@@ -5,14 +5,14 @@
 #include <cassert>
 
 #include "accept.hpp"
-#include "decode/guide.hpp"
 #include "decode/sample.hpp"
+#include "structured/guide.hpp"
 
 namespace mars {
 
 namespace {
 
-constexpr double enough = 3.0;      // tokens that proposals promise, from which no other source is asked
+constexpr double enough = 3.0;      // tokens that proposals promise, from which nothing is looked up
 constexpr double exact_mode = -1.0; // in place of a tau
 
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
@@ -75,12 +75,11 @@ Predictions Predictions::then(const Predictions& later) const {
 }
 
 Row::Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-         std::function<bool(std::int64_t)> stop, std::shared_ptr<Hopes> hopes, std::unique_ptr<Proposer> proposer)
+         std::function<bool(std::int64_t)> stop, std::shared_ptr<Hopes> hopes)
     : index(number), tokens(std::move(prompt)), config_(std::move(config)), eos_ids_(config_.eos_ids.value_or(std::move(eos_ids))),
-      stop_(std::move(stop)), hopes_(hopes ? std::move(hopes) : std::make_shared<Hopes>()), proposer_(std::move(proposer)),
-      wanted_(wanted_of(config_)) {
+      stop_(std::move(stop)), hopes_(hopes ? std::move(hopes) : std::make_shared<Hopes>()), wanted_(wanted_of(config_)) {
     stats.prompt_tokens = num_tokens();
-    if (!proposer_ && config_.lookup > 0) proposer_ = std::make_unique<Lookup>(config_.lookup);
+    if (config_.lookup > 0) lookup_.emplace(config_.lookup);
 }
 
 Row::~Row() = default;
@@ -165,10 +164,10 @@ void Row::settle(const std::vector<std::int64_t>& token_ids, const std::vector<d
 }
 
 void Row::look_around(std::int64_t most) {
-    if (!proposer_ || !config_.is_exact() || most < 1) return;
+    if (!lookup_ || !config_.is_exact() || most < 1) return;
     const double own = promise(proposals);
     if (own >= enough) return;
-    Proposals others = proposer_->propose(tokens, most);
+    Proposals others = lookup_->propose(tokens, most);
     if (guide && others.size() > 0) others = guide->lead(others);
     if (promise(others) > own) proposals = std::move(others);
 }

@@ -59,14 +59,13 @@ struct Predictions {
 ///
 /// `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that what lies beyond is
 /// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
-/// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `proposer`: another
-/// source of proposals than the row's masks. `stem`: the row's share in a store of prefixes, or none. `guide`: a grammar that the answer
-/// follows, or none. `client`: whose turn it takes where rows wait, nobody's without.
+/// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `stem`: the row's
+/// share in a store of prefixes, or none. `guide`: a grammar that the answer follows, or none. `client`: whose turn it takes where rows wait,
+/// nobody's without.
 class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
-        std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr,
-        std::unique_ptr<Proposer> proposer = nullptr);
+        std::function<bool(std::int64_t)> stop = nullptr, std::shared_ptr<Hopes> hopes = nullptr);
     ~Row();
 
     const std::int64_t index;
@@ -113,7 +112,7 @@ class Row {
     /// Behind proposals that all held tau decides about the masks' predictions, in exact mode nothing does.
     std::optional<Accepted> follow(const Predictions& predictions, std::int64_t num_proposals);
 
-    /// Take another source's proposals where they promise more; it is asked where those at hand promise little.
+    /// Look up proposals in the row's own text where those at hand promise little, and take them where they promise more.
     void look_around(std::int64_t most);
 
     /// What the next step may expect of the row, of which `room` slots are left behind its known tokens.
@@ -159,7 +158,7 @@ class Row {
     std::function<bool(std::int64_t)> stop_;
     std::shared_ptr<Hopes> hopes_;
     Foresight foresight_;
-    std::unique_ptr<Proposer> proposer_;
+    std::optional<Lookup> lookup_;
     std::atomic<double> wanted_; // tau, or exact_mode
     void end(FinishReason reason) {
         int none = untold;

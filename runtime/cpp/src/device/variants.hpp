@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bundle/bundle.hpp"
-#include "device/here.hpp"
+#include "device/trt/here.hpp"
 
 namespace mars {
 

@@ -23,6 +23,8 @@ class AddedTokens {
     /// Texts that are not empty, each once, and their ids.
     explicit AddedTokens(std::vector<std::pair<std::string, std::int64_t>> tokens);
 
+    bool empty() const { return tokens_.empty(); }
+
     /// The first match at or after `from`; length 0 when there is none.
     Match find(std::string_view text, std::size_t from) const;
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 

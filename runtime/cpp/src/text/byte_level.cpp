@@ -1,7 +1,7 @@
 // Printable bytes of Latin-1 stand for themselves; the others, in order, for U+0100 and on.
 #include "text/byte_level.hpp"
 
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 

@@ -5,7 +5,7 @@
 
 #include "text/unicode.hpp"
 #include "text/unicode_tables.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 

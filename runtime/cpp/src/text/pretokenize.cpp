@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "text/unicode.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 

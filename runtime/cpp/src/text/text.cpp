@@ -6,43 +6,49 @@
 
 #include <mars/errors.hpp>
 
-#include "headroom.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 
-Text::Text(Tokenizer tokenizer, ChatTurns chat) : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)) {}
-
 namespace {
 
-constexpr std::int64_t cost = 64; // bytes for each byte of a text: 46 were measured
-
-std::vector<std::int64_t> weighed(const Tokenizer& tokenizer, std::string_view text, bool add_special_tokens) {
-    const auto num_bytes = static_cast<std::int64_t>(std::min<std::size_t>(text.size(), std::size_t{1} << 50));
-    const auto grant = Headroom().grant({cost * num_bytes, "a prompt of " + std::to_string(num_bytes) + " bytes", "shorten it"});
-    return tokenizer.encode(text, add_special_tokens);
-}
+constexpr std::size_t most_stops = 16, longest_stop = 256; // stop strings, and characters of each
 
 } // namespace
 
-std::vector<std::int64_t> Text::encode(std::string_view prompt) const { return weighed(tokenizer_, prompt, true); }
+Text::Text(Tokenizer tokenizer, ChatTurns chat, bool parse_special)
+    : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)), parse_special_(parse_special) {}
 
-std::vector<std::int64_t> Text::encode(const std::vector<Message>& messages) const { return weighed(tokenizer_, render(messages), false); }
+std::vector<std::int64_t> Text::encode(std::string_view prompt) const { return tokenizer_.encode(prompt, true); }
 
-std::vector<std::int64_t> Text::encode_part(std::string_view text) const { return weighed(tokenizer_, text, false); }
+std::vector<std::int64_t> Text::encode(const std::vector<Message>& messages) const { return encode(render(messages)); }
+
+std::vector<std::int64_t> Text::encode(const Rendered& prompt, std::size_t from) const {
+    Spans plain;
+    for (const auto& [begin, end] : prompt.contents)
+        if (!parse_special_ && end > from) plain.emplace_back(std::max(begin, from) - from, end - from);
+    return tokenizer_.encode(std::string_view(prompt.text).substr(from), false, plain);
+}
 
 std::string Text::spelled(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size(), false); }
 
-std::string Text::render(const std::vector<Message>& messages) const { return chat_.render(messages); }
+Rendered Text::render(const std::vector<Message>& messages) const { return chat_.render(messages); }
 
 std::string Text::decode(const std::vector<std::int64_t>& ids) const { return tokenizer_.decode(ids.data(), ids.size()); }
 
 TextStream::TextStream(const Text& text, std::vector<std::string> stop)
     : tokenizer_(std::make_shared<const Tokenizer>(text.tokenizer())), stop_(std::move(stop)) {
+    std::size_t characters = 0;
     for (const std::string& word : stop_) {
         if (word.empty() || !utf8::is_valid(word)) throw SessionError("stop strings must be non-empty UTF-8");
         longest_stop_ = std::max(longest_stop_, word.size());
+        const auto continues = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; };
+        characters = std::max(characters, word.size() - static_cast<std::size_t>(std::count_if(word.begin(), word.end(), continues)));
     }
+    if (stop_.size() > most_stops || characters > longest_stop)
+        throw SessionError("at most " + std::to_string(most_stops) + " stop strings of at most " + std::to_string(longest_stop) +
+                           " characters are taken, not " + std::to_string(stop_.size()) + " of up to " + std::to_string(characters) +
+                           "; give fewer or shorter ones");
 }
 
 bool TextStream::push(std::int64_t token) {

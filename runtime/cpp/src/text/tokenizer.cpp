@@ -8,7 +8,7 @@
 
 #include "text/tokenizer_state.hpp"
 #include "text/unicode.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 
@@ -24,30 +24,62 @@ class Encoder {
         if (is_within && metaspace_) metaspace_->prefix = Metaspace::Prefix::never;
     }
 
-    /// Added tokens as they stand; what lies between them is normalised.
-    void encode(std::string_view text) {
-        const char* begin = text.data();
-        each_part(state_.verbatim, text, [&](std::string_view part) {
+    /// Added tokens as they stand, but for special ones that reach into `plain`; what lies between them is normalised.
+    void encode(std::string_view text, const Spans& plain = {}) {
+        each_part(state_.verbatim, text, plain, [&](std::string_view part) {
             const std::optional<std::string> changed = normalized(part);
-            each_part(state_.normalized, changed ? *changed : part, [&](std::string_view plain) { words(plain, plain.data() == begin); });
+            const auto start = static_cast<std::size_t>(part.data() - text.data());
+            const Spans inside = state_.normalized.empty() ? Spans() : moved(plain, start, part);
+            each_part(state_.normalized, changed ? *changed : part, inside,
+                      [&](std::string_view each) { words(each, each.data() == text.data()); });
         });
     }
 
   private:
     template <typename Between>
-    void each_part(const AddedTokens& added, std::string_view text, Between between) {
-        for (std::size_t from = 0; from < text.size();) {
-            const AddedTokens::Match match = added.find(text, from);
+    void each_part(const AddedTokens& added, std::string_view text, const Spans& plain, Between between) {
+        for (std::size_t from = 0, at = 0; from < text.size();) {
+            const AddedTokens::Match match = added.find(text, at);
+            at = match.start + match.length;
+            if (match.length != 0 && is_text(match, plain)) continue;
             if (match.start != from) between(text.substr(from, match.start - from));
             if (match.length != 0) ids_.push_back(match.id);
-            from = match.start + match.length;
+            from = at;
         }
     }
 
-    std::optional<std::string> normalized(std::string_view text) const {
+    bool is_text(const AddedTokens::Match& match, const Spans& plain) const {
+        if (!state_.tokens[static_cast<std::size_t>(match.id)].is_special) return false;
+        const auto span = std::partition_point(plain.begin(), plain.end(), [&](const auto& each) { return each.second <= match.start; });
+        return span != plain.end() && span->first < match.start + match.length;
+    }
+
+    /// Where `spans` of the whole text are in its normalised `part`. Where characters compose across an edge, that is off by a few bytes.
+    Spans moved(const Spans& spans, std::size_t start, std::string_view part) const {
+        Spans made;
+        std::size_t from = 0, to = 0;
+        const auto moved_edge = [&](std::size_t edge) {
+            edge = std::clamp(edge, start, start + part.size()) - start;
+            const std::optional<std::string> changed = normalized(part.substr(from, edge - from), from > 0);
+            to += changed ? changed->size() : edge - from;
+            from = edge;
+            return to;
+        };
+        for (const auto& [begin, end] : spans) {
+            if (end <= start || begin >= start + part.size()) continue;
+            const std::size_t first = moved_edge(begin);
+            made.emplace_back(first, moved_edge(end));
+        }
+        return made;
+    }
+
+    /// `goes_on`: no mark is put in front.
+    std::optional<std::string> normalized(std::string_view text, bool goes_on = false) const {
         if (state_.nfc) return to_nfc(text);
-        if (metaspace_ && metaspace_->by_normalizer) return metaspace_->written(text, false);
-        return std::nullopt;
+        if (!metaspace_ || !metaspace_->by_normalizer) return std::nullopt;
+        Metaspace metaspace = *metaspace_;
+        if (goes_on) metaspace.prefix = Metaspace::Prefix::never;
+        return metaspace.written(text, false);
     }
 
     void words(std::string_view text, bool is_first) {
@@ -79,13 +111,13 @@ class Encoder {
 
 Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
-std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens, const Spans& plain) const {
     if (const std::size_t good = utf8::valid_prefix(text); good != text.size())
         throw SessionError("the text is not valid UTF-8 at byte " + std::to_string(good) + "; pass UTF-8");
     if (text.size() > longest_text) throw SessionError("the text has more than " + std::to_string(longest_text) + " bytes; shorten it");
     std::vector<std::int64_t> ids;
     if (add_special_tokens) ids = state_->before;
-    Encoder(*state_, ids).encode(text);
+    Encoder(*state_, ids).encode(text, plain);
     if (add_special_tokens) ids.insert(ids.end(), state_->after.begin(), state_->after.end());
     return ids;
 }
@@ -131,11 +163,6 @@ std::string_view Tokenizer::bytes_of(std::int64_t id, bool skip_special_tokens) 
     if (id < 0 || static_cast<std::size_t>(id) >= state_->tokens.size()) return {};
     const State::Token& token = state_->tokens[static_cast<std::size_t>(id)];
     return token.is_special && skip_special_tokens ? std::string_view() : token.bytes;
-}
-
-std::optional<std::int64_t> Tokenizer::token_to_id(std::string_view token) const {
-    const auto found = state_->ids.find(std::string(token));
-    return found == state_->ids.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::size_t Tokenizer::size() const { return state_->tokens.size(); }

@@ -4,10 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "spans.hpp"
 
 namespace mars {
 
@@ -23,8 +24,9 @@ class Tokenizer {
     static Tokenizer from_json(std::string_view tokenizer_json, std::string_view where = "tokenizer.json");
 
     /// Token ids of a UTF-8 text. `add_special_tokens` also adds what the post-processor puts around a text, such as a
-    /// begin-of-text token. Raises SessionError when `text` is not valid UTF-8.
-    std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
+    /// begin-of-text token. In the spans `plain` the text of a special token is text. Raises SessionError when `text` is not valid
+    /// UTF-8.
+    std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true, const Spans& plain = {}) const;
 
     /// Token ids of a part that does not begin a text: nothing is put in front of it.
     std::vector<int64_t> encode_within(std::string_view text) const;
@@ -35,9 +37,6 @@ class Tokenizer {
 
     /// What one id adds to the bytes of a text, before they are read as UTF-8. Empty for unknown ids.
     std::string_view bytes_of(int64_t id, bool skip_special_tokens = true) const;
-
-    /// The id of a token written as `tokenizer.json` writes it.
-    std::optional<int64_t> token_to_id(std::string_view token) const;
 
     /// One more than the largest id.
     size_t size() const;

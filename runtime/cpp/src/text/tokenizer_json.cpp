@@ -12,7 +12,7 @@
 #include "text/byte_level.hpp"
 #include "text/tokenizer_state.hpp"
 #include "text/unicode.hpp"
-#include "utf8.hpp"
+#include "text/utf8.hpp"
 
 namespace mars {
 
@@ -116,8 +116,19 @@ class Reader {
         num_model_tokens_ = tokens_.size();
     }
 
+    /// Ids that no plain text may become, whatever merges there are.
+    std::unordered_set<std::int64_t> special_ids() const {
+        std::unordered_set<std::int64_t> ids;
+        const Json& added = member(whole_, "added_tokens");
+        for (std::size_t i = 0; added.is_array() && i < added.size(); ++i)
+            if (is(added[i], "special", true) && member(added[i], "id").is_number_unsigned())
+                ids.insert(added[i]["id"].get<std::int64_t>());
+        return ids;
+    }
+
     Bpe merges(Fields& model) {
         const Json& raw = member(whole_, "model");
+        const std::unordered_set<std::int64_t> special = special_ids();
         std::array<std::int32_t, 256> byte_ids;
         std::size_t missing = 0;
         for (std::size_t byte = 0; byte < 256; ++byte) {
@@ -140,6 +151,7 @@ class Reader {
                 first = wrong++ == 0 ? i : first;
                 continue;
             }
+            if (special.count(ids[2]) > 0) continue;
             bpe.add_merge(static_cast<std::int32_t>(ids[0]), static_cast<std::int32_t>(ids[1]), static_cast<std::int32_t>(ids[2]));
         }
         if (wrong > 0)
@@ -147,7 +159,7 @@ class Reader {
                         std::to_string(wrong) + " are not two tokens that make a third, the first of them number " + std::to_string(first));
         if (is(raw, "ignore_merges", true)) {
             for (const auto& [token, id] : tokens_)
-                if (auto bytes = falls_back_ ? std::optional(token) : bytes_of_characters(token))
+                if (auto bytes = special.count(id) > 0 ? std::nullopt : falls_back_ ? std::optional(token) : bytes_of_characters(token))
                     bpe.add_whole(std::move(*bytes), static_cast<std::int32_t>(id));
         }
         for (const auto& [token, id] : tokens_) {
@@ -300,7 +312,7 @@ class Reader {
         if (!text_seen) fields.wrong("single", "the text `A` must be there once");
     }
 
-    /// Tokens by id, and every id by its token.
+    /// Tokens by id.
     void finish(Tokenizer::State& state) {
         std::int64_t last = -1;
         for (const auto& entry : tokens_) last = std::max(last, entry.second);
@@ -310,7 +322,6 @@ class Reader {
             const std::string& written = changed == rewritten_.end() ? token : changed->second;
             state.tokens[static_cast<std::size_t>(id)] = token_of(written, special_.count(id) > 0);
         }
-        state.ids = std::move(tokens_);
     }
 
     Tokenizer::State::Token token_of(const std::string& written, bool is_special) const {

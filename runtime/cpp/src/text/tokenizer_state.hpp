@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "text/added_tokens.hpp"
@@ -27,11 +26,10 @@ struct Tokenizer::State {
 
     Bpe bpe;
     bool nfc = false;
-    std::optional<Metaspace> metaspace; // set where characters fall back to bytes, in place of `nfc` and `splits`
-    std::vector<Split> splits;          // each cuts the pieces of the one before
-    AddedTokens verbatim, normalized;   // looked for before and after normalisation
-    std::vector<Token> tokens;          // by id
-    std::unordered_map<std::string, std::int64_t> ids;
+    std::optional<Metaspace> metaspace;      // set where characters fall back to bytes, in place of `nfc` and `splits`
+    std::vector<Split> splits;               // each cuts the pieces of the one before
+    AddedTokens verbatim, normalized;        // looked for before and after normalisation
+    std::vector<Token> tokens;               // by id
     std::vector<std::int64_t> before, after; // special tokens around a text
 };
 

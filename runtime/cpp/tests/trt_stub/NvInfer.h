@@ -1,4 +1,4 @@
-// Stand-in for TensorRT's header: the few declarations that src/device/trt_engine.cpp and trt_build.cpp use, with this project's own text.
+// Stand-in for TensorRT's header: the few declarations that src/device/trt/engine.cpp and trt_build.cpp use, with this project's own text.
 // engine.cpp and builder.cpp beside it implement them. MARS_STUB_RTX makes it TensorRT-RTX's, which has more.
 #pragma once
 
@@ -163,17 +163,21 @@ class IOptimizationProfile {
 
 #ifdef TRT_MAJOR_RTX
 enum class ComputeCapability : std::int32_t { kNONE, kCURRENT, kSM75 = 75, kSM80 = 80, kSM86 = 86, kSM89 = 89, kSM120 = 120, kSM121 = 121 };
-enum class BuilderFlag : std::int32_t { kREQUIRE_USER_ALLOCATION = 1 };
+enum class BuilderFlag : std::int32_t { kREQUIRE_USER_ALLOCATION = 1, kTF32 = 7 };
 enum class NetworkDefinitionCreationFlag : std::int32_t { kSTRONGLY_TYPED = 0 };
 #else
+enum class BuilderFlag : std::int32_t { kTF32 = 7 };
 enum class NetworkDefinitionCreationFlag : std::int32_t { kSTRONGLY_TYPED = 1 };
 #endif
+enum class MemoryPoolType : std::int32_t { kWORKSPACE = 0 };
 
 class IBuilderConfig {
   public:
     virtual ~IBuilderConfig() = default;
     virtual std::int32_t addOptimizationProfile(const IOptimizationProfile* profile) noexcept = 0;
     virtual void setProgressMonitor(IProgressMonitor* monitor) noexcept = 0;
+    virtual void clearFlag(BuilderFlag flag) noexcept = 0;
+    virtual void setMemoryPoolLimit(MemoryPoolType pool, std::size_t num_bytes) noexcept = 0;
 #ifdef TRT_MAJOR_RTX
     virtual bool setNbComputeCapabilities(std::int32_t count) noexcept = 0;
     virtual bool setComputeCapability(ComputeCapability capability, std::int32_t index) noexcept = 0;

@@ -1,4 +1,4 @@
-// Stand-in for the header of TensorRT's ONNX parser: the few declarations that src/device/trt_build.cpp uses. builder.cpp implements them.
+// Stand-in for the header of TensorRT's ONNX parser: the few declarations that src/device/trt/build.cpp uses. builder.cpp implements them.
 #pragma once
 
 #include <NvInfer.h>

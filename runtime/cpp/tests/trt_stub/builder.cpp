@@ -169,6 +169,10 @@ struct Config : nvinfer1::IBuilderConfig {
         return static_cast<std::int32_t>(profiles.size()) - 1;
     }
     void setProgressMonitor(nvinfer1::IProgressMonitor* watcher) noexcept override { monitor = watcher; }
+    void clearFlag(nvinfer1::BuilderFlag flag) noexcept override { tf32 = tf32 && flag != nvinfer1::BuilderFlag::kTF32; }
+    void setMemoryPoolLimit(nvinfer1::MemoryPoolType, std::size_t num_bytes) noexcept override { workspace = num_bytes; }
+    bool tf32 = true; // as in TensorRT
+    std::size_t workspace = 0;
 #ifdef TRT_MAJOR_RTX
     bool setNbComputeCapabilities(std::int32_t count) noexcept override {
         capabilities.resize(static_cast<std::size_t>(count));
@@ -264,6 +268,8 @@ class Builder : public nvinfer1::IBuilder {
                                          [](const auto& layer) { return layer->getType() == nvinfer1::LayerType::kKVCACHE_UPDATE; });
         engine["allocates"] = !config.requires_user_allocation;
         engine["top_k"] = 0;
+        engine["tf32"] = config.tf32;
+        engine["workspace"] = config.workspace;
         for (const Profile* profile : config.profiles)
             engine["ranges"].push_back({{"batch", profile->extent("input_ids", 0)},
                                         {"slots", profile->extent("input_ids", 1)},

@@ -159,13 +159,27 @@ cudaError_t cudaDriverGetVersion(int* version) {
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    *value = attribute == cudaDevAttrIntegrated && stub::state().is_integrated ? 1 : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+    const stub::State& now = stub::state();
+    *free = *total = std::size_t{8} << 30;
+    for (const auto& [address, size] : now.memory) *free -= size;
+    for (const stub::Bound* context : now.contexts) *free -= context != nullptr ? now.context_bytes : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
     if (const cudaError_t error = stub::refusal()) return error;
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; // a capture on another would break with the legacy stream's work
     if (stub::state().num_devices < 1) return cudaErrorNoDevice;
     *stream = new StubStream;
     stub::streams().insert(*stream);
     ++stub::state().streams;
+    stub::state().priority = priority;
     return cudaSuccess;
 }
 
@@ -244,7 +258,7 @@ cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream
         if (height > runs.ysize) return stub::failed(cudaErrorInvalidValue); // slices would overlap
     }
     stub::submit(stream, [copied = *copy] {
-        const auto [w, h, d] = copied.extent;
+        const std::size_t w = copied.extent.width, h = copied.extent.height, d = copied.extent.depth;
         stub::note(stub::name_of(copied.kind), w * h * d);
         Bytes read;
         for (std::size_t z = 0; z < d; ++z)

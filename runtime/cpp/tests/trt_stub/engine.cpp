@@ -110,13 +110,14 @@ class Execution {
         auto* logprobs = view<float>(bound_, "topk_logprobs", wide);
         std::fill_n(ids, size_of(wide), -7);
         std::fill_n(logprobs, size_of(wide), -7.0F);
+        for (std::int64_t i = 0; i < wanted[0] * wanted[1]; ++i) logprobs[i * k] = -6.0F;
         if (!state().wide) return;
         const auto *index = view<std::int64_t>(bound_, "output_index", wanted), *first = view<std::int64_t>(bound_, "token_ids", wanted);
         for (std::int64_t i = 0; i < wanted[0] * wanted[1]; ++i, ids += k, logprobs += k) {
             const fake::Tokens likely = state().wide(lengths_[i / wanted[1]] + index[i] + 1, first[i]);
             want(static_cast<std::int64_t>(likely.size()) == k, "as many tokens as the engine gives");
             std::copy(likely.begin(), likely.end(), ids);
-            for (std::int64_t j = 0; j < k; ++j) logprobs[j] = static_cast<float>(-j);
+            for (std::int64_t j = 0; j < k; ++j) logprobs[j] = static_cast<float>(-std::max(std::int64_t{0}, j - state().num_ties));
         }
     }
 
@@ -146,6 +147,7 @@ class Context : public nvinfer1::IExecutionContext {
         if (state().unknown_tensors.count(name) > 0 || !fits("batch", shape[0])) return false;
         if (std::string(name) == "input_ids" && !fits("slots", shape[1])) return false;
         if (std::string(name) == "output_index" && !fits("outputs", shape[1])) return false;
+        if (std::string(name) == "input_ids") state().most_rows = std::max(state().most_rows, shape[0]);
         if (bound_->shapes[name] != shape) {
             bound_->shapes[name] = shape;
             ++bound_->changes;

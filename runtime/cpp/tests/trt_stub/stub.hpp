@@ -40,6 +40,7 @@ struct State {
     // what it shall do
     fake::Predict predict = fake::hashed;
     std::function<fake::Tokens(std::int64_t, std::int64_t)> wide; // (position, first) -> the top-k of a prediction, if there is one
+    std::int64_t num_ties = 0;                                    // candidates after the first that are as likely
     Refuses refuses = Refuses::nothing;
     bool fails = false, has_no_memory = false;
     bool breaks = false;      // the next step breaks the GPU
@@ -47,6 +48,8 @@ struct State {
     bool is_broken = false;   // every call fails
     bool allocates = false;   // in a step, which can then not be captured
     bool loses_masks = false; // in parsing an ONNX file
+    bool is_integrated = false;
+    std::size_t context_bytes = 0; // of device memory that an execution context takes
     std::set<std::string> unknown_tensors;
     std::map<std::string, nlohmann::json> tensors; // by name: another `name`, `dtype`, `shape` or `alias`
     // what was done
@@ -56,6 +59,8 @@ struct State {
     std::vector<std::size_t> allocations;                    // sizes of all there ever were
     std::vector<Bound*> contexts;                            // in the order they were made; null when gone
     bool is_capturing = false, is_spoiled = false;           // a capture, by a call that it does not allow
+    int priority = 0;                                        // of the stream that was made last
+    std::int64_t most_rows = 0;                              // of a step
     int waits = 0;                                           // for a stream
     int orphans = 0;                                         // graphs that went after their contexts
     int graphs = 0, launches = 0, forgotten = 0, compiled = 0, streams = 0, captures = 0;

@@ -1,0 +1,396 @@
+"""A service over one session: submit from any thread or from asyncio, stream, cancel. Owns the thread that
+steps a schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import logging
+import math
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from time import monotonic, perf_counter
+from types import TracebackType
+
+from ..decode.config import GenerationConfig
+from ..decode.row import FinishReason, Row
+from ..decode.schedule import Limits, Schedule
+from ..errors import DeviceLost, Overloaded, SessionError
+from ..rules import is_number
+from ..session.session import Session
+from ..text.prompts import Prompt
+from .counts import Counts
+from .places import Places
+from .request import Request, Waiters, sooner
+
+# Numbers, reasons and times; never a prompt, an answer or an error's text.
+LOG = logging.getLogger("mars_export")
+LOG.addHandler(logging.NullHandler())
+
+STEP_TIMEOUT = 10.0  # seconds that `close` waits for a step; a step that takes longer hangs
+
+
+class Batcher:
+    """Continuous batching over one session: requests join and leave at any step, each with its own settings.
+
+    May be used from any number of threads and event loops, in the process that made it. A context manager;
+    leaving it closes, which cancels what runs and waits: `close(drain=True)` before its end does not. What
+    fails in one request ends that request; what fails in the batcher itself ends all, and `submit` says so
+    from then on.
+    """
+
+    def __init__(self, session: Session, limits: Limits | None = None) -> None:
+        manifest = session.bundle.manifest
+        self.session, self.limits = session, limits or Limits()
+        # Measured before the batcher takes its KV memory: no running row waits for it, and the scratch memory
+        # is used again.
+        _ = session.cost
+        budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
+        self._schedule = Schedule(
+            session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy(), budget
+        )
+        self._budget, self._process = budget, os.getpid()
+        self._changed = threading.Condition()  # guards what is below; never held while a step runs
+        self._requests: dict[int, tuple[Request, Row]] = {}
+        self._places = Places(self.limits)
+        self._arrivals: deque[Row] = deque()  # not yet seen by the thread that owns the schedule
+        self._numbers = itertools.count()
+        self._waiters = Waiters()  # for room
+        self._step_began: float | None = None
+        self._closed = self._stopped = False
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # Python's word for it
+            raise SessionError(
+                f"the batcher's thread cannot be started ({error}); free memory, or allow more threads"
+            ) from error
+        _RUNNING.add(self)
+        LOG.info("batcher started: %r, %r, %s", manifest.source, session.variant.name, self.limits)
+
+    # --- requests ---
+
+    def submit(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        wait: float | None = 0,
+        deadline: float | None = None,
+        client: Hashable = None,
+    ) -> Request:
+        """Queue a prompt. Returns once it is tokenized, which a long one takes a while for: coroutines call
+        `asubmit`.
+
+        wait: seconds to wait for room, None for any time until the deadline. deadline: seconds from now after
+        which the request ends with what it has, finish_reason "deadline", whether it waits or runs. client:
+        whose turn it takes and whose share of the places (`Limits`), None for nobody's: those take turns with
+        the others as one client, and have no share that ends.
+
+        Raises Overloaded when there is no room, SessionError for a prompt or config that cannot be served,
+        for a batcher that is closed or has failed, and in a process that was forked from its own.
+        """
+        self._check_process()
+        until, wait = self._until(deadline), sooner(wait, deadline)
+        with self._changed:
+            self._changed.wait_for(lambda: not isinstance(self._refusal(client), Overloaded), wait)
+            self._enter(client)
+        try:
+            request, row = self._new_request(prompt, config, until, client)
+        except BaseException:
+            self._leave(client)
+            raise
+        return self._start(request, row)
+
+    async def asubmit(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        wait: float | None = 0,
+        deadline: float | None = None,
+        client: Hashable = None,
+        turn: AbstractAsyncContextManager[None] | None = None,
+    ) -> Request:
+        """`submit` for coroutines. `turn` is held while the prompt and a grammar are read."""
+        self._check_process()
+        until, wait = self._until(deadline), sooner(wait, deadline)
+        last = None if wait is None else monotonic() + wait
+        while True:
+            with self._changed:
+                left = None if last is None else last - monotonic()
+                if not isinstance(self._refusal(client), Overloaded) or (left is not None and left <= 0):
+                    self._enter(client)
+                    break
+                room = self._waiters.join()
+            await asyncio.wait({room}, timeout=left)
+        try:
+            async with turn or nullcontext():
+                request, row = await asyncio.to_thread(self._new_request, prompt, config, until, client)
+        except BaseException:
+            self._leave(client)
+            raise
+        return self._start(request, row)
+
+    # --- for operators ---
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests: not closed, not failed, and in its own process."""
+        return not self._closed and os.getpid() == self._process and self._thread.is_alive()
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What ended it, if anything did: a fault of ours, or a device that has failed for good."""
+        return self._fault
+
+    @property
+    def counts(self) -> Counts:
+        """What was done so far."""
+        return self._places.counts
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return self._schedule.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row, those that are being tokenized included."""
+        return self._places.num_entering + len(self._arrivals) + len(self._schedule.waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """What running rows fill of its KV memory: of `Limits.kv_bytes`, or of what `max_rows` rows take."""
+        held = sum(row.cursor for row in self._schedule.running)
+        return min(1.0, held / max(1, self._budget.num_entries))
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step in hand has been running, 0 between steps: a step that hangs shows here."""
+        began = self._step_began
+        return 0.0 if began is None else perf_counter() - began
+
+    def close(self, drain: bool | float = 0, timeout: float | None = STEP_TIMEOUT) -> bool:
+        """Take no more requests, give those that are here `drain` seconds to finish (True: as long as they
+        take), then cancel what is left and end the thread.
+
+        Cancelled requests keep what they have; their last event says "cancelled". Waits for the step in hand,
+        at most `timeout` seconds (None: as long as it takes): False says that it still hangs.
+        """
+        if not isinstance(drain, int | float) or not 0 <= drain < math.inf:
+            raise SessionError(f"drain must be True or a number of seconds of 0 or more, not {drain!r}")
+        if os.getpid() != self._process:
+            return True
+        is_own = threading.current_thread() is self._thread
+        with self._changed:
+            self._closed = True
+            self._notify()
+            if drain > 0 and not is_own:
+                longest = None if drain is True else min(drain, 1e9)
+                self._changed.wait_for(lambda: not self._requests or self._stopped, longest)
+            left = list(self._requests.values())
+            for request, row in left:
+                self._conclude(request, row, "cancelled")
+            self._stopped = True
+            self._notify()
+        if left:
+            LOG.warning("batcher closing: %d requests cancelled", len(left))
+        if not is_own:
+            self._thread.join(timeout)
+        has_ended = is_own or not self._thread.is_alive()
+        if not has_ended:
+            LOG.error("batcher closed, but a step hangs since %.1f s", self.step_seconds)
+        return has_ended
+
+    def __enter__(self) -> Batcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- the way in ---
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            # Before any lock: the thread that holds it may not exist here.
+            raise SessionError(
+                "this batcher belongs to the process that this one was forked from; open a session and make a"
+                " batcher after the fork"
+            )
+
+    def _until(self, deadline: float | None) -> float | None:
+        if deadline is None:
+            return None
+        if not is_number(deadline) or deadline <= 0:
+            raise SessionError(f"deadline must be a number of seconds above 0, not {deadline!r}")
+        return monotonic() + min(deadline, 1e9)
+
+    def _refusal(self, client: Hashable) -> SessionError | None:
+        """Why a request cannot come in now. The lock is held."""
+        if self._fault is not None:
+            return SessionError(f"this batcher failed ({type(self._fault).__name__}); make a new one")
+        if self._closed:
+            return SessionError("this batcher is closed; make a new one")
+        return self._places.refusal(client, self._schedule.num_rows, self.num_waiting)
+
+    @property
+    def _room(self) -> int:
+        """What a step may make more of: rows that there are, less the requests that it holds without one."""
+        return self._schedule.num_rows - len(self._schedule.waiting)
+
+    def _enter(self, client: Hashable) -> None:
+        """Take a place, or raise why there is none. The lock is held."""
+        refusal = self._refusal(client)
+        if refusal is not None:
+            is_full = isinstance(refusal, Overloaded)
+            self._places.count(overloaded=int(is_full), refused=int(not is_full))
+            LOG.info("request refused: %s", refusal)
+            raise refusal
+        self._places.enter(client)
+
+    def _leave(self, client: Hashable) -> None:
+        """Give a place back that was taken in vain."""
+        with self._changed:
+            self._places.leave_in_vain(client)
+            self._notify()
+        LOG.info("request of %r refused: its prompt or its settings", client)
+
+    def _new_request(
+        self, prompt: Prompt, config: GenerationConfig | None, until: float | None, client: Hashable
+    ) -> tuple[Request, Row]:
+        """What takes long and needs no lock."""
+        config = config if config is not None else GenerationConfig()
+        self.session.check(config)
+        self.limits.check(config)
+        row, text = self.session.new_row(next(self._numbers), prompt, config, self.limits.max_prompt_tokens)
+        self._budget.check(row)
+        row.client = client
+        request = Request(row, text, self._end, until, client)
+        row.on_start = request.start
+        return request, row
+
+    def _start(self, request: Request, row: Row) -> Request:
+        with self._changed:
+            if self._closed:
+                self._places.leave_in_vain(request.client)
+                raise SessionError("this batcher was closed meanwhile; make a new one")
+            self._arrivals.append(row)
+            self._requests[row.index] = request, row
+            self._places.accept()
+            self._notify()
+        LOG.debug("request %d of %r: %d prompt tokens", row.index, request.client, row.stats.prompt_tokens)
+        return request
+
+    # --- the way out ---
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """A reader ends its request."""
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            if (entry := self._requests.get(request.number)) is not None:
+                self._conclude(*entry, reason)
+
+    def _conclude(
+        self, request: Request, row: Row, reason: FinishReason, error: BaseException | None = None
+    ) -> None:
+        """A request is over: its row leaves before the next step, one count says how. The lock is held."""
+        if self._requests.pop(request.number, None) is None:
+            return
+        if row.finish_reason is None:
+            row.finish_reason = reason
+        self._places.forget(request.client)
+        so_far, reason = request.completion, request.last_reason or reason
+        how = {"cancelled": "cancelled", "deadline": "expired"}.get(reason, "finished")
+        how = how if error is None else "failed"
+        stats, number = so_far.stats, len(so_far.token_ids)
+        self._places.count(prompt_tokens=stats.prompt_tokens, tokens=number, **{how: 1})
+        if how == "finished":
+            self._places.took(stats.prefill_time + stats.decode_time)
+        request.conclude(reason, error)  # whoever is told finds it counted
+        log = LOG.warning if how == "failed" else LOG.info
+        log(
+            "request %d of %r %s: %s, %d tokens after %d, tau %s, waited %.3f s, %.3f s in all",
+            *(request.number, request.client, how, reason if error is None else type(error).__name__),
+            *(number, stats.prompt_tokens, "exact" if row.config.exact else row.config.tau),
+            *(request.completion.stats.queue_time, perf_counter() - stats.began),
+        )
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        self._waiters.wake()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            while self._next():
+                self._step()
+            self._schedule.step()  # every row is over: gives the KV memory back
+        except BaseException as error:  # a fault of ours or a library's panic: nobody may wait for ever
+            LOG.critical("batcher failed: %s", type(error).__name__)
+            with self._changed:
+                self._fault, self._closed, self._stopped = error, True, True
+                for request, row in list(self._requests.values()):
+                    self._conclude(request, row, "cancelled", error)
+                self._notify()
+
+    def _next(self) -> bool:
+        """Wait for work; False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._arrivals or not self._schedule.is_idle)
+            while self._arrivals:
+                self._schedule.add(self._arrivals.popleft())
+            for request, row in list(self._requests.values()):
+                if request.is_overdue:
+                    self._conclude(request, row, "deadline")
+            return not self._stopped
+
+    def _step(self) -> None:
+        room = self._room
+        self._step_began = perf_counter()
+        events = self._schedule.step()
+        self._step_began = None
+        if self._room > room:
+            with self._changed:
+                self._notify()  # whoever waits for it
+        for event in events:
+            entry, error = self._requests.get(event.row), event.error
+            if entry is None:
+                continue  # it was ended while the step ran
+            request, row = entry
+            if error is None:
+                try:
+                    request.deliver(event)
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as panic:  # of a text's decoder, which is this answer's alone
+                    error = panic
+            if error is not None or event.finish_reason is not None:
+                with self._changed:
+                    self._conclude(request, row, event.finish_reason or "cancelled", error)
+        lost = next((event.error for event in events if isinstance(event.error, DeviceLost)), None)
+        if lost is not None:
+            LOG.critical("%s", lost)  # CUDA's words and ours
+            raise lost
+
+
+_RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The interpreter goes: a thread inside a library would take the process down with it."""
+    for batcher in list(_RUNNING):
+        batcher.close()

@@ -1,0 +1,82 @@
+"""A directory that is replaced as a whole: a sibling is filled, then renamed."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+CURRENT_DIRECTORY, EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """An empty directory `.NAME.partial` beside `target`, which takes its name on success and is removed on
+    any error. A second writer of the same target waits; what a killed writer left is removed.
+
+    Raises OSError.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch, lock = _locked(target.with_name(f".{target.name}.partial"))
+    try:
+        for path in scratch.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        yield scratch
+        _put(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # after an exchange this is the old directory
+        os.close(lock)
+
+
+def _locked(scratch: Path) -> tuple[Path, int]:
+    while True:
+        scratch.mkdir(exist_ok=True)
+        handle = os.open(scratch, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(scratch), os.fstat(handle)):
+                return scratch, handle
+        os.close(handle)  # the writer that had the lock renamed it
+
+
+def _put(scratch: Path, target: Path) -> None:
+    if not target.exists():
+        os.rename(scratch, target)
+    elif not _exchanged(scratch, target):
+        old = target.with_name(f".{target.name}.old")
+        os.rename(target, old)
+        try:
+            os.rename(scratch, target)
+        except OSError:
+            os.rename(old, target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two directories in one step; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here = ctypes.c_int(CURRENT_DIRECTORY)
+    if not renameat2(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(EXCHANGE)):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """`target` with the data of `source`: a hard link where the file system has them."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)

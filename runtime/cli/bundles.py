@@ -1,0 +1,203 @@
+"""The commands about a bundle as it lies there: inspect, doctor, verify, profiles. Parse, one call,
+print.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import (
+    BundleArgument,
+    Device,
+    Json,
+    Name,
+    Safe,
+    out,
+    print_json,
+    print_list,
+    print_table,
+    say,
+    visible,
+)
+
+app = typer.Typer()
+profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
+app.add_typer(profiles_app, name="profiles")
+
+
+@app.command()
+def inspect(
+    bundle: BundleArgument,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="With --trust: hash every file, even those found good before.")
+    ] = False,
+    safe: Safe = True,
+    as_json: Json = False,
+) -> None:
+    """Show what a bundle holds."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ..bundle.manifest import NEAR_TIES
+    from ..bundle.open import open_bundle
+    from ..machine import byte_products
+
+    manifest = open_bundle(bundle, full=verify, safe=safe).manifest
+    if as_json:
+        sys.stdout.write(manifest.to_json())
+        return
+    model, tokens = manifest.model, manifest.tokens
+    out.print(visible(bundle), style="bold", markup=False, end="")
+    say(f"  format {manifest.format_version}, written by {manifest.producer}")
+    say(f"source    {manifest.source}" + (f" @ {manifest.revision}" if manifest.revision else ""))
+    say(
+        f"model     {model.type}, {model.num_layers} layers, hidden {model.hidden_size},"
+        f" {model.num_heads}/{model.num_kv_heads} heads of {model.head_dim}, vocabulary"
+        f" {model.vocab_size}, context {model.context_length}"
+    )
+    if manifest.text is not None:
+        chat = manifest.text.chat
+        say(
+            "chat      needs jinja2"
+            if chat is None
+            else f"chat      roles {', '.join(chat.roles)}; in C++ too"
+        )
+    say(f"decoding  block {manifest.block}, mask id {tokens.mask}, end ids {', '.join(map(str, tokens.eos))}")
+    table = Table(
+        "variant", "backend", "precision", "KV", "shape", "outputs", "logit error", "argmax", box=None
+    )
+    for v in manifest.variants:
+        shape = f"{v.batch}x{v.slots}" if v.is_fixed else "dynamic"
+        shape += f", capacity {v.capacity}" if v.capacity else ""
+        drift = (
+            (f"{v.drift.max_logit_error:.1e}", f"{v.drift.argmax_matches}/{v.drift.positions}")
+            if v.drift
+            else ("", "")
+        )
+        cells = (v.name, v.backend, v.precision, v.kv_layout, shape, ", ".join(v.outputs), *drift)
+        table.add_row(*(escape(visible(cell)) for cell in cells))
+    out.print(table)
+    for v in manifest.variants:
+        if v.quantization is not None and not v.is_fixed and not v.is_engine:
+            q = v.quantization
+            grain = f"groups of {q.group_size}" if q.group_size else "one scale a channel"
+            say(
+                f"weights   {v.precision}, {grain}{'' if q.symmetric else ', zero points'};"
+                f" lm_head {q.head}, embedding {q.embedding}{_codes_of(q.quantizer)}"
+            )
+            if v.has_near_ties:
+                say(f"ties      {NEAR_TIES}")
+            if v.precision == "w8a8":
+                say(f"cpu       byte products here: {byte_products()}")
+        if v.engine is not None:
+            _print_engine_info(v.name, v.backend, v.engine)
+    files = Table("file", "MB", "sha256", box=None)
+    for entry in manifest.files:
+        files.add_row(entry.path, f"{entry.size / 1e6:.1f}", escape(visible(entry.sha256[:16])))
+    out.print(files)
+    for profile in manifest.profiles:
+        say(f"profile   {profile.name}: tau {profile.tau} ({profile.metric}) on {profile.variant}")
+
+
+def _codes_of(quantizer: Any) -> str:
+    """What chose the codes, as far as the bundle knows."""
+    if quantizer is None:
+        return ""
+    words = f"; codes by {quantizer.name}"
+    if quantizer.sequences is not None:
+        digest = (quantizer.text_sha256 or "?")[:16]
+        words += f" on {quantizer.sequences} sequences of a text with sha256 {digest}"
+    return words
+
+
+def _print_engine_info(name: str, backend: str, info: Any) -> None:
+    say(
+        f"engine    {name}: {backend} {info.version}, CUDA {info.cuda},"
+        f" for {', '.join(info.compute_capabilities)} on {info.platform}"
+    )
+    say(
+        f"          built in {info.seconds:.1f} s with {info.peak_memory / 1e9:.1f} GB of memory,"
+        f" from {info.graph} {info.graph_sha256[:16]}"
+    )
+    for r in info.ranges:
+        say(f"          {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}")
+
+
+@app.command()
+def doctor(
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(metavar="[BUNDLE]", help="Also say whether this bundle opens here, and if not, why."),
+    ] = None,
+    device: Device = "cpu",
+    safe: Safe = True,
+    as_json: Json = False,
+) -> None:
+    """Say what is installed, which devices work, and whether a bundle would open here.
+
+    Exits with 1 if it would not.
+    """
+    from .doctor import examine
+
+    report = examine(bundle, device, safe=safe)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        for finding in report.findings:
+            mark = {"good": "[green]ok[/]  ", "absent": "[dim]--[/]  ", "bad": "[red]no[/]  "}[finding.state]
+            out.print(mark, end="")
+            say(f"{finding.subject}: {finding.detail}")
+    if not report.is_good:
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(bundle: BundleArgument, as_json: Json = False) -> None:
+    """Hash every file of a bundle. Exits with 1 unless all is good."""
+    from ..bundle.open import open_bundle
+
+    files = open_bundle(bundle, safe=True).manifest.files
+    size = sum(entry.size for entry in files)
+    if as_json:
+        print_json({"bundle": str(bundle), "files": len(files), "size": size})
+    else:
+        say(f"{bundle}  {len(files)} files, {size / 1e6:.0f} MB, all hashes match")
+
+
+@profiles_app.command("list")
+def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
+    """List a bundle's profiles and say which are stale."""
+    from ..bundle.profiles import described
+
+    columns = ("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state")
+    none = "no profiles; `mars-export calibrate` makes one"
+    print_list(described(bundle), columns, none, as_json=as_json)
+
+
+@profiles_app.command("show")
+def show_profile(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
+    """Show a profile and what it rests on."""
+    from ..bundle.profiles import described
+
+    for row in described(bundle, name):
+        if as_json:
+            print_json(row.to_dict())
+            continue
+        print_table(("profile", ""), row.settings)
+        out.print()
+        print_table(("rests on", ""), row.evidence)
+        if row.stale:
+            say(f"\nrenew it with: {row.renewal}")
+
+
+@profiles_app.command("remove")
+def remove_profile(bundle: BundleArgument, name: Name) -> None:
+    """Take a profile out of a bundle."""
+    from ..bundle.profiles import remove
+
+    remove(bundle, name)
+    say(f"removed profile {name}")

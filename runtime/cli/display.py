@@ -1,0 +1,112 @@
+"""What an answer looks like at a terminal: text as it comes, runs, calls, figures. Knows no command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..text.toolcalls import ToolCall
+from .console import out, progress_bars, visible
+
+if TYPE_CHECKING:
+    from ..decode.config import GenerationConfig
+    from ..session.answer import Completion, Stream
+    from ..session.session import Session
+    from ..text.toolcalls import ToolStream
+
+
+def show(stream: Stream, *, runs: bool, quiet: bool, reader: ToolStream | None = None) -> Completion:
+    """Print a stream as it comes; Ctrl-C ends it and keeps what is there. Long prefills show a bar.
+
+    With a `reader` calls are printed as such, each in a line of its own.
+    """
+    bars, task, odd = progress_bars(), None, False
+    page = Page(reader)
+    try:
+        for event in stream:
+            if not event.token_ids and event.finish_reason is None:
+                if task is None:
+                    task = bars.add_task("prompt", total=stream.stats.prompt_tokens)
+                    bars.start()
+                bars.update(task, completed=stream.prefilled)
+                continue
+            bars.stop()  # before any text: a live bar would capture standard output
+            if not quiet:
+                page.add(event.text, "black on cyan" if runs and odd else None)
+            odd = not odd
+    except KeyboardInterrupt:
+        stream.cancel()
+    finally:
+        bars.stop()
+    if not quiet:
+        page.end()
+    return stream.completion
+
+
+class Page:
+    """An answer that grows on standard output."""
+
+    def __init__(self, reader: ToolStream | None) -> None:
+        self._reader = reader
+        self._is_begun = False  # something stands in the last line
+        self._is_call = False  # and that is a call
+
+    def add(self, text: str, style: str | None) -> None:
+        if self._reader is None:
+            self._print(text, style)
+        else:
+            self._show(self._reader.push(text), style)
+        out.file.flush()
+
+    def end(self) -> None:
+        if self._reader is not None:
+            self._show(self._reader.finish(), None)
+        out.print()
+
+    def _show(self, items: list[str | ToolCall], style: str | None) -> None:
+        for item in items:
+            is_call = isinstance(item, ToolCall)
+            if self._is_begun and (is_call or self._is_call):
+                out.print()  # a call has a line of its own
+            self._is_call = is_call
+            if isinstance(item, str):
+                self._print(item, style)
+                continue
+            out.print("-> ", end="", style="dim")
+            self._print(f"{visible(item.name)} ", "bold")
+            self._print(item.arguments, style)
+
+    def _print(self, text: str, style: str | None) -> None:
+        if text:
+            out.print(text, end="", markup=False, style=style)
+            self._is_begun = not text.endswith("\n")
+
+
+def calls_of(session: Session, answer: str) -> dict[str, Any]:
+    """The calls in an answer, as JSON has them."""
+    reader = session.tool_stream()
+    reader.push(answer)
+    reader.finish()
+    calls = [{"name": call.name, "arguments": call.arguments} for call in reader.answer.calls]
+    return {"tool_calls": calls}
+
+
+def summary(done: Completion) -> str:
+    stats = done.stats
+    return (
+        f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens,"
+        f" {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
+        f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
+    )
+
+
+def completion_json(done: Completion, config: GenerationConfig) -> dict[str, Any]:
+    return {
+        "text": done.text,
+        "token_ids": list(done.token_ids),
+        "confidences": [round(c, 6) for c in done.confidences],
+        "finish_reason": done.finish_reason,
+        "exact": config.exact,
+        "tau": config.tau,
+        "window": config.window,
+        "stats": done.stats.to_dict(),
+    }

@@ -1,0 +1,239 @@
+"""What works on this machine: packages, devices, and whether a bundle opens and computes what it should.
+
+Findings are values; nothing is printed here.
+"""
+
+from __future__ import annotations
+
+import operator
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from ..bundle.manifest import Variant
+from ..bundle.open import Bundle, open_bundle
+from ..decode import cost
+from ..decode.config import GenerationConfig
+from ..device.name import DeviceName
+from ..device.ort.backend import PROVIDERS, version_and_devices
+from ..device.variants import Here, choose, look_around, why_not
+from ..errors import MarsError
+from ..machine import byte_products, processor
+from ..session.session import Session
+
+ANSWER = 32  # tokens of an answer that is compared
+LENGTHS = (5, 90, 17, 41, 230, 64, 9, 128)  # tokens of the prompts
+GRAPH = "model"  # the variant that every bundle has
+# package -> what it is for and the extra that installs it
+OPTIONAL = {
+    "torch": ("export", "exporting"),
+    "transformers": ("export", "exporting checkpoints without tokenizer.json"),
+    "onnx": ("export", "exporting"),
+    "ml_dtypes": ("export", "exporting"),
+    "safetensors": ("export", "exporting"),
+    "huggingface_hub": ("export", "downloading checkpoints"),
+    "matplotlib": ("calibrate", "calibrating tau and measuring speed"),
+    "cuda-bindings": ("rtx", "running TensorRT engines"),
+}
+TENSORRT = {
+    "tensorrt": ("trt", "TensorRT engines on Jetson and data-centre GPUs"),
+    "tensorrt_rtx": ("rtx", "TensorRT engines on desktop RTX"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `absent` is fine unless you need it; `bad` is not."""
+
+    subject: str
+    state: Literal["good", "absent", "bad"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_good(self) -> bool:
+        return all(f.state != "bad" for f in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"good": self.is_good, "findings": [asdict(f) for f in self.findings]}
+
+
+def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = True) -> Report:
+    """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding
+    step; on a GPU also where its KV rows are, its tokens, and what a step costs. `safe`: the bundle may be
+    anybody's.
+    """
+    here = look_around(DeviceName.of(device).ordinal)
+    findings = [
+        Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
+        Finding("cpu", "good", f"{processor() or 'unknown'}, byte products: {byte_products()}"),
+        _package("mars-export", None),
+        _onnxruntime(),
+        *(_device(name) for name in PROVIDERS),
+        *(_package(name, hint) for name, hint in OPTIONAL.items()),
+        *(_tensorrt(name, hint, here) for name, hint in TENSORRT.items()),
+        _gpu(here),
+    ]
+    if bundle is not None:
+        findings += _bundle(bundle, device, here, safe=safe)
+    return Report(tuple(findings))
+
+
+def _package(name: str, hint: tuple[str, str] | None) -> Finding:
+    try:
+        return Finding(name, "good", version(name))
+    except PackageNotFoundError:
+        extra, purpose = hint or ("export", "everything")
+        return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
+
+
+def _tensorrt(name: str, hint: tuple[str, str], here: Here) -> Finding:
+    if name in here.tensorrt:
+        return Finding(name, "good", here.tensorrt[name])
+    extra, purpose = hint
+    return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
+
+
+def _gpu(here: Here) -> Finding:
+    if here.no_gpu:
+        return Finding("gpu", "absent", here.no_gpu)
+    return Finding("gpu", "good", f"{here.gpu_name} ({here.gpu}), driver for CUDA {here.driver}")
+
+
+def _onnxruntime() -> Finding:
+    found = version_and_devices()
+    if found is None:
+        return Finding(
+            "onnxruntime",
+            "absent",
+            "not installed; to run bundles: pip install 'mars-export[cpu]' or 'mars-export[gpu]'",
+        )
+    return Finding("onnxruntime", "good", found[0])
+
+
+def _device(name: str) -> Finding:
+    found = version_and_devices()
+    if found is not None and name in found[1]:
+        return Finding(f"device {name}", "good", f"{PROVIDERS[name][0]} is available")
+    return Finding(f"device {name}", "absent", f"the installed onnxruntime has no {PROVIDERS[name][0]}")
+
+
+def _bundle(path: Path, device: str, here: Here, *, safe: bool) -> list[Finding]:
+    try:
+        bundle = open_bundle(path, full=True, safe=safe)
+    except MarsError as error:
+        return [Finding(str(path), "bad", str(error))]
+    size = sum(f.size for f in bundle.manifest.files) / 1e6
+    findings = [
+        Finding(
+            str(path),
+            "good",
+            f"format {bundle.manifest.format_version}, {len(bundle.manifest.files)} files, {size:.0f} MB,"
+            " all hashes match",
+        )
+    ]
+    opened = False
+    for variant in bundle.manifest.variants:
+        about = _variant(bundle, variant, device, here, safe=safe)
+        opened = opened or about[0].state == "good"
+        findings += about
+    if any(v.is_engine for v in bundle.manifest.variants):
+        findings.append(_choice(bundle, here))
+    if not opened:
+        findings.append(Finding(str(path), "bad", f"no variant runs on {device} here"))
+    return findings
+
+
+def _variant(bundle: Bundle, variant: Variant, device: str, here: Here, *, safe: bool) -> list[Finding]:
+    subject = f"variant {variant.name}"
+    # An engine is judged for the GPU it is made for, whatever device was asked for.
+    reason = why_not(variant, "cuda" if variant.is_engine else device, here)
+    if reason is not None:
+        return [Finding(subject, "absent", reason)]
+    if variant.is_engine and DeviceName.of(device).kind != "cuda":
+        return [Finding(subject, "absent", "fits this machine; it is tried with --device cuda")]
+    try:
+        session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0, safe=safe)
+        done = session.generate(
+            [bundle.manifest.tokens.pad],
+            GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block),
+        )
+    except MarsError as error:
+        return [Finding(subject, "absent", str(error))]
+    detail = f"opens on {device} and decodes ({done.stats.forwards} step(s))"
+    if on_cpu := getattr(session.backend, "on_cpu", {}):
+        detail += f"; left to the CPU: {', '.join(f'{count} {name}' for name, count in on_cpu.items())}"
+    findings = [Finding(subject, "good", detail)]
+    if DeviceName.of(device).kind != "cpu":
+        try:
+            findings += proof(session, _reference(bundle, safe=safe), subject)
+        except MarsError as error:
+            findings.append(Finding(subject, "bad", str(error)))
+    return findings
+
+
+def _reference(bundle: Bundle, *, safe: bool) -> Session | None:
+    """The bundle's graph on the CPU; None for one that does not run there."""
+    try:
+        return Session.open(bundle.path, variant=GRAPH, cache_bytes=0, safe=safe)
+    except MarsError:
+        return None
+
+
+def proof(session: Session, reference: Session | None, subject: str) -> list[Finding]:
+    """Whether KV rows are on the session's device, its tokens are those of `reference`, and exact mode gives
+    those of one token at a time; and what a step costs.
+    """
+    prompts = _prompts(session)
+    exact = GenerationConfig(max_new_tokens=ANSWER)
+    one_token = exact.with_values(tau=1.0)
+    plain = [session.generate(p, one_token).token_ids for p in prompts]
+    fast = [session.generate(p, exact).token_ids for p in prompts]
+    kind, where = DeviceName.of(session.device).kind, session.backend.kv_device
+    manifest = session.bundle.manifest
+    points = cost.measure(session.backend, manifest.block, manifest.tokens.mask).points
+    steps = ", ".join(f"{slots}: {1000 * seconds:.2f}" for slots, seconds in points)
+    if reference is None:
+        tokens = Finding(f"{subject}, tokens", "absent", "the graph does not run on the CPU")
+    else:
+        expected = [reference.generate(p, one_token).token_ids for p in prompts]
+        tokens = _agreement(f"{subject}, tokens", session, plain, expected, "as on the CPU")
+    return [
+        Finding(f"{subject}, KV rows", "good" if where == kind else "bad", f"in {where} memory"),
+        tokens,
+        _agreement(f"{subject}, exact", session, fast, plain, "as one token at a time"),
+        Finding(f"{subject}, steps", "good", f"ms by slots, {steps}"),
+    ]
+
+
+def _prompts(session: Session) -> list[list[int]]:
+    """Seeded token ids of several lengths."""
+    draw, manifest = Random(1), session.bundle.manifest
+    high = min(manifest.model.vocab_size, manifest.tokens.mask)
+    room = session.backend.max_capacity - ANSWER - 2 * manifest.block
+    return [[draw.randrange(high) for _ in range(max(1, min(length, room)))] for length in LENGTHS]
+
+
+def _agreement(
+    subject: str, session: Session, ours: Sequence[object], theirs: Sequence[object], words: str
+) -> Finding:
+    equal, count = sum(map(operator.eq, ours, theirs)), len(ours)
+    # In half precision and integer codes the size of a step breaks ties.
+    least = count if session.variant.precision == "float32" else count // 2
+    return Finding(subject, "good" if equal >= least else "bad", f"{equal} of {count} answers {words}")
+
+
+def _choice(bundle: Bundle, here: Here) -> Finding:
+    try:
+        return Finding("engine", "good", f"--device cuda takes {choose(bundle, 'cuda', here).name}")
+    except MarsError:
+        return Finding("engine", "absent", "none of this bundle's engines runs here; the reasons stand above")

@@ -1,0 +1,113 @@
+"""Bundles in repositories of the Hugging Face hub. Only this file of the runtime names huggingface_hub."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..bundle.files import CHECKSUM_FILE, MANIFEST_FILE
+from ..bundle.manifest import Manifest, parse_manifest
+from ..bundle.open import HUB_ID, open_bundle
+from ..bundle.replace import replacing
+from ..errors import BundleError, MarsError, SessionError
+
+CARD = "README.md"
+OLD_FILES = ["*.onnx", "*.bin", "*.engine", "*.dfa", "*.build.json", "build-on-device.sh"]
+
+
+def push(path: str | Path, repo: str, *, private: bool = False, licence: str | None = None) -> str:
+    """Upload the bundle at `path` to the model repository `repo`, with a card unless there is one.
+
+    Returns the commit's address. Raises BundleError.
+    """
+    hub, bundle = _library(), open_bundle(path, full=True)
+    with _asking(f"{repo}: cannot be pushed to"):
+        hub.create_repo(repo, private=private, exist_ok=True)
+        commit = hub.upload_folder(repo_id=repo, folder_path=bundle.path, delete_patterns=OLD_FILES)
+        if not hub.file_exists(repo, CARD):
+            card(hub, bundle.manifest, repo, licence).push_to_hub(repo)
+    return str(commit.commit_url)
+
+
+def pull(repo: str, output: str | Path, *, revision: str | None = None) -> Manifest:
+    """Download the bundle in `repo` to the directory `output`, which must not exist. All hashes are checked
+    before it gets its name. Raises BundleError.
+    """
+    hub, target = _library(), Path(output).expanduser()
+    if target.exists():
+        raise BundleError(f"{output} exists; give another place with -o")
+    try:
+        with replacing(target) as scratch, _asking(f"{repo}: cannot be pulled"):
+            names = [MANIFEST_FILE, CHECKSUM_FILE]
+            hub.snapshot_download(repo, revision=revision, local_dir=scratch, allow_patterns=names)
+            if not (scratch / MANIFEST_FILE).is_file():
+                raise BundleError(f"{repo}: not a bundle: it has no {MANIFEST_FILE}; export a checkpoint")
+            text = (scratch / MANIFEST_FILE).read_text("utf-8", "replace")
+            names += [entry.path for entry in parse_manifest(text, f"{repo}/{MANIFEST_FILE}").files]
+            hub.snapshot_download(repo, revision=revision, local_dir=scratch, allow_patterns=names)
+            shutil.rmtree(scratch / ".cache", ignore_errors=True)  # huggingface_hub's own notes
+            return open_bundle(scratch, full=True, name=target).manifest
+    except OSError as error:
+        raise BundleError(f"{output}: cannot be written ({error.strerror})") from error
+
+
+def card(hub: Any, manifest: Manifest, repo: str, licence: str | None) -> Any:
+    """The model card of a bundle at `repo`; `licence` is an identifier such as `apache-2.0`."""
+    source = manifest.source
+    data = hub.ModelCardData(
+        library_name="mars-export",
+        pipeline_tag="text-generation",
+        license=licence,
+        base_model=source if HUB_ID.fullmatch(source) else None,
+        tags=["mars-export", "multi-token"],
+    )
+    name = repo.rpartition("/")[2]
+    rows = [
+        f"| {v.name} | {v.backend} | {v.precision} | {v.drift.max_logit_error if v.drift else ''} |"
+        for v in manifest.variants
+    ]
+    return hub.ModelCard(
+        f"""---
+{data.to_yaml()}
+---
+# {name}
+
+A bundle of mars-export ({manifest.producer}), made from `{Path(source).name}`: an ONNX step graph
+that accepts several tokens in one forward.
+
+```
+mars-export pull {repo} -o {name}.bundle
+mars-export chat {name}.bundle
+```
+
+| variant | backend | weights | largest logit error |
+|---|---|---|---|
+"""
+        + "\n".join(rows)
+    )
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise SessionError("huggingface_hub is not installed; pip install 'mars-export[hub]'") from error
+    return huggingface_hub
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """One error of ours for the many classes that the hub and its library raise."""
+    try:
+        yield
+    except (MarsError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:500]
+        raise BundleError(
+            f"{what}: {type(error).__name__}: {words}\n  check the name and the network; for a private"
+            " repository, or to write, log in: hf auth login"
+        ) from error

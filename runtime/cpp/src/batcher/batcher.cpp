@@ -1,0 +1,399 @@
+// The way in, the thread that steps, and the way out.
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include <mars/batcher.hpp>
+
+#include "batcher/places.hpp"
+#include "batcher/request.hpp"
+#include "decode/continuous.hpp"
+#include "seconds.hpp"
+#include "session/answers.hpp"
+
+namespace mars {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Client = std::optional<std::string>;
+
+constexpr std::int64_t usual_rows = 8;
+constexpr std::int64_t most_places = 1 << 20; // rows, or waiting requests
+
+double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
+/// A text for a list of problems.
+void add(std::string& wrong, const std::string& problem) { wrong += (wrong.empty() ? "" : "; ") + problem; }
+
+KvBudget budget_of(const Opened& opened, const Limits& limits) {
+    const std::int64_t entry = opened.backend->new_cache(1)->entry_bytes();
+    return {limits.rows(), limits.kv_bytes, std::max<std::int64_t>(entry, 1), opened.backend->max_capacity(), opened.runs().is_engine()};
+}
+
+/// `limits`, checked, with a number of rows that this session runs where the caller chose none.
+Limits limits_for(const Opened& opened, Limits limits) {
+    limits.check();
+    const Variant& variant = opened.runs();
+    if (!limits.max_rows) limits.max_rows = variant.engine ? std::min(usual_rows, variant.engine->max_rows()) : usual_rows;
+    return limits;
+}
+
+} // namespace
+
+void Limits::check() const {
+    std::string wrong;
+    const auto positive = [&](const char* name, std::int64_t value) {
+        if (value < 1) add(wrong, std::string(name) + " must be 1 or more, not " + std::to_string(value));
+    };
+    const auto place = [&](const char* name, std::int64_t value) {
+        positive(name, value);
+        if (value > most_places)
+            add(wrong, std::string(name) + " must be at most " + std::to_string(most_places) + ", not " + std::to_string(value));
+    };
+    place("max_rows", rows());
+    place("max_waiting", max_waiting);
+    positive("prefill_tokens", prefill_tokens);
+    positive("max_prompt_tokens", max_prompt_tokens.value_or(1));
+    positive("max_new_tokens", max_new_tokens.value_or(1));
+    positive("max_stops", max_stops.value_or(1));
+    positive("kv_bytes", kv_bytes.value_or(1));
+    positive("max_rows_per_client", max_rows_per_client.value_or(1));
+    if (!(client_share > 0 && client_share <= 1))
+        add(wrong, "client_share must be a number above 0, at most 1, not " + std::to_string(client_share));
+    if (!wrong.empty()) throw SessionError(wrong);
+}
+
+void Limits::check(const GenerationConfig& config) const {
+    std::string wrong;
+    const auto at_most = [&](const char* name, std::int64_t asked, const std::optional<std::int64_t>& most) {
+        if (most && asked > *most)
+            add(wrong, std::to_string(asked) + " " + name + " are asked for, this service gives at most " + std::to_string(*most) +
+                           "; ask for fewer");
+    };
+    at_most("max_new_tokens", config.max_new_tokens, max_new_tokens);
+    at_most("stop strings", static_cast<std::int64_t>(config.stop.size()), max_stops);
+    at_most("eos_ids", config.eos_ids ? static_cast<std::int64_t>(config.eos_ids->size()) : 0, max_stops);
+    if (!wrong.empty()) throw SessionError(wrong);
+}
+
+std::int64_t Limits::rows() const { return max_rows.value_or(usual_rows); }
+
+std::int64_t Limits::max_of_client() const {
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(client_share * static_cast<double>(rows() + max_waiting)));
+}
+
+/// What the batcher, its thread and its requests share: a thread that hangs in a step may outlive the batcher.
+struct Batcher::Service : std::enable_shared_from_this<Service> {
+    Service(Session opened, const Limits& given)
+        : session(std::move(opened)), limits(limits_for(*session.opened_, given)),
+          budget((session.opened_->measured(), budget_of(*session.opened_, limits))),
+          schedule(
+              *session.opened_->backend, session.opened_->bundle.manifest.block, session.opened_->bundle.manifest.tokens.mask,
+              limits.prefill_tokens, budget, [of = session.opened_.get()] { return of->measured(); }, limits.max_rows_per_client),
+          places(limits) {}
+
+    using Answers = std::map<std::int64_t, std::shared_ptr<RequestState>>;
+
+    const Session session;
+    const Limits limits;
+    const KvBudget budget;
+    ContinuousSchedule schedule; // the thread's own
+    std::atomic<Clock::rep> step_began{0};
+    std::thread thread;
+
+    std::mutex mutex; // guards what is below; never held while a step or a callback runs
+    std::condition_variable changed;
+    Answers answers;
+    Places places;
+    std::deque<std::shared_ptr<RequestState>> arrivals; // not yet seen by the thread
+    std::vector<std::shared_ptr<RequestState>>
+        callers; // ended: their callbacks are to be told. Has room for all answers, so that none needs
+                 // memory to end
+    std::int64_t numbers = 0;
+    bool is_closed = false, is_stopped = false, has_ended = false;
+    std::exception_ptr fault;
+
+    // --- the way in ---
+
+    /// Throws why a request cannot come in now. The lock is held.
+    void check_open() const {
+        if (fault) throw SessionError("this batcher failed; make a new one");
+        if (is_closed) throw SessionError("this batcher is closed; make a new one");
+    }
+
+    std::int64_t num_waiting() const { return places.num_entering + static_cast<std::int64_t>(arrivals.size()) + schedule.num_waiting(); }
+
+    std::optional<Overloaded> refusal(const Client& client) const { return places.refusal(client, schedule.num_rows(), num_waiting()); }
+
+    /// Take a place, or throw why there is none, after waiting for one.
+    void enter(const Client& client, std::optional<Clock::time_point> last) {
+        std::unique_lock<std::mutex> lock(mutex);
+        const auto is_decided = [&] { return fault || is_closed || !refusal(client); };
+        if (last)
+            changed.wait_until(lock, *last, is_decided);
+        else
+            changed.wait(lock, is_decided);
+        try {
+            check_open();
+        } catch (const SessionError&) {
+            ++places.counts.refused;
+            throw;
+        }
+        if (const auto full = refusal(client)) {
+            ++places.counts.overloaded;
+            throw Overloaded(*full);
+        }
+        places.enter(client);
+    }
+
+    /// Give a place back that was taken in vain.
+    void leave(const Client& client) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        places.leave_in_vain(client);
+        changed.notify_all();
+    }
+
+    std::shared_ptr<RequestState> new_answer(const Prompt& prompt, const GenerationConfig& config, const Entry& entry,
+                                             Clock::time_point began, std::optional<Clock::time_point> until) {
+        limits.check(config);
+        std::int64_t number = 0;
+        {
+            const std::lock_guard<std::mutex> lock(mutex);
+            number = numbers++;
+        }
+        const auto& opened = session.opened_;
+        NewRow made = opened->new_row(number, prompt, config, began, std::nullopt, limits.max_prompt_tokens);
+        budget.check(*made.row);
+        made.row->client = entry.client;
+        auto end = [own = weak_from_this()](std::int64_t which, FinishReason reason) {
+            if (const std::shared_ptr<Service> there = own.lock()) there->end(which, reason);
+        };
+        return std::make_shared<RequestState>(opened, std::move(made), std::move(end), until, entry.client, entry.on_event);
+    }
+
+    void start(const std::shared_ptr<RequestState>& answer) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        check_open();
+        callers.reserve(callers.size() + answers.size() + 1);
+        arrivals.push_back(answer);
+        try {
+            answers.emplace(answer->row->index, answer);
+        } catch (...) {
+            arrivals.pop_back();
+            throw;
+        }
+        places.accept();
+        changed.notify_all();
+    }
+
+    // --- the way out ---
+
+    /// A reader ends its request.
+    void end(std::int64_t number, FinishReason reason) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        conclude(number, reason, nullptr);
+    }
+
+    /// A request is over: its row leaves before the next step, one count says how. The lock is held. Also called by destructors: allocates
+    /// nothing.
+    void conclude(std::int64_t number, FinishReason reason, const std::exception_ptr& error) noexcept {
+        const auto at = answers.find(number);
+        if (at == answers.end()) return;
+        const std::shared_ptr<RequestState> answer = std::move(at->second);
+        answers.erase(at);
+        const auto last = answer->last_reason();
+        reason = last.value_or(reason);
+        if (reason == FinishReason::deadline)
+            answer->row->expire();
+        else
+            answer->row->cancel();
+        places.forget(answer->client);
+        const Completion& done = answer->conclude(reason, error);
+        Counts& counts = places.counts;
+        ++(error                               ? counts.failed
+           : reason == FinishReason::cancelled ? counts.cancelled
+           : reason == FinishReason::deadline  ? counts.expired
+                                               : counts.finished);
+        counts.prompt_tokens += done.stats.prompt_tokens;
+        counts.tokens += static_cast<std::int64_t>(done.token_ids.size());
+        if (!error && reason != FinishReason::cancelled && reason != FinishReason::deadline)
+            places.took(done.stats.prefill_time + done.stats.decode_time);
+        if (!last) schedule.interrupt_unwanted();
+        callers.push_back(answer);
+        changed.notify_all();
+    }
+
+    // --- the thread ---
+
+    void run() {
+        try {
+            while (next()) step();
+            schedule.step(); // every row is over: gives the KV memory back
+        } catch (...) {      // a fault of ours: nobody may wait for ever
+            const std::lock_guard<std::mutex> lock(mutex);
+            fault = std::current_exception();
+            step_began = 0;
+            is_closed = is_stopped = true;
+            while (!answers.empty()) conclude(answers.begin()->first, FinishReason::cancelled, fault);
+        }
+        call_back();
+        const std::lock_guard<std::mutex> lock(mutex);
+        has_ended = true;
+        changed.notify_all();
+    }
+
+    /// Wait for work; false at the end.
+    bool next() {
+        call_back();
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [this] { return is_stopped || !arrivals.empty() || !callers.empty() || !schedule.is_idle(); });
+        for (; !arrivals.empty(); arrivals.pop_front()) schedule.add(std::shared_ptr<Row>(arrivals.front(), arrivals.front()->row.get()));
+        std::vector<std::int64_t> overdue;
+        for (const auto& [number, answer] : answers)
+            if (answer->is_overdue()) overdue.push_back(number);
+        for (const std::int64_t number : overdue) conclude(number, FinishReason::deadline, nullptr);
+        return !is_stopped;
+    }
+
+    void step() {
+        if (schedule.is_idle()) return;
+        step_began = Clock::now().time_since_epoch().count();
+        const std::vector<Accepted> events = schedule.step();
+        step_began = 0;
+        for (const Accepted& event : events) {
+            std::shared_ptr<RequestState> answer;
+            {
+                const std::lock_guard<std::mutex> lock(mutex);
+                const auto at = answers.find(event.row);
+                if (at == answers.end()) continue; // it was ended while the step ran
+                answer = at->second;
+            }
+            std::exception_ptr error = event.error;
+            if (!error) {
+                try {
+                    answer->deliver(event);
+                    answer->call();
+                } catch (...) { // of a text's decoder or of a callback, which is this answer's alone
+                    error = std::current_exception();
+                }
+            }
+            if (!error && !event.finish_reason) continue;
+            const std::lock_guard<std::mutex> lock(mutex);
+            conclude(event.row, event.finish_reason.value_or(FinishReason::cancelled), error);
+        }
+        const std::lock_guard<std::mutex> lock(mutex);
+        changed.notify_all(); // rows may have got their places: there is room behind them
+    }
+
+    /// Tell callbacks of the end that came from outside.
+    void call_back() {
+        for (;;) {
+            std::shared_ptr<RequestState> answer;
+            {
+                const std::lock_guard<std::mutex> lock(mutex);
+                if (callers.empty()) return;
+                answer = std::move(callers.front());
+                callers.erase(callers.begin());
+            }
+            try {
+                answer->call();
+            } catch (...) { // it is over: there is nobody to tell
+            }
+        }
+    }
+
+    bool close(double drain, std::optional<double> timeout) {
+        const Clock::duration rest = span(drain, "drain"), patience = span(timeout.value_or(0.0), "timeout");
+        std::unique_lock<std::mutex> lock(mutex);
+        const bool is_own = std::this_thread::get_id() == thread.get_id();
+        is_closed = true;
+        changed.notify_all();
+        if (!is_own) changed.wait_for(lock, rest, [this] { return answers.empty() || is_stopped; });
+        while (!answers.empty()) conclude(answers.begin()->first, FinishReason::cancelled, nullptr);
+        is_stopped = true;
+        changed.notify_all();
+        if (is_own) return true;
+        if (timeout)
+            changed.wait_for(lock, patience, [this] { return has_ended; });
+        else
+            changed.wait(lock, [this] { return has_ended; });
+        if (!has_ended) return false;
+        if (thread.joinable()) thread.join(); // it has let go of the lock for the last time, or waits for it no more
+        return true;
+    }
+};
+
+Batcher::Batcher(Session session, const Limits& limits) : service_(std::make_shared<Service>(std::move(session), limits)) {
+    try {
+        service_->thread = std::thread([own = service_] { own->run(); });
+    } catch (const std::system_error& error) {
+        throw MemoryError(std::string("the batcher's thread cannot be started (") + error.what() + "); free memory, or allow more threads");
+    }
+}
+
+Batcher::~Batcher() {
+    try {
+        service_->close(0.0, 10.0);
+    } catch (...) { // no memory to say so: what is left is told by nobody
+    }
+    if (service_->thread.joinable()) service_->thread.detach(); // it hangs in a step, and keeps what it needs
+}
+
+Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, const Entry& entry) {
+    const Clock::time_point began = Clock::now();
+    std::optional<Clock::time_point> until, last;
+    if (config.deadline && *config.deadline > 0) until = began + span(*config.deadline, "deadline"); // others are refused below
+    if (entry.wait) last = began + span(*entry.wait, "wait");
+    if (until) last = last ? std::min(*last, *until) : *until;
+    service_->enter(entry.client, last);
+    std::shared_ptr<RequestState> answer;
+    try {
+        answer = service_->new_answer(prompt, config, entry, began, until);
+        service_->start(answer);
+    } catch (...) {
+        service_->leave(entry.client);
+        throw;
+    }
+    return Request(std::move(answer));
+}
+
+bool Batcher::alive() const {
+    const std::lock_guard<std::mutex> lock(service_->mutex);
+    return !service_->is_closed;
+}
+
+Counts Batcher::counts() const {
+    const std::lock_guard<std::mutex> lock(service_->mutex);
+    return service_->places.counts;
+}
+
+std::int64_t Batcher::num_running() const { return service_->schedule.num_running(); }
+
+std::int64_t Batcher::num_waiting() const {
+    const std::lock_guard<std::mutex> lock(service_->mutex);
+    return service_->num_waiting();
+}
+
+double Batcher::kv_usage() const {
+    const auto most = static_cast<double>(std::max<std::int64_t>(1, service_->budget.num_entries()));
+    return std::min(1.0, static_cast<double>(service_->schedule.num_entries()) / most);
+}
+
+double Batcher::step_seconds() const {
+    const Clock::rep began = service_->step_began;
+    return began == 0 ? 0.0 : since(Clock::time_point(Clock::duration(began)));
+}
+
+bool Batcher::close(double drain, std::optional<double> timeout) { return service_->close(drain, timeout); }
+
+const Session& Batcher::session() const { return service_->session; }
+
+const Limits& Batcher::limits() const { return service_->limits; }
+
+} // namespace mars

@@ -1,0 +1,75 @@
+// Counting places, and guessing when there will be one.
+#include "batcher/places.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace mars {
+
+namespace {
+
+constexpr double longest_retry = 60.0; // seconds that a refused client is told to wait, at most
+constexpr std::int64_t recent = 8;     // finished requests that the guess of a retry rests on, about
+
+} // namespace
+
+std::optional<Overloaded> Places::refusal(const Client& client, std::int64_t num_rows, std::int64_t num_held) const {
+    const auto mine = client ? clients_.find(client) : clients_.end();
+    // At most as many are held as there are places, whoever sends and cancels while a step runs.
+    const std::int64_t waiting = std::max(num_waiting(client, num_rows), num_held + 1 - limits_.rows());
+    std::string words;
+    if (waiting > limits_.max_waiting)
+        words = std::to_string(waiting - 1) + " requests wait already (max_waiting)";
+    else if (mine != clients_.end() && mine->second >= limits_.max_of_client())
+        words = "this client has " + std::to_string(mine->second) + " requests here already (client_share)";
+    else
+        return std::nullopt;
+    const double guess = seconds_ * static_cast<double>(waiting) / static_cast<double>(limits_.rows());
+    const double retry = std::clamp(guess, 1.0, longest_retry);
+    return Overloaded(words + "; try again in " + std::to_string(std::lround(retry)) + " s, or submit with more time to wait", retry);
+}
+
+/// Requests that no row is free for, with one more of `client`. Rows are taken between two steps: whoever has none yet does not wait for
+/// one where one is free.
+std::int64_t Places::num_waiting(const Client& client, std::int64_t num_rows) const {
+    const std::int64_t here = num_here_ + 1;
+    if (!limits_.max_rows_per_client) return here - std::min(num_rows, here);
+    const auto rows_of = [this](const Client& who, std::int64_t number) {
+        return who ? std::min(number, *limits_.max_rows_per_client) : number;
+    };
+    const auto mine = clients_.find(client);
+    const std::int64_t before = mine == clients_.end() ? 0 : mine->second;
+    std::int64_t served = rows_of(client, before + 1) - rows_of(client, before);
+    for (const auto& [who, number] : clients_) served += rows_of(who, number);
+    return here - std::min(num_rows, served);
+}
+
+void Places::enter(const Client& client) {
+    ++clients_[client];
+    ++num_here_;
+    ++num_entering;
+}
+
+void Places::accept() {
+    --num_entering;
+    ++counts.accepted;
+}
+
+void Places::leave_in_vain(const Client& client) {
+    --num_entering;
+    ++counts.refused;
+    forget(client);
+}
+
+void Places::forget(const Client& client) {
+    const auto mine = clients_.find(client);
+    if (mine == clients_.end()) return;
+    --num_here_;
+    if (--mine->second == 0) clients_.erase(mine);
+}
+
+void Places::took(double seconds) {
+    seconds_ += (seconds - seconds_) / static_cast<double>(std::clamp<std::int64_t>(counts.finished, 1, recent));
+}
+
+} // namespace mars

@@ -1,0 +1,189 @@
+// Events one by one, the answer so far, and the end.
+#include "batcher/request.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "seconds.hpp"
+
+namespace mars {
+
+namespace {
+
+std::string seconds_of(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", seconds);
+    return text;
+}
+
+} // namespace
+
+RequestState::RequestState(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
+                           std::optional<std::string> of, OnEvent callback)
+    : session(std::move(opened)), text(std::move(made.text)), row(std::move(made.row)), client(std::move(of)), end_(std::move(how)),
+      until_(until), callback_(std::move(callback)) {
+    seen_.stats = row->stats;
+}
+
+/// Wait until `is_enough`, at most until `last`. A reader sees the deadline itself: the batcher's thread may hang in a step.
+bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, std::optional<Clock::time_point> last) {
+    while (!is_enough()) {
+        const bool has_ended = !is_over() && until_ && Clock::now() >= *until_;
+        if (has_ended) {
+            lock.unlock();
+            end_(row->index, FinishReason::deadline);
+            lock.lock();
+            if (is_enough()) return true;
+        }
+        if (last && Clock::now() >= *last) return false;
+        std::optional<Clock::time_point> wake = last;
+        if (until_ && !has_ended) wake = wake ? std::min(*wake, *until_) : *until_;
+        if (wake)
+            changed_.wait_until(lock, *wake);
+        else
+            changed_.wait(lock);
+    }
+    return true;
+}
+
+std::optional<Event> RequestState::next() {
+    if (callback_) throw SessionError("the events of this request go to its callback; wait for its result");
+    std::unique_lock<std::mutex> lock(mutex_);
+    wait(lock, [this] { return !events_.empty() || is_over(); }, std::nullopt);
+    if (!has_event() && error_) std::rethrow_exception(error_);
+    return take();
+}
+
+/// The next event, or the end that came between two steps; no value where there is none. The lock is held.
+std::optional<Event> RequestState::take() {
+    if (!has_event()) return std::nullopt;
+    if (events_.empty()) {
+        Event end{seen_.text.substr(std::min(shown_, seen_.text.size())), {}, {}, reason_, 0, 0};
+        is_told_ = true;
+        return end;
+    }
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+}
+
+Completion RequestState::result(std::optional<double> timeout) {
+    std::optional<Clock::time_point> last;
+    if (timeout) last = Clock::now() + span(*timeout, "timeout");
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!wait(lock, [this] { return is_over(); }, last))
+            throw SessionError("the answer is not finished after " + seconds_of(*timeout) + " seconds; it goes on, ask again or cancel it");
+    }
+    call(); // whoever has the result has had all events
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (error_) std::rethrow_exception(error_);
+    return seen_;
+}
+
+Completion RequestState::completion() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return seen_;
+}
+
+std::optional<FinishReason> RequestState::finish_reason() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return reason_;
+}
+
+std::optional<FinishReason> RequestState::last_reason() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return last_;
+}
+
+bool RequestState::failed() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return error_ != nullptr;
+}
+
+void RequestState::abandon() noexcept {
+    cancel();
+    const std::lock_guard<std::recursive_mutex> lock(calling_);
+    is_abandoned_ = true; // it stays: this may be called inside of it
+}
+
+void RequestState::deliver(const Accepted& accepted) {
+    Event event{"", accepted.token_ids, accepted.confidences, accepted.finish_reason, 0, accepted.verified};
+    if (text) event.text = accepted.finish_reason ? text->finish() : text->read();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_over()) return; // ended while the step ran: nobody is told of what came too late
+    seen_.token_ids.insert(seen_.token_ids.end(), accepted.token_ids.begin(), accepted.token_ids.end());
+    seen_.confidences.insert(seen_.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
+    if (text) seen_.text = text->text();
+    seen_.stats = row->stats;
+    shown_ += event.text.size();
+    events_.push_back(std::move(event));
+    last_ = accepted.finish_reason;
+    if (last_) seen_.finish_reason = *last_;
+    changed_.notify_all();
+}
+
+void RequestState::call() {
+    if (!callback_) return;
+    const std::lock_guard<std::recursive_mutex> calling(calling_);
+    while (!is_abandoned_) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        const std::optional<Event> event = take();
+        lock.unlock();
+        if (!event) return;
+        if (callback_(*event) && !event->finish_reason) cancel();
+    }
+}
+
+const Completion& RequestState::conclude(FinishReason reason, std::exception_ptr error) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reason_ = reason;
+    error_ = std::move(error);
+    seen_.finish_reason = reason;
+    if (seen_.stats.queue_time == 0) // it never had a row
+        seen_.stats.queue_time = std::chrono::duration<double>(Clock::now() - seen_.stats.began).count();
+    is_told_ = error_ || last_;
+    changed_.notify_all();
+    return seen_;
+}
+
+Request::Request(std::shared_ptr<RequestState> answer) : answer_(std::move(answer)) {}
+
+Request::~Request() {
+    if (answer_) answer_->abandon();
+}
+
+Request::Request(Request&&) noexcept = default;
+
+Request& Request::operator=(Request&& other) noexcept {
+    if (this != &other) {
+        if (answer_) answer_->abandon();
+        answer_ = std::move(other.answer_);
+    }
+    return *this;
+}
+
+std::optional<Event> Request::next() { return answer_->next(); }
+
+Completion Request::result(std::optional<double> timeout) { return answer_->result(timeout); }
+
+void Request::cancel() { answer_->cancel(); }
+
+Completion Request::completion() const { return answer_->completion(); }
+
+std::optional<FinishReason> Request::finish_reason() const { return answer_->finish_reason(); }
+
+bool Request::failed() const { return answer_->failed(); }
+
+std::optional<double> Request::tau() const { return answer_->row->tau(); }
+
+void Request::set_tau(double tau) {
+    if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
+    answer_->row->set_tau(tau);
+}
+
+void Request::set_exact(bool exact) { answer_->row->set_exact(exact); }
+
+std::int64_t Request::number() const { return answer_->row->index; }
+
+} // namespace mars

@@ -1,0 +1,53 @@
+// The ONNX Runtime backend: IO binding by address, KV written in place, on the host or on a device. Sources device/ort* alone name
+// onnxruntime.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
+#include "device/ort/memory.hpp"
+#include "device/ort/options.hpp"
+
+namespace mars {
+
+/// A step graph in an ONNX Runtime session.
+class OrtBackend : public Backend {
+  public:
+    /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without "ExecutionProvider",
+    /// in any case, and a number after a colon ("cpu", "CUDA", "tensorrt", "cuda:1").
+    ///
+    /// KV rows are in `memory`, by default in the GPU's for CUDA and else in the host's.
+    ///
+    /// Throws SessionError when the provider is not in this ONNX Runtime (it lists those that are) or the graph does not
+    /// load, BundleError when graph and manifest disagree. Never falls back to another device.
+    OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings = {},
+               std::shared_ptr<RowMemory> memory = nullptr);
+    ~OrtBackend() override;
+
+    const std::vector<std::string>& outputs() const override;
+    std::optional<std::int64_t> max_slots() const override { return std::nullopt; }
+    std::int64_t max_capacity() const override;
+    std::optional<std::int64_t> firm_slots() const override;
+    std::optional<std::int64_t> free_memory() const override;
+    std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
+    void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
+
+    /// Seconds inside ONNX Runtime's Run since the graph was loaded, of all threads together: the rest of a step is ours.
+    double run_seconds() const;
+
+    /// Names of the execution providers of the ONNX Runtime this library runs with.
+    static std::vector<std::string> devices();
+
+    /// Version of that ONNX Runtime, such as "1.24.1".
+    static std::string version();
+
+  private:
+    struct Graph;
+    std::unique_ptr<Graph> graph_;
+};
+
+} // namespace mars

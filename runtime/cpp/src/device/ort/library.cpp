@@ -1,0 +1,74 @@
+// ONNX Runtime by dlopen: libmars works with any version from its headers' on, and starts without one.
+#include <cstdlib>
+#include <dlfcn.h>
+#include <filesystem>
+#include <string>
+
+#include <mars/errors.hpp>
+
+#include "device/ort/api.hpp"
+
+namespace mars {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* library_name = "libonnxruntime.so.1";
+constexpr const char* variable = "MARS_ONNXRUNTIME";
+
+/// The library in a directory: a wheel's has a versioned name only.
+fs::path library_in(const fs::path& directory) {
+    std::error_code error;
+    if (fs::exists(directory / library_name, error)) return directory / library_name;
+    for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
+        if (at->path().filename().string().rfind(library_name, 0) == 0) return at->path();
+    return {};
+}
+
+fs::path own_directory() {
+    Dl_info info{};
+    if (dladdr(reinterpret_cast<const void*>(&library_in), &info) == 0 || info.dli_fname == nullptr) return {};
+    std::error_code error;
+    return fs::canonical(info.dli_fname, error).parent_path();
+}
+
+void* open_library() {
+    const char* said = std::getenv(variable);
+    std::error_code error;
+    fs::path path = said != nullptr && *said != '\0' ? fs::path(said) : library_in(own_directory());
+    if (fs::is_directory(path, error)) path = library_in(path);
+    // ONNX Runtime looks for its providers beside the name that it was opened by, so links are followed here.
+    if (!path.empty()) path = fs::weakly_canonical(path, error);
+    void* library = dlopen(path.empty() ? library_name : path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library != nullptr) return library;
+    const char* why = dlerror();
+    throw SessionError(std::string("ONNX Runtime cannot be loaded: ") + (why != nullptr ? why : library_name) +
+                       "; install it where the loader looks or beside libmars, or set " + variable + " to its library (docs/cpp.md)");
+}
+
+} // namespace
+
+const OrtApiBase& ort_base() {
+    static const OrtApiBase& base = [&]() -> const OrtApiBase& {
+        void* function = dlsym(open_library(), "OrtGetApiBase");
+        if (function == nullptr) throw SessionError("the library that was loaded as ONNX Runtime has no OrtGetApiBase");
+        return *reinterpret_cast<const OrtApiBase* (*)()>(function)();
+    }();
+    return base;
+}
+
+void init_ort() {
+    static const bool once = [] {
+        const OrtApi* api = ort_base().GetApi(ORT_API_VERSION);
+        if (api == nullptr)
+            throw SessionError(std::string("ONNX Runtime ") + ort_base().GetVersionString() +
+                               " is older than the headers this library was built with (1." + std::to_string(ORT_API_VERSION) +
+                               "); install that version or a newer one");
+        Ort::InitApi(api);
+        return true;
+    }();
+    static_cast<void>(once);
+}
+
+} // namespace mars

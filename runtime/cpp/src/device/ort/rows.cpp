@@ -1,0 +1,81 @@
+// Growing, and copies of rows: one run for each KV head.
+#include "device/ort/rows.hpp"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+namespace {
+
+constexpr std::int64_t large = std::int64_t{16} << 20; // bytes: asking for what is free takes as long as a small step
+constexpr const char* advice = "shorten the prompt or max_new_tokens, run fewer rows at once, or free memory";
+
+/// Of each buffer [kv_heads, length, head_dim], one after the other.
+struct OrtSaved : Saved {
+    OrtSaved(std::int64_t num_entries, RowBlock memory) : Saved(num_entries), block(std::move(memory)) {}
+    const RowBlock block;
+};
+
+RowBlock allocate(const std::shared_ptr<RowMemory>& memory, std::int64_t num_bytes) {
+    return {memory->allocate(static_cast<std::size_t>(num_bytes)), [memory](unsigned char* address) { memory->release(address); }};
+}
+
+} // namespace
+
+void OrtRows::reserve(std::int64_t capacity) {
+    if (capacity <= capacity_) return;
+    const std::int64_t grown = bucket(capacity, capacity_);
+    const double product = static_cast<double>(num_rows_) * static_cast<double>(grown) * static_cast<double>(entry_bytes());
+    const auto num_bytes = static_cast<std::int64_t>(std::min(product, 1e18));
+    const auto free = num_bytes < large ? std::nullopt : memory_->available();
+    try {
+        if (free && num_bytes > *free) throw std::bad_alloc();
+        grow(grown);
+        capacity_ = grown;
+    } catch (const std::bad_alloc&) {
+        throw MemoryError("not enough memory: the KV entries of " + std::to_string(num_rows_) + " row(s) of " + std::to_string(grown) +
+                          " take " + std::to_string(num_bytes / 1'000'000) + " MB" +
+                          (free ? ", " + std::to_string(*free / 1'000'000) + " MB are free" : "") + "; " + advice);
+    }
+}
+
+void OrtRows::grow(std::int64_t capacity) {
+    const std::int64_t heads = num_rows_ * kv_heads_;
+    std::vector<RowBlock> fresh;
+    for (std::size_t i = 0; i < num_buffers_; ++i) {
+        fresh.push_back(allocate(memory_, heads * capacity * entry_bytes_));
+        if (capacity_ > 0) memory_->copy({fresh[i].get(), capacity * entry_bytes_}, {buffers_[i].get(), pitch()}, pitch(), heads);
+    }
+    bound.clear();
+    binding.ClearBoundInputs(); // before the memory that it names
+    binding.ClearBoundOutputs();
+    buffers_ = std::move(fresh);
+}
+
+void OrtRows::move(std::int64_t source, std::int64_t target, std::int64_t length) {
+    if (length == 0 || source == target) return;
+    for (std::size_t i = 0; i < num_buffers_; ++i)
+        memory_->copy({at(i, target), pitch()}, {at(i, source), pitch()}, length * entry_bytes_, kv_heads_);
+}
+
+std::shared_ptr<const Saved> OrtRows::save(std::int64_t row, std::int64_t length) {
+    const std::int64_t run = length * entry_bytes_, part = kv_heads_ * run;
+    auto saved = std::make_shared<OrtSaved>(length, allocate(memory_, static_cast<std::int64_t>(num_buffers_) * part));
+    for (std::size_t i = 0; i < num_buffers_; ++i)
+        memory_->copy({saved->block.get() + static_cast<std::int64_t>(i) * part, run}, {at(i, row), pitch()}, run, kv_heads_);
+    return saved;
+}
+
+void OrtRows::load(std::int64_t row, const Saved& saved, std::int64_t length) {
+    const std::int64_t run = saved.length * entry_bytes_, part = kv_heads_ * run;
+    unsigned char* source = dynamic_cast<const OrtSaved&>(saved).block.get();
+    for (std::size_t i = 0; i < num_buffers_; ++i)
+        memory_->copy({at(i, row), pitch()}, {source + static_cast<std::int64_t>(i) * part, run}, length * entry_bytes_, kv_heads_);
+}
+
+} // namespace mars

@@ -1,0 +1,65 @@
+// KV rows of an ONNX Runtime session, and what the session has bound of them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "decode/backend.hpp"
+#include "device/ort/api.hpp"
+#include "device/ort/memory.hpp"
+
+namespace mars {
+
+/// Bytes of one memory, released at the end.
+using RowBlock = std::shared_ptr<unsigned char>;
+
+/// One [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
+class OrtRows : public Cache {
+  public:
+    OrtRows(std::shared_ptr<RowMemory> memory, Ort::Session& session, std::size_t num_buffers, std::int64_t num_rows, std::int64_t kv_heads,
+            std::int64_t entry_bytes)
+        : binding(session), memory_(std::move(memory)), num_buffers_(num_buffers), num_rows_(num_rows), kv_heads_(kv_heads),
+          entry_bytes_(entry_bytes) {}
+
+    std::int64_t capacity() const override { return capacity_; }
+    std::int64_t entry_bytes() const override { return static_cast<std::int64_t>(num_buffers_) * kv_heads_ * entry_bytes_; }
+
+    /// All or nothing: without memory the rows stay as they were.
+    void reserve(std::int64_t capacity) override;
+
+    void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
+    std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
+    void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
+
+    /// Memory of buffer `i` from row `first` on.
+    unsigned char* at(std::size_t i, std::int64_t first) const { return buffers_[i].get() + first * row_bytes(); }
+
+    std::int64_t row_bytes() const { return kv_heads_ * pitch(); }
+
+    void interrupt() override {
+        is_interrupted = true;
+        options.SetTerminate();
+    }
+
+    std::atomic<bool> is_interrupted{false};
+    Ort::RunOptions options; // of every run on these rows
+    Ort::IoBinding binding;
+    std::vector<std::int64_t> bound; // what the KV bindings stand for: {first row, rows, capacity, logits wanted, likeliest tokens wanted}
+
+  private:
+    std::int64_t pitch() const { return capacity_ * entry_bytes_; }
+
+    /// Zeroed buffers for `capacity` entries a row in place of the present ones, with what is there.
+    void grow(std::int64_t capacity);
+
+    const std::shared_ptr<RowMemory> memory_;
+    const std::size_t num_buffers_;
+    const std::int64_t num_rows_, kv_heads_, entry_bytes_;
+    std::int64_t capacity_ = 0;
+    std::vector<RowBlock> buffers_;
+};
+
+} // namespace mars

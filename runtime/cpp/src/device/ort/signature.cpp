@@ -1,0 +1,44 @@
+// Names, KV shapes, and the widths of what a step gives.
+#include "device/ort/signature.hpp"
+
+#include <set>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+std::int64_t check_signature(const Ort::Session& session, const std::filesystem::path& file, const OrtSignature& wanted) {
+    using Shape = std::vector<std::int64_t>;
+    std::set<std::string> missing{"input_ids", "kv_length", "output_index"}, odd;
+    for (const auto* names : {&wanted.past_names, &wanted.present_names, &wanted.outputs}) missing.insert(names->begin(), names->end());
+    std::int64_t top_k = 0;
+    Ort::AllocatorWithDefaultOptions allocator;
+    const auto check = [&](const std::string& name, const Ort::TypeInfo& type) {
+        if (missing.erase(name) == 0) odd.insert(name);
+        const bool is_tensor = type.GetONNXType() == ONNX_TYPE_TENSOR;
+        const Shape shape = is_tensor ? type.GetTensorTypeAndShapeInfo().GetShape() : Shape{};
+        if (name.rfind("past_key_values.", 0) == 0 || name.rfind("present.", 0) == 0) {
+            if (shape.size() != 4 || shape[1] != wanted.kv_heads || shape[3] != wanted.head_dim ||
+                type.GetTensorTypeAndShapeInfo().GetElementType() != wanted.kv_type)
+                odd.insert(name);
+        } else if (name == "logits" && (shape.size() != 3 || shape[2] != wanted.vocab_size)) {
+            odd.insert(name);
+        } else if (name == "topk_ids" || name == "topk_logprobs") {
+            if (shape.size() != 3 || shape[2] < 1 || shape[2] > wanted.vocab_size || (top_k != 0 && shape[2] != top_k)) odd.insert(name);
+            top_k = shape.size() == 3 ? shape[2] : 0;
+        }
+    };
+    for (std::size_t i = 0; i < session.GetInputCount(); ++i)
+        check(session.GetInputNameAllocated(i, allocator).get(), session.GetInputTypeInfo(i));
+    for (std::size_t i = 0; i < session.GetOutputCount(); ++i)
+        check(session.GetOutputNameAllocated(i, allocator).get(), session.GetOutputTypeInfo(i));
+    odd.insert(missing.begin(), missing.end());
+    if (odd.empty()) return top_k;
+    std::string names;
+    int count = 0;
+    for (const std::string& name : odd)
+        if (count++ < 6) names += (names.empty() ? "" : ", ") + name;
+    throw BundleError(file.string() + ": the graph and the manifest disagree about " + names + "; export again");
+}
+
+} // namespace mars

@@ -1,0 +1,23 @@
+// What a step graph has by name and size, as the manifest says. Twin of runtime/device/ort/signature.py.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "device/ort/api.hpp"
+
+namespace mars {
+
+struct OrtSignature {
+    std::vector<std::string> outputs, past_names, present_names;
+    std::int64_t vocab_size = 0, kv_heads = 0, head_dim = 0;
+    ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+};
+
+/// The likeliest tokens that the graph gives of each prediction, 0 where it gives none. Throws BundleError where it is another graph than
+/// `wanted`; `file` is its name.
+std::int64_t check_signature(const Ort::Session& session, const std::filesystem::path& file, const OrtSignature& wanted);
+
+} // namespace mars

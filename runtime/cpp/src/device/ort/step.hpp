@@ -1,0 +1,45 @@
+// A step graph that is loaded, and one step of it: what is bound where, and the run.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "decode/backend.hpp"
+#include "device/ort/api.hpp"
+#include "device/ort/memory.hpp"
+#include "device/ort/rows.hpp"
+#include "device/ort/signature.hpp"
+
+namespace mars {
+
+struct OrtStep {
+    std::unique_ptr<OrtRows> new_rows(std::int64_t num_rows) const;
+
+    void run(OrtRows& rows, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output);
+
+    OrtSignature signature;
+    std::int64_t top_k = 0, element_bytes = 0;
+    bool are_rows_bound_once = true; // where the graph computes on the memory of the rows; elsewhere binding is what copies them
+    std::atomic<std::chrono::steady_clock::rep> run_time{0};
+    std::shared_ptr<OrtGraph> opened;
+    std::shared_ptr<RowMemory> memory = host_memory();
+    Ort::MemoryInfo host{nullptr}, rows_info{nullptr};
+
+  private:
+    /// Rows first, first + 1, ... as the graph's past and present.
+    void bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const;
+
+    template <typename T>
+    Ort::Value tensor(const std::vector<T>& values, const std::vector<std::int64_t>& shape) const;
+
+    template <typename T>
+    void bind_result(OrtRows& rows, const std::string& name, std::vector<T>& values, const std::vector<std::int64_t>& shape) const;
+
+    void bind_results(OrtRows& rows, const StepInput& input, bool want_logits, StepOutput& output) const;
+};
+
+} // namespace mars

@@ -1,0 +1,91 @@
+// The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs. Twin of runtime/device/trt/backend.py.
+#pragma once
+
+#include <limits>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bundle/bundle.hpp"
+#include "decode/backend.hpp"
+#include "device/filling.hpp"
+#include "device/trt/engine.hpp"
+#include "device/trt/kv_pool.hpp"
+#include "device/trt/step_io.hpp"
+
+namespace mars {
+
+/// An engine variant on a GPU. KV memory, input and output buffers are allocated once; a step copies ids in and ids out.
+class TrtBackend : public Backend {
+  public:
+    /// Throws SessionError that names what the engine was built for and what is here.
+    TrtBackend(const Bundle& bundle, const Variant& variant, const EngineOptions& options = {});
+    ~TrtBackend() override;
+    TrtBackend(const TrtBackend&) = delete;
+    TrtBackend& operator=(const TrtBackend&) = delete;
+
+    const std::vector<std::string>& outputs() const override { return outputs_; }
+    std::optional<std::int64_t> max_slots() const override { return info_.max_slots(); }
+    std::optional<std::int64_t> max_outputs() const override { return info_.max_outputs(); }
+    std::int64_t max_capacity() const override { return max_capacity_; }
+    std::int64_t max_entries() const override { return capacity_; }
+    std::optional<std::int64_t> free_memory() const override { return pool_->device.free_memory(); }
+    std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
+    void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
+
+    /// Steps that are replayed as CUDA graphs.
+    std::size_t num_graphs() const;
+
+  private:
+    /// What an execution context is bound to: the engine's range, the sizes, and the rows of which memory. `rows` is -1 where it is bound to
+    /// nothing.
+    struct Shape {
+        std::size_t range = 0;
+        std::int64_t slots = 0, outputs = 0;
+        Address memory = 0;
+        std::int64_t first = 0, rows = -1;
+
+        auto key() const { return std::tie(range, slots, outputs, memory, first, rows); }
+    };
+
+    /// An execution context, one for each range, slots and outputs of decode steps and one for each range of prefill. `graph` replays the step
+    /// that it is bound to; it goes before the context is bound to something else.
+    struct Step {
+        Context context; // outlives the graph that was captured from it
+        Shape shape;
+        std::int64_t num_bytes = 0; // of device memory that the context took
+        std::int64_t runs = 0;
+        Device::Graph graph;
+        bool is_refused = false;
+    };
+
+    bool is_decode(std::size_t range) const { return info_.ranges[range].name == "decode"; }
+    void check_signature(const std::string& kv_dtype) const;
+    void forget(Address memory);
+    std::list<Step>::iterator add_context(std::size_t range, std::int64_t slots, std::int64_t outputs);
+    void add_common_contexts();
+    Step& step_for(const KvMemory& memory, std::int64_t first, const StepInput& input);
+    void bind(Step& step, const KvMemory& memory);
+    void run(Step& step);
+    Runs fresh_runs(const Shape& shape) const;
+    void place(const KvMemory& memory, const Shape& shape, const std::vector<std::int64_t>& kv_length);
+
+    std::vector<std::string> outputs_, suffixes_;
+    EngineInfo info_;
+    ModelInfo model_;
+    std::int64_t capacity_, max_capacity_;
+    bool in_place_, is_exact_;
+    std::shared_ptr<KvPool> pool_;
+    std::optional<LoadedEngine> engine_;
+    std::optional<Filling> filling_;
+    StepIO io_;
+    Address fresh_ = 0; // what a `delta` engine gives, one tensor behind the other
+    Address scratch_ = 0;
+    std::list<Step> steps_; // the latest used first
+    std::int64_t context_bytes_ = 0, most_context_bytes_ = std::numeric_limits<std::int64_t>::max();
+};
+
+} // namespace mars

@@ -1,0 +1,236 @@
+// TensorRT's builder and ONNX parser, 10.3 or newer, or TensorRT-RTX's.
+#include "device/trt/build.hpp"
+
+#include <NvInfer.h>
+#include <NvOnnxParser.h>
+#include <algorithm>
+#include <cuda_runtime_api.h>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <mars/errors.hpp>
+
+#include "decode/backend.hpp"
+#include "device/trt/engine.hpp"
+#include "device/trt/engine_log.hpp"
+
+// TensorRT writes KV entries in place, and has attention as a layer, since 10.15; every TensorRT-RTX that this is for does.
+#if defined(TRT_MAJOR_RTX) || NV_TENSORRT_MAJOR > 10 || (NV_TENSORRT_MAJOR == 10 && NV_TENSORRT_MINOR >= 15)
+#define MARS_TRT_IN_PLACE 1
+#endif
+
+namespace mars {
+
+namespace {
+
+constexpr std::size_t longest_list = 8; // of names or reasons in one message
+
+using Shape = std::vector<std::int64_t>;
+
+struct Shapes {
+    Shape least, best, most;
+};
+
+/// Shapes of every input of the step graph in one range. Twin of exporter/tensorrt/plan.py.
+std::map<std::string, Shapes> inputs_of(const Range& range, const ModelInfo& model, std::int64_t capacity) {
+    std::map<std::string, Shapes> all;
+    const auto add = [&](const std::string& name, const std::function<Shape(std::int64_t Extent::*)>& at) {
+        all[name] = {at(&Extent::min), at(&Extent::opt), at(&Extent::max)};
+    };
+    add("input_ids", [&](auto which) { return Shape{range.batch.*which, range.slots.*which}; });
+    add("kv_length", [&](auto which) { return Shape{range.batch.*which}; });
+    add("output_index", [&](auto which) { return Shape{range.batch.*which, range.outputs.*which}; });
+    for (std::int64_t i = 0; i < model.num_layers; ++i)
+        for (const char* kind : {".key", ".value"})
+            add("past_key_values." + std::to_string(i) + kind,
+                [&](auto which) { return Shape{range.batch.*which, model.num_kv_heads, capacity, model.head_dim}; });
+    return all;
+}
+
+nvinfer1::Dims dims_of(const Shape& shape) {
+    nvinfer1::Dims dims{};
+    dims.nbDims = static_cast<std::int32_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), std::begin(dims.d));
+    return dims;
+}
+
+[[noreturn]] void wrong(const std::string& what) { throw SessionError(tensorrt_flavor() + " " + tensorrt_version() + " " + what); }
+
+/// TensorRT's nested phases as one number. TensorRT calls it in the thread that builds.
+class Monitor : public nvinfer1::IProgressMonitor {
+  public:
+    explicit Monitor(const BuildProgress& progress) : progress_(progress) {}
+
+    void phaseStart(const char* phase, const char*, std::int32_t num_steps) noexcept override {
+        phases_.push_back({phase, 0, std::max(num_steps, std::int32_t{1})});
+    }
+
+    bool stepComplete(const char* phase, std::int32_t step) noexcept override {
+        double share = 1.0, position = 0.0;
+        for (Phase& each : phases_) {
+            if (each.name == phase) each.done = step + 1;
+            position += share * std::min(static_cast<double>(each.done) / each.total, 1.0);
+            share /= each.total;
+        }
+        // Phases open and close in an order of TensorRT's own: what is shown must not run backwards.
+        shown_ = std::max(shown_, std::min(position, 1.0));
+        is_ended = is_ended || !progress_(shown_);
+        return !is_ended;
+    }
+
+    void phaseFinish(const char* phase) noexcept override {
+        const auto same = [&](const Phase& each) { return each.name == phase; };
+        phases_.erase(std::remove_if(phases_.begin(), phases_.end(), same), phases_.end());
+    }
+
+    bool is_ended = false;
+
+  private:
+    struct Phase {
+        std::string name;
+        std::int32_t done, total;
+    };
+
+    const BuildProgress& progress_;
+    std::vector<Phase> phases_; // open ones, outermost first
+    double shown_ = 0.0;
+};
+
+/// Throw unless the parser kept what the result depends on; make fp32 attention buildable.
+///
+/// TensorRT's parser has dropped inputs of Attention without a word: a network without masks builds, and computes nonsense.
+void check(nvinfer1::INetworkDefinition& network, const Variant& variant, const ModelInfo& model) {
+    std::vector<std::string> problems;
+    if (variant.kv_layout == "static") {
+#ifdef MARS_TRT_IN_PLACE
+        std::int64_t updates = 0, attentions = 0, unmasked = 0;
+        for (std::int32_t i = 0; i < network.getNbLayers(); ++i) {
+            nvinfer1::ILayer& layer = *network.getLayer(i);
+            updates += layer.getType() == nvinfer1::LayerType::kKVCACHE_UPDATE ? 1 : 0;
+            if (layer.getType() != nvinfer1::LayerType::kATTENTION_INPUT) continue;
+            nvinfer1::IAttention* attention = static_cast<nvinfer1::IAttentionInputLayer&>(layer).getAttention();
+            ++attentions;
+            unmasked += attention->getMask() == nullptr ? 1 : 0;
+            // No fused kernel exists for fp32: let TensorRT take the operator apart.
+            attention->setDecomposable(variant.kv_dtype == "float32");
+        }
+        if (updates != 2 * model.num_layers)
+            problems.push_back(std::to_string(updates) + " in-place KV writes instead of " + std::to_string(2 * model.num_layers));
+        if (attentions != model.num_layers)
+            problems.push_back(std::to_string(attentions) + " attentions instead of " + std::to_string(model.num_layers));
+        if (unmasked > 0) problems.push_back(std::to_string(unmasked) + " attentions lost their mask");
+#else
+        wrong("cannot write KV entries in place; make the recipe again with --kv-layout delta");
+#endif
+    }
+    std::map<std::string, Shapes> due = inputs_of(variant.engine->ranges.front(), model, *variant.capacity);
+    std::string odd;
+    std::size_t count = 0;
+    const auto note = [&](const std::string& name) {
+        if (count++ < longest_list) odd += (odd.empty() ? "" : ", ") + name;
+    };
+    for (std::int32_t i = 0; i < network.getNbInputs(); ++i)
+        if (const char* name = network.getInput(i)->getName(); due.erase(name) == 0) note(name);
+    for (const auto& missing : due) note(missing.first);
+    if (!odd.empty()) problems.push_back("inputs differ: " + odd);
+    if (problems.empty()) return;
+    std::string text;
+    for (const std::string& problem : problems) text += (text.empty() ? "" : "; ") + problem;
+    wrong("read the graph wrongly, so no engine was built: " + text);
+}
+
+void add_ranges(nvinfer1::IBuilder& builder, nvinfer1::IBuilderConfig& config, const Variant& variant, const ModelInfo& model,
+                const Collected& logger) {
+    for (const Range& range : variant.engine->ranges) {
+        nvinfer1::IOptimizationProfile& profile = *builder.createOptimizationProfile();
+        bool good = true;
+        for (const auto& [name, shapes] : inputs_of(range, model, *variant.capacity)) {
+            good = good && profile.setDimensions(name.c_str(), nvinfer1::OptProfileSelector::kMIN, dims_of(shapes.least));
+            good = good && profile.setDimensions(name.c_str(), nvinfer1::OptProfileSelector::kOPT, dims_of(shapes.best));
+            good = good && profile.setDimensions(name.c_str(), nvinfer1::OptProfileSelector::kMAX, dims_of(shapes.most));
+        }
+        if (!good || config.addOptimizationProfile(&profile) < 0) wrong("refuses the range " + range.name + ": " + logger.last(1));
+    }
+}
+
+/// GPUs that RTX compiles for, and that no step may allocate: else it could not become a CUDA graph.
+void prepare([[maybe_unused]] nvinfer1::IBuilderConfig& config, [[maybe_unused]] const EngineInfo& info) {
+#ifdef TRT_MAJOR_RTX
+    using Capability = nvinfer1::ComputeCapability;
+    const std::map<std::string, Capability> known{{"sm75", Capability::kSM75},   {"sm80", Capability::kSM80},
+                                                  {"sm86", Capability::kSM86},   {"sm89", Capability::kSM89},
+                                                  {"sm120", Capability::kSM120}, {"sm121", Capability::kSM121}};
+    bool good = config.setNbComputeCapabilities(static_cast<std::int32_t>(info.compute_capabilities.size()));
+    for (std::size_t i = 0; i < info.compute_capabilities.size(); ++i) {
+        const auto at = known.find(info.compute_capabilities[i]);
+        good = good && at != known.end() && config.setComputeCapability(at->second, static_cast<std::int32_t>(i));
+        if (!good) wrong("cannot build for " + info.compute_capabilities[i] + "; leave it out or use another version");
+    }
+    config.setFlag(nvinfer1::BuilderFlag::kREQUIRE_USER_ALLOCATION);
+#endif
+}
+
+} // namespace
+
+struct BuiltEngine::Held {
+    std::unique_ptr<nvinfer1::IHostMemory> memory;
+};
+
+BuiltEngine::BuiltEngine(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+BuiltEngine::~BuiltEngine() = default;
+BuiltEngine::BuiltEngine(BuiltEngine&&) noexcept = default;
+const void* BuiltEngine::data() const { return held_->memory->data(); }
+std::size_t BuiltEngine::size() const { return held_->memory->size(); }
+
+std::string cuda_version() { return std::to_string(CUDART_VERSION / 1000); }
+
+bool builds_for_others() {
+#ifdef TRT_MAJOR_RTX
+    return true;
+#else
+    return false;
+#endif
+}
+
+BuiltEngine build_engine(const std::filesystem::path& graph, const Variant& variant, const ModelInfo& model, const BuildProgress& progress,
+                         std::int64_t workspace) {
+    Collected logger; // outlives what reports to it
+    const std::unique_ptr<nvinfer1::IBuilder> builder(nvinfer1::createInferBuilder(logger));
+    if (!builder) wrong("does not start: " + logger.last(longest_list));
+    // Precision is what the graph says. TensorRT 11 knows nothing else, and no flag for it.
+#if !defined(TRT_MAJOR_RTX) && NV_TENSORRT_MAJOR >= 11
+    const std::uint32_t flags = 0;
+#else
+    const std::uint32_t flags = 1U << static_cast<std::uint32_t>(nvinfer1::NetworkDefinitionCreationFlag::kSTRONGLY_TYPED);
+#endif
+    const std::unique_ptr<nvinfer1::INetworkDefinition> network(builder->createNetworkV2(flags));
+    if (!network) wrong("cannot make a network: " + logger.last(longest_list));
+    const std::unique_ptr<nvonnxparser::IParser> parser(nvonnxparser::createParser(*network, logger));
+    if (!parser) wrong("has no parser: " + logger.last(longest_list));
+    if (!parser->parseFromFile(graph.c_str(), static_cast<int>(nvinfer1::ILogger::Severity::kERROR))) {
+        std::string lines;
+        for (int i = 0; i < std::min(parser->getNbErrors(), static_cast<int>(longest_list)); ++i) {
+            const nvonnxparser::IParserError& error = *parser->getError(i);
+            lines += std::string("\n  ") + error.nodeOperator() + " " + error.nodeName() + ": " + error.desc();
+        }
+        wrong("cannot read " + graph.filename().string() + ":" + (lines.empty() ? "\n  " + logger.last(longest_list) : lines));
+    }
+    check(*network, variant, model);
+    const std::unique_ptr<nvinfer1::IBuilderConfig> config(builder->createBuilderConfig());
+    if (!config) wrong("cannot be configured: " + logger.last(longest_list));
+    add_ranges(*builder, *config, variant, model, logger);
+    prepare(*config, *variant.engine);
+    // By default products of float32 are made of shorter numbers, and their confidences are not those of other devices.
+    if (!variant.engine->tf32) config->clearFlag(nvinfer1::BuilderFlag::kTF32);
+    if (workspace > 0) config->setMemoryPoolLimit(nvinfer1::MemoryPoolType::kWORKSPACE, static_cast<std::size_t>(workspace));
+    Monitor monitor(progress);
+    config->setProgressMonitor(&monitor);
+    auto held = std::make_unique<BuiltEngine::Held>();
+    held->memory.reset(builder->buildSerializedNetwork(*network, *config));
+    if (monitor.is_ended) throw Interrupted("the build was ended; the bundle is unchanged");
+    if (!held->memory) wrong("cannot build " + graph.filename().string() + ": " + logger.last(longest_list));
+    return BuiltEngine(std::move(held));
+}
+
+} // namespace mars

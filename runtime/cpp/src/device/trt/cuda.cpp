@@ -1,0 +1,172 @@
+// The CUDA runtime's calls, each checked. Signatures of CUDA 12 and 13.
+#include "device/trt/cuda.hpp"
+
+#include <algorithm>
+#include <cuda_runtime_api.h>
+
+#include <mars/errors.hpp>
+
+#include "device/lost.hpp"
+#include "machine.hpp"
+
+namespace mars {
+
+namespace {
+
+constexpr std::size_t least = 256;                  // bytes: an empty tensor too needs an address of its own
+constexpr std::size_t large = std::size_t{1} << 20; // bytes: the system is asked about no less
+
+void check(const char* call, cudaError_t error) {
+    if (error == cudaSuccess) return;
+    if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
+        throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
+    cudaGetLastError(); // told here: TensorRT must not find it after a launch of its own
+    const std::string name = cudaGetErrorName(error);
+    const std::string what = std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + name + ")";
+    if (is_lasting(name)) throw DeviceLost(what + lost_advice);
+    if (error == cudaErrorMemoryAllocation) throw MemoryError(what);
+    throw DeviceError(what);
+}
+
+/// No graph: the refusal is an answer, not a failure of the next call.
+Device::Graph refused() {
+    cudaGetLastError();
+    return nullptr;
+}
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+} // namespace
+
+std::variant<Gpu, std::string> find_gpu(int number) {
+    try {
+        int count = 0, driver = 0;
+        check("cudaGetDeviceCount", cudaGetDeviceCount(&count));
+        if (count == 0) return "no NVIDIA GPU is visible";
+        if (number >= count)
+            return "no GPU " + std::to_string(number) + " is visible: the last of " + std::to_string(count) + " is " +
+                   std::to_string(count - 1) + " (CUDA_VISIBLE_DEVICES, nvidia-smi)";
+        cudaDeviceProp properties{};
+        check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, number));
+        check("cudaDriverGetVersion", cudaDriverGetVersion(&driver));
+        return Gpu{properties.name, "sm" + std::to_string(properties.major) + std::to_string(properties.minor),
+                   std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10)};
+    } catch (const SessionError& error) {
+        return error.what();
+    }
+}
+
+void Device::Forget::operator()(void* graph) const { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
+Device::Current::Current(int wanted) : wanted_(wanted) {
+    check("cudaGetDevice", cudaGetDevice(&found_));
+    if (found_ != wanted_) check("cudaSetDevice", cudaSetDevice(wanted_));
+}
+
+Device::Current::~Current() {
+    if (found_ != wanted_) cudaSetDevice(found_);
+}
+
+Device::Device(int number, void* stream, int priority) : number_(number), owns_stream_(stream == nullptr), stream_(stream) {
+    const Current current(number_);
+    int is_integrated = 0;
+    check("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&is_integrated, cudaDevAttrIntegrated, number_));
+    is_integrated_ = is_integrated != 0;
+    if (!owns_stream_) return;
+    cudaStream_t own = nullptr;
+    // Not ordered with the legacy stream, whose use by anybody else in this process would break a capture.
+    check("cudaStreamCreateWithPriority", cudaStreamCreateWithPriority(&own, cudaStreamNonBlocking, priority));
+    stream_ = own;
+}
+
+Device::~Device() {
+    try {
+        const Current current(number_);
+        cudaStreamSynchronize(stream_of(stream_));
+        for (const Address address : allocated_) cudaFree(pointer(address));
+        for (void* memory : pinned_) cudaFreeHost(memory);
+        if (owns_stream_) cudaStreamDestroy(stream_of(stream_));
+    } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
+    }
+}
+
+std::optional<std::int64_t> Device::free_memory() const {
+    if (is_integrated_) return available_memory();
+    const Current current(number_);
+    std::size_t free = 0, total = 0;
+    check("cudaMemGetInfo", cudaMemGetInfo(&free, &total));
+    return static_cast<std::int64_t>(free);
+}
+
+void Device::require(std::size_t num_bytes) const {
+    if (!is_integrated_ || num_bytes < large) return;
+    const auto free = available_memory();
+    if (free && static_cast<std::int64_t>(num_bytes) > *free)
+        throw MemoryError("the GPU shares the system's memory: " + std::to_string(num_bytes / 1'000'000) + " MB are needed and " +
+                          std::to_string(*free / 1'000'000) + " MB are available");
+}
+
+Address Device::allocate(std::size_t num_bytes) {
+    require(num_bytes);
+    void* memory = nullptr;
+    check("cudaMalloc", cudaMalloc(&memory, std::max(num_bytes, least)));
+    allocated_.push_back(reinterpret_cast<Address>(memory));
+    zero(allocated_.back(), std::max(num_bytes, least));
+    return allocated_.back();
+}
+
+unsigned char* Device::pinned(std::size_t num_bytes) {
+    void* memory = nullptr;
+    check("cudaHostAlloc", cudaHostAlloc(&memory, std::max(num_bytes, least), cudaHostAllocDefault));
+    pinned_.push_back(memory);
+    return static_cast<unsigned char*>(memory);
+}
+
+void Device::release(Address address) {
+    allocated_.erase(std::remove(allocated_.begin(), allocated_.end(), address), allocated_.end());
+    synchronize();
+    check("cudaFree", cudaFree(pointer(address)));
+}
+
+void Device::zero(Address address, std::size_t num_bytes) {
+    check("cudaMemsetAsync", cudaMemsetAsync(pointer(address), 0, num_bytes, stream_of(stream_)));
+}
+
+void Device::upload(Address address, const void* data, std::size_t num_bytes) {
+    check("cudaMemcpyAsync", cudaMemcpyAsync(pointer(address), data, num_bytes, cudaMemcpyHostToDevice, stream_of(stream_)));
+}
+
+void Device::download(void* data, Address address, std::size_t num_bytes) {
+    check("cudaMemcpyAsync", cudaMemcpyAsync(data, pointer(address), num_bytes, cudaMemcpyDeviceToHost, stream_of(stream_)));
+}
+
+void Device::copy_runs(const Runs& target, const Runs& source, std::size_t width, std::size_t height, std::size_t depth) {
+    cudaMemcpy3DParms copy{};
+    copy.dstPtr = {pointer(target.address), target.pitch, target.pitch, target.per_slice};
+    copy.srcPtr = {pointer(source.address), source.pitch, source.pitch, source.per_slice};
+    copy.extent = {width, height, depth};
+    copy.kind = cudaMemcpyDeviceToDevice;
+    check("cudaMemcpy3DAsync", cudaMemcpy3DAsync(&copy, stream_of(stream_)));
+}
+
+void Device::synchronize() { check("cudaStreamSynchronize", cudaStreamSynchronize(stream_of(stream_))); }
+
+Device::Graph Device::capture(const std::function<bool()>& enqueue) {
+    if (cudaStreamBeginCapture(stream_of(stream_), cudaStreamCaptureModeThreadLocal) != cudaSuccess) return refused();
+    const bool done = enqueue();
+    cudaGraph_t graph = nullptr;
+    // Ends the capture even when it was refused; only then is the stream usable again.
+    const cudaError_t ended = cudaStreamEndCapture(stream_of(stream_), &graph);
+    cudaGraphExec_t launchable = nullptr;
+    const bool good = done && ended == cudaSuccess && cudaGraphInstantiateWithFlags(&launchable, graph, 0) == cudaSuccess;
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return good ? Graph(launchable) : refused();
+}
+
+void Device::launch(const Graph& graph) {
+    check("cudaGraphLaunch", cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), stream_of(stream_)));
+}
+
+} // namespace mars

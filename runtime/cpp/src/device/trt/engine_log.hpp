@@ -1,0 +1,50 @@
+// TensorRT's log: passed on, and its errors kept for messages.
+#pragma once
+
+#include <NvInfer.h>
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "log.hpp"
+
+namespace mars {
+
+/// TensorRT calls it from any thread.
+class Collected : public nvinfer1::ILogger {
+  public:
+    explicit Collected(OnLog on_log = nullptr) : on_log_(std::move(on_log)) {}
+
+    void log(Severity severity, const char* message) noexcept override {
+        const bool is_error = severity == Severity::kERROR || severity == Severity::kINTERNAL_ERROR;
+        if (severity == Severity::kVERBOSE) return;
+        note(on_log_, is_error ? LogLevel::error : severity == Severity::kWARNING ? LogLevel::warning : LogLevel::info, message);
+        if (!is_error) return;
+        try {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            errors_.emplace_back(message);
+            if (errors_.size() > most) errors_.pop_front();
+        } catch (...) { // no memory: an error less
+        }
+    }
+
+    /// The newest `count` errors, a line each.
+    std::string last(std::size_t count) const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        std::string text;
+        for (std::size_t i = errors_.size() - std::min(count, errors_.size()); i < errors_.size(); ++i)
+            text += (text.empty() ? "" : "\n  ") + errors_[i];
+        return text.empty() ? "it gave no reason" : text;
+    }
+
+  private:
+    static constexpr std::size_t most = 20;
+
+    const OnLog on_log_;
+    mutable std::mutex mutex_;
+    std::deque<std::string> errors_;
+};
+
+} // namespace mars

@@ -1,0 +1,74 @@
+// TensorRT by dlopen: one libmars serves machines without a GPU, desktop RTX and Jetson, and needs neither TensorRT nor CUDA to start.
+#include <dlfcn.h>
+#include <filesystem>
+#include <string_view>
+#include <variant>
+
+#include <mars/errors.hpp>
+
+#include "device/plugin_build.hpp"
+#include "device/trt/here.hpp"
+
+namespace mars {
+
+namespace {
+
+constexpr const char* backends[] = {"tensorrt", "tensorrt_rtx"};
+
+std::string file_of(const std::string& backend) { return "libmars_" + backend + ".so"; }
+
+/// The directory of the library, or program, that this code is in.
+std::filesystem::path own_directory() {
+    Dl_info info{};
+    if (dladdr(reinterpret_cast<const void*>(&file_of), &info) == 0 || info.dli_fname == nullptr) return {};
+    std::error_code error;
+    return std::filesystem::canonical(info.dli_fname, error).parent_path();
+}
+
+/// The library for a backend: beside this one, or where the loader looks. It stays loaded, as CUDA wants. Or a sentence why there is none.
+std::variant<const EnginePlugin*, std::string> plugin_for(const std::string& backend) {
+    const std::string file = file_of(backend);
+    const std::filesystem::path beside = own_directory() / file;
+    std::error_code error;
+    const bool is_beside = std::filesystem::exists(beside, error);
+    void* library = dlopen(is_beside ? beside.c_str() : file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == nullptr) {
+        const char* why = dlerror();
+        return why != nullptr ? why : file + " does not load";
+    }
+    void* found = dlsym(library, "mars_engine_plugin");
+    dlclose(library); // its count; the library itself stays
+    if (found == nullptr) return file + " is none of this project's";
+    const EnginePlugin* plugin = reinterpret_cast<const EnginePlugin* (*)()>(found)();
+    if (std::string_view(plugin->build) != plugin_build)
+        return file + " is of " + plugin->build + ", this is " + plugin_build + "; install both of one build";
+    return plugin;
+}
+
+} // namespace
+
+Here look_around(int gpu) {
+    Here here;
+    here.platform = this_platform();
+    for (const char* backend : backends) {
+        const auto found = plugin_for(backend);
+        if (const auto* why = std::get_if<std::string>(&found)) {
+            here.missing[backend] = *why;
+            continue;
+        }
+        Here part = std::get<const EnginePlugin*>(found)->look_around(gpu);
+        part.tensorrt.insert(here.tensorrt.begin(), here.tensorrt.end());
+        part.missing = std::move(here.missing);
+        here = std::move(part);
+    }
+    return here;
+}
+
+std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant, const EngineOptions& options) {
+    const auto found = plugin_for(variant.backend);
+    if (const auto* why = std::get_if<std::string>(&found))
+        throw SessionError(bundle.path.string() + ": variant " + variant.name + " needs " + file_of(variant.backend) + ": " + *why);
+    return std::get<const EnginePlugin*>(found)->open(bundle, variant, options);
+}
+
+} // namespace mars

@@ -1,0 +1,174 @@
+// Strides, and the copies of rows between them.
+#include "device/trt/kv_pool.hpp"
+
+#include <numeric>
+#include <optional>
+
+#include <mars/errors.hpp>
+
+namespace mars {
+
+std::size_t bytes(std::initializer_list<std::int64_t> sizes) {
+    std::int64_t product = 1;
+    for (const std::int64_t size : sizes)
+        if (__builtin_mul_overflow(product, size, &product))
+            throw SessionError("the engine's shapes are beyond any memory; build it again");
+    return static_cast<std::size_t>(product);
+}
+
+std::size_t per_slice(std::size_t runs, std::size_t pitch) {
+    const std::size_t whole = alignment / std::gcd(alignment, pitch);
+    return (runs + whole - 1) / whole * whole;
+}
+
+KvMemory KvPool::laid_out(std::int64_t num_rows) const {
+    KvMemory memory;
+    memory.num_rows = num_rows;
+    memory.kv_heads = bytes({layout.kv_heads});
+    memory.entry_bytes = bytes({layout.entry_bytes});
+    memory.head_bytes = bytes({layout.capacity, layout.entry_bytes});
+    memory.row_bytes = bytes({layout.kv_heads, layout.capacity, layout.entry_bytes});
+    memory.heads_per_tensor = per_slice(bytes({num_rows, layout.kv_heads}), memory.head_bytes);
+    return memory;
+}
+
+KvMemory KvPool::take(std::int64_t num_rows) {
+    const auto num_bytes = [&](const KvMemory& memory) {
+        return bytes({static_cast<std::int64_t>(layout.num_tensors), static_cast<std::int64_t>(memory.heads_per_tensor), layout.capacity,
+                      layout.entry_bytes});
+    };
+    idle_.reserve(idle_.size() + num_taken_ + 1); // so that giving it back needs no memory
+    auto best = idle_.end();
+    for (auto at = idle_.begin(); at != idle_.end(); ++at)
+        if (at->num_rows >= num_rows && (best == idle_.end() || at->num_rows < best->num_rows)) best = at;
+    if (best != idle_.end()) {
+        // What an earlier request left may be infinite, and 0 * infinity is NaN. It stays in the pool where that fails.
+        device.zero(best->addresses.front(), num_bytes(*best));
+        KvMemory memory = std::move(*best);
+        idle_.erase(best);
+        ++num_taken_;
+        return memory;
+    }
+    KvMemory memory = laid_out(num_rows);
+    const auto rows_idle = [&] {
+        std::int64_t rows = 0;
+        for (const KvMemory& each : idle_) rows += each.num_rows;
+        return rows;
+    };
+    while (!idle_.empty() && rows_idle() + num_rows > layout.max_rows) release_oldest();
+    const Address first = allocate(memory, num_bytes(memory));
+    for (std::size_t i = 0; i < layout.num_tensors; ++i)
+        memory.addresses.push_back(first + i * memory.heads_per_tensor * memory.head_bytes);
+    ++num_taken_;
+    return memory;
+}
+
+/// What lies idle makes room.
+Address KvPool::allocate(const KvMemory& memory, std::size_t num_bytes) {
+    while (true) {
+        try {
+            return device.allocate(num_bytes);
+        } catch (const MemoryError& error) {
+            if (idle_.empty())
+                throw MemoryError("not enough memory: the KV entries of " + std::to_string(memory.num_rows) + " row(s) of " +
+                                  std::to_string(layout.capacity) + " take " + std::to_string(num_bytes / 1000000) + " MB (" +
+                                  error.what() + "); shorten the prompt or max_new_tokens, run fewer rows at once, or free memory");
+            release_oldest();
+        }
+    }
+}
+
+void KvPool::release_oldest() {
+    const Address address = idle_.front().addresses.front();
+    idle_.erase(idle_.begin());
+    forget(address);
+    device.release(address);
+}
+
+namespace {
+
+/// A run of each head of each tensor, in one call.
+void copy(Device& device, const Runs& target, const Runs& source, std::size_t run, const KvMemory& memory) {
+    device.copy_runs(target, source, run, memory.kv_heads, memory.addresses.size());
+}
+
+} // namespace
+
+TrtCache::TrtCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows) : pool_(std::move(pool)), num_rows_(num_rows) {}
+
+TrtCache::~TrtCache() {
+    if (!memory_) return;
+    try {
+        const KvPool::Turn turn(*pool_);
+        pool_->give_back(std::move(*memory_));
+    } catch (const SessionError&) { // the device has failed; its memory goes with it
+    }
+}
+
+const KvMemory& TrtCache::memory() {
+    if (!memory_) {
+        const KvPool::Turn turn(*pool_);
+        memory_ = pool_->take(num_rows_);
+    }
+    return *memory_;
+}
+
+void TrtCache::reserve(std::int64_t capacity) {
+    if (capacity > pool_->layout.capacity)
+        throw SessionError("a step would write entry " + std::to_string(capacity) + " of a row, this engine holds " +
+                           std::to_string(pool_->layout.capacity) + "; shorten the prompt, or build with a larger --capacity");
+    memory();
+}
+
+void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t length) {
+    if (length == 0 || source == target) return;
+    const KvMemory& rows = memory();
+    const KvPool::Turn turn(*pool_);
+    copy(pool_->device, rows.runs(target), rows.runs(source), static_cast<std::size_t>(length) * rows.entry_bytes, rows);
+}
+
+namespace {
+
+/// Device memory of [tensors, kv_heads, length, head_dim], given back when nobody needs it any more.
+struct TrtSaved : Saved {
+    TrtSaved(std::shared_ptr<KvPool> from, std::int64_t num_entries, std::size_t num_bytes)
+        : Saved(num_entries), pool(std::move(from)), address(pool->device.allocate(num_bytes)) {}
+    ~TrtSaved() override {
+        try {
+            const KvPool::Turn turn(*pool);
+            pool->device.release(address);
+        } catch (const SessionError&) { // the device has failed; its memory goes with it
+        }
+    }
+
+    const std::shared_ptr<KvPool> pool;
+    const Address address;
+};
+
+} // namespace
+
+std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t length) {
+    const KvMemory& rows = memory();
+    const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes, part = rows.kv_heads * run;
+    std::optional<KvPool::Turn> turn(std::in_place, *pool_);
+    auto saved = std::make_unique<TrtSaved>(pool_, length, rows.addresses.size() * part);
+    try {
+        copy(pool_->device, {saved->address, run, rows.kv_heads}, rows.runs(row), run, rows);
+    } catch (...) {
+        turn.reset(); // it is released in a turn of its own
+        throw;
+    }
+    turn.reset();
+    return saved;
+}
+
+void TrtCache::load(std::int64_t row, const Saved& saved, std::int64_t length) {
+    const KvMemory& rows = memory();
+    const std::size_t run = static_cast<std::size_t>(length) * rows.entry_bytes;
+    const std::size_t pitch = static_cast<std::size_t>(saved.length) * rows.entry_bytes;
+    const Address address = dynamic_cast<const TrtSaved&>(saved).address;
+    const KvPool::Turn turn(*pool_);
+    copy(pool_->device, rows.runs(row), {address, pitch, rows.kv_heads}, run, rows);
+}
+
+} // namespace mars

@@ -1,0 +1,118 @@
+// KV memory on the device: laid out once, lent to caches, taken back. Knows no engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "decode/backend.hpp"
+#include "device/trt/cuda.hpp"
+#include "device/trt/here.hpp"
+
+namespace mars {
+
+/// The product of sizes that a manifest gave. Throws SessionError where no machine has as much.
+std::size_t bytes(std::initializer_list<std::int64_t> sizes);
+
+/// Tensors of [rows, kv_heads, capacity, head_dim]; an entry is `entry_bytes` in each head. `max_rows`: of what lies idle.
+struct KvLayout {
+    std::size_t num_tensors = 0;
+    std::int64_t max_rows = 0, kv_heads = 0, capacity = 0, entry_bytes = 0;
+};
+
+constexpr std::size_t alignment = 256; // bytes: where TensorRT lets a tensor begin
+
+/// As many pitches as hold `runs` and end where a tensor may begin: then one copy reaches every tensor.
+std::size_t per_slice(std::size_t runs, std::size_t pitch);
+
+/// Those tensors in one block on the device: where each begins, and their strides in bytes.
+struct KvMemory {
+    std::vector<Address> addresses;
+    std::size_t row_bytes = 0, head_bytes = 0, entry_bytes = 0, kv_heads = 0;
+    std::size_t heads_per_tensor = 0; ///< those of all rows, and what lies between two tensors
+    std::int64_t num_rows = 0;
+
+    /// A row's heads in every tensor, from an entry on.
+    Runs runs(std::int64_t row, std::int64_t entry = 0) const {
+        return {addresses.front() + static_cast<std::size_t>(row) * row_bytes + static_cast<std::size_t>(entry) * entry_bytes, head_bytes,
+                heads_per_tensor};
+    }
+};
+
+/// The GPU and the KV memory that no cache uses, shared by a backend and its caches.
+class KvPool {
+  public:
+    /// One thread's turn on the device: take it before anything is put on its stream.
+    class Turn {
+      public:
+        explicit Turn(KvPool& pool) : lock_(pool.mutex_), current_(pool.device) {}
+
+      private:
+        std::lock_guard<std::mutex> lock_;
+        Device::Current current_;
+    };
+
+    explicit KvPool(const EngineOptions& options) : device(options.gpu, options.stream, options.priority) {}
+
+    Device device;
+    KvLayout layout;
+
+    /// Called with the address of memory that goes: no step that is bound to it may run again. The caller of `take` has its turn.
+    std::function<void(Address)> forget = [](Address) {};
+
+    /// Zeroed memory of at least so many rows: what somebody gave back, if it fits, so that captured steps serve again. The caller has its
+    /// turn. Throws MemoryError that says how much was needed.
+    KvMemory take(std::int64_t num_rows);
+
+    /// For the next one that takes. The caller has its turn.
+    void give_back(KvMemory memory) {
+        --num_taken_;
+        idle_.push_back(std::move(memory));
+    }
+
+  private:
+    KvMemory laid_out(std::int64_t num_rows) const;
+    Address allocate(const KvMemory& memory, std::size_t num_bytes);
+    void release_oldest();
+
+    std::mutex mutex_;
+    std::vector<KvMemory> idle_; // oldest first
+    std::size_t num_taken_ = 0;
+};
+
+/// KV rows on the device. Their memory is taken from the pool at first use, and goes back there with the cache: a batch that is made before
+/// the one it replaces is gone takes none twice.
+class TrtCache : public Cache {
+  public:
+    TrtCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows);
+    ~TrtCache() override;
+    TrtCache(const TrtCache&) = delete;
+    TrtCache& operator=(const TrtCache&) = delete;
+
+    std::int64_t capacity() const override { return memory_ ? pool_->layout.capacity : 0; }
+    void reserve(std::int64_t capacity) override;
+    void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
+
+    std::int64_t entry_bytes() const override {
+        const KvLayout& layout = pool_->layout;
+        return static_cast<std::int64_t>(layout.num_tensors) * layout.kv_heads * layout.entry_bytes;
+    }
+
+    std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
+    void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
+
+    /// Throws MemoryError when the device's memory does not suffice.
+    const KvMemory& memory();
+
+  private:
+    std::shared_ptr<KvPool> pool_;
+    std::int64_t num_rows_;
+    std::optional<KvMemory> memory_;
+};
+
+} // namespace mars

@@ -1,0 +1,34 @@
+// The one function that libmars_tensorrt.so, or libmars_tensorrt_rtx.so, shows.
+#include "device/plugin_build.hpp"
+#include "device/trt/backend.hpp"
+#include "device/trt/cuda.hpp"
+#include "device/trt/engine.hpp"
+#include "device/trt/here.hpp"
+
+namespace {
+
+mars::Here look_around(int number) {
+    mars::Here here;
+    here.platform = mars::this_platform();
+    here.tensorrt[mars::tensorrt_flavor()] = mars::tensorrt_version();
+    const auto gpu = mars::find_gpu(number);
+    if (const auto* found = std::get_if<mars::Gpu>(&gpu)) {
+        here.gpu = found->capability;
+        here.gpu_name = found->name;
+        here.driver = found->driver;
+    } else {
+        here.no_gpu = std::get<std::string>(gpu);
+    }
+    return here;
+}
+
+std::unique_ptr<mars::Backend> open(const mars::Bundle& bundle, const mars::Variant& variant, const mars::EngineOptions& options) {
+    return std::make_unique<mars::TrtBackend>(bundle, variant, options);
+}
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) const mars::EnginePlugin* mars_engine_plugin() {
+    static const mars::EnginePlugin plugin{mars::plugin_build, look_around, open};
+    return &plugin;
+}

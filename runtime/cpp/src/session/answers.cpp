@@ -1,0 +1,155 @@
+// From accepted tokens to events and completions.
+#include "session/answers.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <system_error>
+
+#include <mars/errors.hpp>
+
+#include "decode/blocks.hpp"
+
+namespace mars {
+
+Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
+                 const Commit& commit, const std::optional<std::string>& system)
+    : session_(std::move(session)) {
+    const auto began = std::chrono::steady_clock::now();
+    if (configs.size() != prompts.size())
+        throw SessionError(std::to_string(prompts.size()) + " prompts but " + std::to_string(configs.size()) + " configs");
+    if (commit.cache_block < 1) throw SessionError("cache_block must be 1 or more, not " + std::to_string(commit.cache_block));
+    const Manifest& manifest = session_->bundle.manifest;
+    std::vector<Row*> rows;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+        NewRow made = session_->new_row(static_cast<std::int64_t>(i), prompts[i], configs[i], began, system);
+        if (made.row->guide && commit.kind == Commit::Kind::block)
+            throw SessionError("a grammar needs cursor commit; leave block commit out");
+        rows.push_back(made.row.get());
+        answers_.push_back({std::move(made.text), std::move(made.row), {}});
+    }
+    Backend& backend = *session_->backend;
+    const std::int64_t block = manifest.block, mask = manifest.tokens.mask;
+    if (commit.kind == Commit::Kind::block) {
+        schedule_ = decode_blocks(backend, rows, block, mask, commit.cache_block);
+        watch(began);
+        return;
+    }
+    // Measured before the first step where it is needed, so that no step has to wait.
+    const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
+    if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
+    schedule_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
+    watch(began);
+}
+
+/// Deadlines are heard between two steps and inside of one.
+void Answers::watch(std::chrono::steady_clock::time_point began) try {
+    running_ = schedule_->cache();
+    for (Answer& answer : answers_) {
+        Row* row = answer.row.get();
+        if (!row->config().deadline) continue;
+        const std::chrono::duration<double> left(std::min(*row->config().deadline, 1e9));
+        alarms_.push_back(
+            std::make_unique<Alarm>(began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(left), [this, row] {
+                row->expire();
+                interrupt();
+            }));
+    }
+} catch (const std::system_error& error) {
+    throw MemoryError(std::string("the thread of a deadline cannot be started (") + error.what() + "); free memory, or allow more threads");
+}
+
+/// End the forward that runs, where nobody wants its outcome any more.
+void Answers::interrupt() const {
+    if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
+    if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();
+}
+
+std::optional<std::vector<Event>> Answers::next() {
+    if (!schedule_) return std::nullopt;
+    // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
+    std::unique_ptr<Schedule> schedule = std::move(schedule_);
+    failed_ = true; // unless this step ends well
+    std::optional<std::vector<Accepted>> accepted = schedule->next();
+    failed_ = false;
+    if (!accepted) return std::nullopt;
+    std::vector<Event> events;
+    for (Accepted& each : *accepted) events.push_back(event(std::move(each)));
+    schedule_ = std::move(schedule);
+    return events;
+}
+
+void Answers::cancel(std::int64_t row_index) {
+    row(static_cast<std::size_t>(row_index)).cancel();
+    interrupt();
+}
+
+Event Answers::event(Accepted accepted) {
+    Answer& answer = answers_[static_cast<std::size_t>(accepted.row)];
+    answer.confidences.insert(answer.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
+    std::string text;
+    if (answer.text) text = accepted.finish_reason ? answer.text->finish() : answer.text->read();
+    return {std::move(text),   std::move(accepted.token_ids), std::move(accepted.confidences), accepted.finish_reason, accepted.row,
+            accepted.verified, std::move(accepted.forced)};
+}
+
+Completion Answers::completion(std::size_t i) const {
+    const Answer& answer = answers_[i];
+    const Row& own = *answer.row;
+    Completion done;
+    if (answer.text) {
+        if (own.finish_reason) answer.text->finish();
+        done.text = answer.text->text();
+    }
+    done.token_ids.assign(own.tokens.begin() + own.stats.prompt_tokens, own.tokens.end());
+    done.confidences = answer.confidences;
+    done.finish_reason = own.finish_reason.value_or(FinishReason::cancelled);
+    done.stats = own.stats;
+    return done;
+}
+
+std::vector<Completion> Answers::completions() const {
+    std::vector<Completion> done;
+    for (std::size_t i = 0; i < answers_.size(); ++i) done.push_back(completion(i));
+    return done;
+}
+
+Stream::Stream(std::unique_ptr<Answers> answers) : answers_(std::move(answers)) {}
+Stream::~Stream() = default;
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+
+std::optional<Event> Stream::next() {
+    std::optional<std::vector<Event>> events = answers_->next();
+    if (!events) return std::nullopt;
+    return events->empty() ? Event{} : std::move(events->front());
+}
+
+std::optional<double> Stream::tau() const { return answers_->row(0).tau(); }
+
+void Stream::set_tau(double tau) {
+    if (!std::isfinite(tau) || tau < 0) throw SessionError("tau must be a number of 0 or more, not " + std::to_string(tau));
+    answers_->row(0).set_tau(tau);
+}
+
+void Stream::set_exact(bool exact) { answers_->row(0).set_exact(exact); }
+
+void Stream::cancel() { answers_->cancel(0); }
+
+void Stream::close() {
+    cancel();
+    while (answers_->next()) {
+    }
+}
+
+bool Stream::is_over() const { return failed() || answers_->row(0).finish_reason.has_value(); }
+
+bool Stream::failed() const { return answers_->failed(); }
+
+const Stats& Stream::stats() const { return answers_->row(0).stats; }
+
+std::int64_t Stream::prefilled() const { return std::min(answers_->row(0).cursor, stats().prompt_tokens); }
+
+Completion Stream::completion() const { return answers_->completion(0); }
+
+} // namespace mars

@@ -1,0 +1,291 @@
+// Sessions: opening one, and the checks before a request runs.
+#include <algorithm>
+#include <new>
+#include <set>
+
+#include <mars/conversation.hpp>
+#include <mars/session.hpp>
+
+#include "bundle/files.hpp"
+#include "bundle/profiles.hpp"
+#include "device/name.hpp"
+#include "device/ort/backend.hpp"
+#include "device/variants.hpp"
+#include "log.hpp"
+#include "machine.hpp"
+#include "session/answers.hpp"
+
+namespace mars {
+
+namespace {
+
+constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
+constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
+
+/// Bytes for saved prefixes by default: a small part of what is free where KV rows are.
+std::int64_t share(const Backend& backend) {
+    return std::clamp(backend.free_memory().value_or(0) / cache_share, std::int64_t{0}, most_cache);
+}
+
+std::optional<Text> text_of(const Bundle& bundle, bool parse_special) {
+    if (!bundle.manifest.text) return std::nullopt;
+    const TextInfo& info = *bundle.manifest.text;
+    const std::filesystem::path file = bundle.path / info.tokenizer;
+    const std::optional<std::string> json = read_file(file);
+    if (!json) throw BundleError(file.string() + ": not readable; copy or export the bundle again");
+    return Text(Tokenizer::from_json(*json, file.string()), ChatTurns::from_json(info.chat.value_or("null")), parse_special);
+}
+
+void check_safe(const Bundle& bundle, const Variant& variant) {
+    if (variant.is_engine())
+        throw SessionError(bundle.path.string() + ": variant " + variant.name +
+                           " is a TensorRT engine, which is machine code in effect: safe mode runs ONNX graphs only; " +
+                           std::string(safe_remedy));
+    double num_bytes = 0.0;
+    for (const FileEntry& entry : bundle.manifest.files) num_bytes += static_cast<double>(entry.size);
+    const std::optional<std::int64_t> free = available_memory();
+    if (free && num_bytes > static_cast<double>(*free))
+        throw SessionError(bundle.path.string() + ": its files are larger than the free memory: safe mode takes no more; " +
+                           std::string(safe_remedy));
+}
+
+/// What of `bundle` runs here.
+Opened opened_here(Bundle bundle, const Session::Options& options) {
+    const DeviceName device = DeviceName::of(options.device);
+    const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
+    const std::string name = chosen.name;
+    if (options.safe) check_safe(bundle, chosen);
+    if (chosen.is_engine() && !options.options.empty())
+        throw SessionError("variant " + name + " is an engine: options are for ONNX Runtime");
+    if (device.kind != "cuda" && (options.cuda_stream != nullptr || options.cuda_priority != 0))
+        throw SessionError("a CUDA stream and its priority are for the device cuda, not " + options.device.substr(0, 60));
+    if (!chosen.is_engine() && options.cuda_priority != 0)
+        throw SessionError("variant " + name + " is a graph: ONNX Runtime's stream has no priority; give cuda_stream, or run an engine");
+    std::unique_ptr<Backend> backend;
+    if (chosen.is_engine())
+        backend = open_engine(bundle, chosen, {device.ordinal(), options.cuda_stream, options.cuda_priority, options.on_log});
+    else
+        backend = std::make_unique<OrtBackend>(
+            bundle, chosen, options.device,
+            OrtSettings{options.threads, options.options, options.on_log, options.strict, options.cuda_stream});
+    Opened opened{std::move(bundle), std::move(backend), std::nullopt, std::string(name), device.text(), ""};
+    opened.prefixes =
+        std::make_unique<Prefixes>(options.cache_bytes ? *options.cache_bytes : share(*opened.backend), opened.backend->firm_slots());
+    opened.costs =
+        std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), opened.device, options.threads, options.options));
+    try {
+        opened.text = text_of(opened.bundle, options.parse_special);
+    } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
+        opened.text_problem = error.what();
+    }
+    return opened;
+}
+
+} // namespace
+
+Session Opened::over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text, std::int64_t cache_bytes) {
+    Opened opened{std::move(bundle), std::move(backend), std::move(text), "", "", ""};
+    opened.variant = opened.bundle.manifest.variants.front().name;
+    opened.prefixes = std::make_unique<Prefixes>(cache_bytes, opened.backend->firm_slots());
+    return Session(std::make_shared<Opened>(std::move(opened)));
+}
+
+Session Session::open(const std::filesystem::path& path, const Options& options) try {
+    if (options.cache_bytes && *options.cache_bytes < 0)
+        throw SessionError("cache_bytes must be 0 or more, not " + std::to_string(*options.cache_bytes));
+    Opened opened = opened_here(open_bundle(path, options.verify, options.safe), options);
+    note(options.on_log, LogLevel::info, path.string() + ": variant " + opened.variant + " on " + options.device);
+    if (!opened.text_problem.empty()) note(options.on_log, LogLevel::warning, opened.text_problem);
+    return Session(std::make_shared<Opened>(std::move(opened)));
+} catch (const std::bad_alloc&) {
+    throw MemoryError(path.string() + ": not enough memory to open this bundle; use a model of fewer or smaller weights, or free memory");
+}
+
+Completion Session::generate(const Prompt& prompt, const GenerationConfig& config, const OnEvent& on_event, const Commit& commit) const {
+    return std::move(generate_batch({prompt}, {config}, on_event, commit).front());
+}
+
+std::vector<Completion> Session::generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
+                                                const OnEvent& on_event, const Commit& commit) const {
+    Answers answers(opened_, prompts, configs, commit);
+    while (const auto events = answers.next())
+        for (const Event& event : *events)
+            if (on_event && on_event(event)) answers.cancel(event.row);
+    return answers.completions();
+}
+
+Stream Session::stream(const Prompt& prompt, const GenerationConfig& config, const Commit& commit) const {
+    return Stream(std::make_unique<Answers>(opened_, std::vector{prompt}, std::vector{config}, commit));
+}
+
+Conversation Session::conversation(std::optional<std::string> system, bool drop_oldest) const {
+    opened_->needs_text();
+    return Conversation(opened_, std::move(system), drop_oldest);
+}
+
+void Session::warm_up() const { opened_->measured(); }
+
+void Session::set_cost(std::vector<std::pair<std::int64_t, double>> points) const { opened_->costs->set(Cost(std::move(points))); }
+
+PrefixStats Session::prefix_stats() const { return opened_->prefixes->stats(); }
+
+void Session::forget_prefixes() const { opened_->prefixes->clear(); }
+
+std::vector<std::int64_t> Session::encode(const Prompt& prompt) const { return opened_->encode(prompt); }
+
+std::string Session::decode(const std::vector<std::int64_t>& token_ids) const { return opened_->needs_text().decode(token_ids); }
+
+bool Session::has_text() const { return opened_->text.has_value(); }
+
+void Session::check(const GenerationConfig& config) const { opened_->check(config); }
+
+TextStream Session::text_stream() const { return TextStream(opened_->needs_text()); }
+
+SessionInfo Session::info() const {
+    const Manifest& manifest = opened_->bundle.manifest;
+    const Variant& variant = opened_->runs();
+    SessionInfo info;
+    info.variant = variant.name;
+    info.backend = variant.backend;
+    info.precision = variant.precision;
+    info.device = opened_->device;
+    info.outputs = opened_->backend->outputs();
+    info.vocab_size = manifest.model.vocab_size;
+    info.context_length = max_capacity();
+    info.block = manifest.block;
+    info.mask_id = manifest.tokens.mask;
+    info.eos_ids = manifest.tokens.eos;
+    info.has_text = has_text();
+    if (variant.engine) info.max_rows = variant.engine->max_rows();
+    std::set<std::string> names; // one name may stand for several variants
+    for (const Profile& profile : manifest.profiles) {
+        try {
+            config_of_profile(profile.name);
+            names.insert(profile.name);
+        } catch (const SessionError&) { // stale, or of another variant
+        }
+    }
+    info.profiles.assign(names.begin(), names.end());
+    return info;
+}
+
+GenerationConfig Session::config_of_profile(const std::string& name) const {
+    const Profile& found = find_profile(opened_->bundle, opened_->runs(), name);
+    GenerationConfig config;
+    config.tau = found.tau;
+    config.metric = found.metric;
+    config.window = found.window;
+    opened_->check(config);
+    return config;
+}
+
+std::int64_t Session::max_capacity() const { return opened_->backend->max_capacity(); }
+
+std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
+    if (config.grammar.empty()) return nullptr;
+    std::unique_ptr<Matcher> matcher = grammars->matcher(bundle, needs_text().tokenizer(), config.grammar);
+    const auto& outputs = backend->outputs();
+    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
+    if (!has("logits") && !has("topk_ids") && leaves_a_choice(*matcher))
+        throw SessionError("a grammar needs a bundle exported with --top-k 16 or --logits: where the likeliest token is not allowed, "
+                           "another must be chosen");
+    return std::make_unique<Guide>(std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"),
+                                   bundle.manifest.block - 1);
+}
+
+std::shared_ptr<Stem> Opened::new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
+                                       const std::optional<std::string>& system) const {
+    const std::string* opening = system ? &*system : nullptr;
+    if (const auto* messages = prompt.messages(); messages && !messages->empty() && messages->front().role == "system")
+        opening = &messages->front().content;
+    if (prefixes->budget <= 0 || !text || opening == nullptr) return prefixes->stem(salt);
+    return prefixes->stem(salt, {openings->length(*text, *opening, ids)});
+}
+
+std::int64_t Openings::length(const Text& text, const std::string& system, const Ids& ids) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto at = known_.find(system);
+    if (at == known_.end()) {
+        if (known_.size() >= most_openings) known_.clear();
+        at = known_.emplace(system, Ids()).first;
+        try { // a prompt that has only its system message in common with others
+            at->second = text.encode({{"system", system}, {"user", ""}});
+        } catch (const SessionError&) { // a template may refuse what no prompt holds
+        }
+    }
+    const Ids& own = at->second;
+    const auto end = own.begin() + static_cast<std::ptrdiff_t>(std::min(own.size(), ids.size()));
+    return std::mismatch(own.begin(), end, ids.begin()).first - own.begin();
+}
+
+const Text& Opened::needs_text() const {
+    if (!text && !text_problem.empty()) throw BundleError(text_problem + "\n  token ids work without it");
+    if (!text) throw SessionError(bundle.path.string() + ": this bundle has no tokenizer; pass token ids instead of text");
+    return *text;
+}
+
+NewRow Opened::new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config,
+                       std::chrono::steady_clock::time_point began, const std::optional<std::string>& system,
+                       std::optional<std::int64_t> most) const try {
+    check(config);
+    NewRow made;
+    std::function<bool(std::int64_t)> stop;
+    if (text) {
+        made.text = std::make_unique<TextStream>(*text, config.stop);
+        stop = [own = made.text.get()](std::int64_t token) { return own->push(token); };
+    }
+    const Ids ids = encode(prompt, most);
+    made.row = std::make_unique<Row>(index, ids, config, bundle.manifest.tokens.eos, std::move(stop), hopes);
+    made.row->stats.began = began;
+    made.row->guide = new_guide(config);
+    made.row->stem = new_stem(prompt, ids, config.cache_salt, system);
+    return made;
+} catch (const std::bad_alloc&) {
+    throw MemoryError("not enough memory to take this request in; shorten the prompt, or free memory");
+}
+
+std::vector<std::int64_t> Opened::encode(const Prompt& prompt, std::optional<std::int64_t> wanted) const {
+    std::vector<std::int64_t> ids;
+    if (const auto* given = prompt.token_ids())
+        ids = *given;
+    else if (const auto* messages = prompt.messages())
+        ids = needs_text().encode(*messages);
+    else
+        ids = needs_text().encode(*prompt.text());
+    if (ids.empty()) throw SessionError("the prompt is empty; give at least one token");
+    const std::int64_t vocab_size = bundle.manifest.model.vocab_size;
+    std::string outside;
+    int count = 0;
+    for (const std::int64_t id : ids)
+        if ((id < 0 || id >= vocab_size) && count++ < 5) outside += (outside.empty() ? "" : ", ") + std::to_string(id);
+    if (!outside.empty()) throw SessionError("token ids outside the vocabulary of " + std::to_string(vocab_size) + ": " + outside);
+    const std::int64_t mask = bundle.manifest.tokens.mask;
+    if (std::find(ids.begin(), ids.end(), mask) != ids.end())
+        throw SessionError("the prompt holds the mask token " + std::to_string(mask) +
+                           ", which stands for a token that is not known yet; leave it out");
+    const std::int64_t context = backend->max_capacity(), most = std::min(context, wanted.value_or(context));
+    if (static_cast<std::int64_t>(ids.size()) > most)
+        throw SessionError(
+            "the prompt has " + std::to_string(ids.size()) + " tokens, " +
+            (most == context ? "this bundle's context holds " + std::to_string(most) : std::to_string(most) + " are taken here") +
+            "; shorten the prompt");
+    return ids;
+}
+
+void Opened::check(const GenerationConfig& config) const {
+    config.check();
+    const auto& outputs = backend->outputs();
+    const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
+    if (config.metric != Metric::probability && !has(to_string(config.metric)))
+        throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
+    if (config.needs_logits() && !has("logits"))
+        throw SessionError("temperature and repetition_penalty need a bundle exported with --logits");
+    if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
+    if (!config.stop.empty()) needs_text();
+    if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");
+    if (!config.grammar.empty()) needs_text();
+    if (config.is_exact())
+        if (const auto reason = why_not_exact(bundle, runs())) throw SessionError(bundle.path.string() + ": " + *reason);
+}
+
+} // namespace mars

@@ -1,0 +1,131 @@
+// An automaton's file, checked before anything walks it.
+#include "structured/automaton.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <mars/errors.hpp>
+
+#include "bundle/bundle.hpp"
+#include "bundle/files.hpp"
+
+namespace mars {
+
+namespace {
+
+constexpr std::string_view magic = "MARSDFA";
+constexpr unsigned char version = 1;
+constexpr std::uint64_t most_states = 1U << 17U, most_edges = 1U << 20U, header = 16;
+
+std::uint32_t number(std::string_view data, std::size_t at) {
+    const auto byte = [&](std::size_t i) { return std::uint32_t{static_cast<unsigned char>(data[at + i])}; };
+    return byte(0) | byte(1) << 8U | byte(2) << 16U | byte(3) << 24U;
+}
+
+std::vector<std::uint32_t> numbers(std::string_view data, std::size_t at, std::size_t count) {
+    std::vector<std::uint32_t> found(count);
+    for (std::size_t i = 0; i < count; ++i) found[i] = number(data, at + 4 * i);
+    return found;
+}
+
+bool ends_everywhere(const Automaton& automaton) {
+    const auto size = static_cast<std::size_t>(automaton.size());
+    std::vector<std::uint32_t> begin(size + 1), source(automaton.target.size()), todo;
+    for (const std::uint32_t target : automaton.target) ++begin[target + 1];
+    for (std::size_t i = 0; i < size; ++i) begin[i + 1] += begin[i];
+    std::vector<std::uint32_t> next(begin.begin(), begin.end() - 1);
+    for (std::uint32_t state = 0; state < size; ++state)
+        for (std::uint32_t edge = automaton.first[state]; edge < automaton.first[state + 1]; ++edge)
+            source[next[automaton.target[edge]]++] = state;
+    std::vector<bool> good = automaton.ends;
+    for (std::uint32_t state = 0; state < size; ++state)
+        if (good[state]) todo.push_back(state);
+    std::size_t count = todo.size();
+    while (!todo.empty()) {
+        const std::uint32_t state = todo.back();
+        todo.pop_back();
+        for (std::uint32_t i = begin[state]; i < begin[state + 1]; ++i) {
+            if (good[source[i]]) continue;
+            good[source[i]] = true;
+            todo.push_back(source[i]);
+            ++count;
+        }
+    }
+    return count == size;
+}
+
+} // namespace
+
+std::int32_t Automaton::step(std::int32_t state, unsigned char byte) const {
+    const auto begin = high.begin() + first[static_cast<std::size_t>(state)];
+    const auto end = high.begin() + first[static_cast<std::size_t>(state) + 1];
+    const auto at = std::lower_bound(begin, end, byte);
+    if (at == end) return none;
+    const auto edge = static_cast<std::size_t>(at - high.begin());
+    return low[edge] <= byte ? static_cast<std::int32_t>(target[edge]) : none;
+}
+
+std::int32_t Automaton::walk(std::string_view data, std::int32_t state) const {
+    for (const char byte : data) {
+        state = step(state, static_cast<unsigned char>(byte));
+        if (state == none) return none;
+    }
+    return state;
+}
+
+std::optional<std::uint32_t> Automaton::only(std::int32_t state) const {
+    const std::uint32_t edge = first[static_cast<std::size_t>(state)];
+    if (is_end(state) || first[static_cast<std::size_t>(state) + 1] != edge + 1 || low[edge] != high[edge]) return std::nullopt;
+    return edge;
+}
+
+Automaton read_automaton(const Bundle& bundle, const std::string& file) {
+    constexpr std::size_t limit = header + 4 * (most_states + 1) + 6 * most_edges + most_states / 8 + 1;
+    const std::filesystem::path path = bundle.path / file;
+    const std::optional<std::string> content = read_file(path, limit);
+    if (!content) throw BundleError(path.string() + ": not readable; copy or export the bundle again");
+    return parse_automaton(*content, path.string());
+}
+
+Automaton parse_automaton(std::string_view content, const std::string& where) {
+    const auto fail = [&](const std::string& what) {
+        throw BundleError(where + ": " + what + "; compile the grammar again with `mars-export grammar`");
+    };
+    if (content.size() < header || content.substr(0, magic.size()) != magic) fail("not the automaton of a grammar");
+    if (const auto found = static_cast<unsigned char>(content[magic.size()]); found != version)
+        fail("written as version " + std::to_string(found) + ", this runtime reads " + std::to_string(version));
+    const std::size_t states = number(content, 8), edges = number(content, 12);
+    const std::string sizes = std::to_string(states) + " states and " + std::to_string(edges) + " edges";
+    if (states < 1 || states > most_states || edges > most_edges)
+        fail(sizes + ", more than " + std::to_string(most_states) + " and " + std::to_string(most_edges) + ", or none");
+    if (content.size() != header + 4 * (states + 1) + 6 * edges + (states + 7) / 8)
+        fail(std::to_string(content.size()) + " bytes are not " + sizes);
+    Automaton made;
+    std::size_t at = header;
+    made.first = numbers(content, at, states + 1);
+    at += 4 * (states + 1);
+    made.target = numbers(content, at, edges);
+    at += 4 * edges;
+    made.low.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
+    at += edges;
+    made.high.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
+    at += edges;
+    if (made.first.front() != 0 || made.first.back() != edges || !std::is_sorted(made.first.begin(), made.first.end()))
+        fail("the edges of its states are not one behind the other");
+    for (std::size_t state = 0; state < states; ++state)
+        for (std::size_t edge = made.first[state]; edge < made.first[state + 1]; ++edge)
+            if (made.target[edge] >= states || made.low[edge] > made.high[edge] ||
+                (edge > made.first[state] && made.low[edge] <= made.high[edge - 1]))
+                fail("an edge leads nowhere, or bytes are not in order");
+    for (std::size_t i = 0; i < 8 * ((states + 7) / 8); ++i) {
+        const bool is_set = (static_cast<unsigned char>(content[at + i / 8]) >> (i % 8) & 1U) != 0;
+        if (i < states)
+            made.ends.push_back(is_set);
+        else if (is_set)
+            fail("an end that is no state");
+    }
+    if (!ends_everywhere(made)) fail("there are states from which no answer can end");
+    return made;
+}
+
+} // namespace mars

@@ -1,0 +1,116 @@
+// What Linux says of a machine: memory and cores that control groups leave, processors, GPUs. The cases of
+// tests/runtime/test_machine.py.
+#include <fstream>
+#include <string>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "machine.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void write(const fs::path& file, const std::string& text) {
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+}
+
+struct Machine {
+    Machine() {
+        char name[] = "/tmp/mars-machine-XXXXXX";
+        place = mkdtemp(name);
+    }
+    ~Machine() { fs::remove_all(place); }
+    Machine(const Machine&) = delete;
+    Machine& operator=(const Machine&) = delete;
+
+    mars::MachineFiles files() const {
+        return {place / "cgroup", place / "own", place / "meminfo", place / "cpuinfo", place / "board", place / "gpus"};
+    }
+
+    void group(const fs::path& at, const std::string& most, int used, int cached, const std::string& swap = "max") const {
+        write(at / "memory.max", most + "\n");
+        write(at / "memory.current", std::to_string(used) + "\n");
+        write(at / "memory.swap.max", swap + "\n");
+        write(at / "memory.stat", "anon 5\nactive_anon 7\ninactive_file " + std::to_string(cached - 1) + "\nactive_file 1\n");
+    }
+
+    fs::path place;
+};
+
+} // namespace
+
+TEST_CASE("the tightest group above counts, and files in memory are free") {
+    Machine machine;
+    const fs::path service = machine.place / "cgroup" / "service";
+    write(machine.place / "meminfo", "MemTotal: 9000 kB\nMemAvailable: 4000 kB\nSwapFree: 0 kB\n");
+    write(machine.place / "own", "0::/service/one\n");
+    CHECK(mars::group_left(machine.files()) == std::nullopt);
+    CHECK(mars::available_memory(machine.files()) == 4000 * 1024);
+    machine.group(service / "one", "max", 10, 4);
+    CHECK(mars::group_left(machine.files()) == std::nullopt);
+    machine.group(service, "1000", 900, 300);
+    CHECK(mars::group_left(machine.files()) == 1000 - 900 + 300);
+    machine.group(service / "one", "500", 450, 10);
+    CHECK(mars::group_left(machine.files()) == 60);
+    CHECK(mars::available_memory(machine.files()) == 60);
+    write(machine.place / "meminfo", "MemAvailable: 4000 kB\nSwapFree: 1 kB\n");
+    CHECK(mars::group_left(machine.files()) == 60 + 1024);
+    machine.group(service / "one", "500", 450, 10, "7");
+    CHECK(mars::group_left(machine.files()) == 67);
+}
+
+TEST_CASE("a container sees its group as the root, and may not know its name") {
+    Machine machine;
+    machine.group(machine.place / "cgroup", "1000", 400, 100);
+    for (const char* own : {"0::/service/one\n", "0::/\n", "0::/../..\n"}) {
+        write(machine.place / "own", own);
+        CHECK(mars::group_left(machine.files()) == 700);
+    }
+}
+
+TEST_CASE("groups of the first kind") {
+    Machine machine;
+    write(machine.place / "own", "9:name=systemd:/x\n4:cpu,memory:/a/b\n0::/\n");
+    const fs::path group = machine.place / "cgroup" / "memory" / "a";
+    write(group / "memory.limit_in_bytes", "9223372036854771712\n");
+    write(group / "memory.usage_in_bytes", "600\n");
+    write(group / "memory.stat", "inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 20\n");
+    CHECK(mars::group_left(machine.files()) == std::nullopt);
+    write(group / "memory.limit_in_bytes", "1000\n");
+    CHECK(mars::group_left(machine.files()) == 1000 - 600 + 50);
+}
+
+TEST_CASE("cores are those of the affinity mask, or what the control group's limit of time is worth") {
+    Machine machine;
+    const int all = mars::num_cores(machine.files());
+    CHECK(all >= 1);
+    write(machine.place / "own", "0::/service/one\n");
+    write(machine.place / "cgroup" / "service" / "one" / "cpu.max", "max 100000\n");
+    CHECK(mars::num_cores(machine.files()) == all);
+    write(machine.place / "cgroup" / "service" / "cpu.max", "50000 100000\n");
+    CHECK(mars::num_cores(machine.files()) == 1);
+    write(machine.place / "own", "4:cpu,cpuacct:/a\n0::/\n");
+    write(machine.place / "cgroup" / "cpu" / "a" / "cpu.cfs_quota_us", "-1\n");
+    write(machine.place / "cgroup" / "cpu" / "a" / "cpu.cfs_period_us", "100000\n");
+    CHECK(mars::num_cores(machine.files()) == all);
+    write(machine.place / "cgroup" / "cpu" / "a" / "cpu.cfs_quota_us", "90000\n");
+    CHECK(mars::num_cores(machine.files()) == 1);
+}
+
+TEST_CASE("a processor on x86 and on Arm, and the GPUs") {
+    Machine machine;
+    CHECK(mars::processor(machine.files()).empty());
+    write(machine.place / "cpuinfo",
+          "processor : 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n");
+    CHECK(mars::processor(machine.files()) == "Arm 0x41/0xd05, Arm 0x41/0xd0b");
+    write(machine.place / "board", std::string("A Board\0", 8));
+    CHECK(mars::processor(machine.files()) == "A Board, Arm 0x41/0xd05, Arm 0x41/0xd0b");
+    write(machine.place / "cpuinfo", "processor\t: 0\nmodel name\t: A Processor\n");
+    CHECK(mars::processor(machine.files()) == "A Processor");
+    CHECK(mars::gpus(machine.files()).empty());
+    write(machine.place / "gpus" / "0000:01:00.0" / "information", "Model: \t\t NVIDIA H200\nIRQ:   34\n");
+    CHECK(mars::gpus(machine.files()) == std::vector<std::string>{"NVIDIA H200"});
+}

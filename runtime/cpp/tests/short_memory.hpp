@@ -1,0 +1,14 @@
+// Memory that runs out once: for tests of what an allocation leaves behind that fails.
+#pragma once
+
+/// While this lives, the allocation of this thread after `left` others throws std::bad_alloc; later ones succeed.
+class ShortMemory {
+  public:
+    explicit ShortMemory(long left);
+    ~ShortMemory();
+    ShortMemory(const ShortMemory&) = delete;
+    ShortMemory& operator=(const ShortMemory&) = delete;
+
+    /// Whether one has failed.
+    bool has_failed() const;
+};

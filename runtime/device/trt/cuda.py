@@ -1,0 +1,280 @@
+"""Device memory, copies, one stream and captured graphs, over cuda-python. The only file that names CUDA; it
+knows no TensorRT.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from ctypes import c_ubyte
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import machine
+from ...errors import DeviceLost, SessionError
+from ..lost import ADVICE, LASTING
+
+INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The GPU that would be used. `capability` such as `sm86`; `driver`: the newest CUDA it supports, such as
+    `12.9`.
+    """
+
+    name: str
+    capability: str
+    driver: str
+
+
+def find_gpu(number: int = 0) -> Gpu | str:
+    """The GPU of that number, of those that CUDA_VISIBLE_DEVICES shows, or one sentence that says why there
+    is none.
+    """
+    try:
+        runtime = _runtime()
+        (count,) = _checked(runtime, "cudaGetDeviceCount")
+        if count == 0:
+            return "no NVIDIA GPU is visible"
+        if number >= count:
+            return (
+                f"no GPU {number} is visible: the last of {count} is {count - 1} (CUDA_VISIBLE_DEVICES,"
+                " nvidia-smi)"
+            )
+        (properties,) = _checked(runtime, "cudaGetDeviceProperties", number)
+        (driver,) = _checked(runtime, "cudaDriverGetVersion")
+    except SessionError as error:
+        return str(error)
+    name = (
+        properties.name.decode("utf-8", "replace").rstrip("\0")
+        if isinstance(properties.name, bytes)
+        else str(properties.name)
+    )
+    return Gpu(name, f"sm{properties.major}{properties.minor}", f"{driver // 1000}.{driver % 1000 // 10}")
+
+
+def memory_free(number: int = 0) -> int | None:
+    """Bytes that may still be taken on a GPU; None where it cannot be asked."""
+    try:
+        runtime = _runtime()
+        with Turn(runtime, number):
+            return _free(runtime, number)
+    except SessionError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Where runs of bytes lie: `pitch` bytes apart, and `per_slice` pitches from one slice to the next."""
+
+    address: int
+    pitch: int
+    per_slice: int
+
+
+class Turn:
+    """One thread's turn on a GPU: nobody else's, and that GPU is the thread's current one for as long.
+
+    Which GPU is current belongs to a thread, and others in the process choose theirs; memory would come from
+    that one, and a stream refuses work from there.
+    """
+
+    def __init__(self, runtime: Any, number: int = 0) -> None:
+        self._cuda, self._number, self._lock = runtime, number, threading.RLock()
+        self._found: list[int] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            (found,) = _checked(self._cuda, "cudaGetDevice")
+            if found != self._number:
+                _checked(self._cuda, "cudaSetDevice", self._number)
+            self._found.append(found)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        found = self._found.pop()
+        if found != self._number:
+            self._cuda.cudaSetDevice(found)
+        self._lock.release()
+
+
+class Device:
+    """The GPU of that number, one stream on it, and everything that is ordered on that stream. Addresses are
+    plain integers. `stream` is a cudaStream_t of the caller's, which outlives this; None makes one of that
+    `priority` (CUDA's: lower numbers go first).
+
+    Whoever calls has its `turn`. Raises SessionError that names the failing call.
+    """
+
+    def __init__(self, number: int = 0, stream: int | None = None, priority: int = 0) -> None:
+        self._cuda, self._number = _runtime(), number
+        self.turn = Turn(self._cuda, number)
+        self._allocations: set[int] = set()
+        self._pinned: list[int] = []
+        with self.turn:
+            self._is_integrated = _is_integrated(self._cuda, number)
+            self._owns_stream = stream is None
+            if stream is None:
+                # Not ordered with the default stream, whose work by others would break a capture.
+                flags = self._cuda.cudaStreamNonBlocking
+                (self.stream,) = self._call("cudaStreamCreateWithPriority", flags, priority)
+            else:
+                self.stream = stream
+
+    def free_memory(self) -> int:
+        """Bytes that may still be taken."""
+        return _free(self._cuda, self._number)
+
+    def require(self, num_bytes: int) -> None:
+        """Raise SessionError where a GPU that shares the system's memory has less: the system would end the
+        process before CUDA refuses.
+        """
+        if self._is_integrated:
+            machine.require(num_bytes, "this GPU's memory", "shorten the prompt, or run fewer rows at once")
+
+    def allocate(self, num_bytes: int) -> int:
+        """Device memory, zeroed: what is masked out still meets a zero weight, and 0 * NaN is NaN."""
+        self.require(num_bytes)
+        # Never null: an empty tensor too needs an address.
+        (address,) = self._call("cudaMalloc", max(num_bytes, 256))
+        self._allocations.add(int(address))
+        self.zero(int(address), max(num_bytes, 256))
+        return int(address)
+
+    def pinned(self, num_bytes: int) -> np.ndarray:
+        """Page-locked host memory as bytes: copies need no staging and do not wait. It goes with the
+        device.
+        """
+        (address,) = self._call("cudaHostAlloc", max(num_bytes, 1), self._cuda.cudaHostAllocDefault)
+        self._pinned.append(int(address))
+        return np.ctypeslib.as_array((c_ubyte * num_bytes).from_address(int(address)))
+
+    def free(self, address: int) -> None:
+        """Give memory back, after what is on the stream."""
+        self.synchronize()
+        self._allocations.remove(address)
+        self._call("cudaFree", address)
+
+    def close(self) -> None:
+        """Give everything back, after what is on the stream. The device must not be used again."""
+        try:
+            with self.turn:
+                self.synchronize()
+                while self._allocations:
+                    self._call("cudaFree", self._allocations.pop())
+                while self._pinned:
+                    self._call("cudaFreeHost", self._pinned.pop())
+                if self._owns_stream:
+                    self._call("cudaStreamDestroy", self.stream)
+        except SessionError:
+            pass  # the GPU has failed: what is there goes with the process
+
+    def zero(self, address: int, num_bytes: int) -> None:
+        self._call("cudaMemsetAsync", address, 0, num_bytes, self.stream)
+
+    def upload(self, address: int, array: np.ndarray) -> None:
+        """Copy a contiguous host array to `address`; the array may be reused after `synchronize`."""
+        self._call(
+            "cudaMemcpyAsync",
+            address,
+            array.ctypes.data,
+            array.nbytes,
+            self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice,
+            self.stream,
+        )
+
+    def download(self, array: np.ndarray, address: int) -> None:
+        """Fill a contiguous host array from `address`; it is complete after `synchronize`."""
+        self._call(
+            "cudaMemcpyAsync",
+            array.ctypes.data,
+            address,
+            array.nbytes,
+            self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost,
+            self.stream,
+        )
+
+    def copy_runs(self, target: Runs, source: Runs, width: int, height: int, depth: int) -> None:
+        """Copy `height` runs of `width` bytes in each of `depth` slices on the device, in one call. What is
+        read and what is written must not overlap.
+        """
+        cuda, copy = self._cuda, self._cuda.cudaMemcpy3DParms()
+        copy.dstPtr = cuda.make_cudaPitchedPtr(target.address, target.pitch, target.pitch, target.per_slice)
+        copy.srcPtr = cuda.make_cudaPitchedPtr(source.address, source.pitch, source.pitch, source.per_slice)
+        copy.extent = cuda.make_cudaExtent(width, height, depth)
+        copy.kind = cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self._call("cudaMemcpy3DAsync", copy, self.stream)
+
+    def synchronize(self) -> None:
+        self._call("cudaStreamSynchronize", self.stream)
+
+    def capture(self, enqueue: Callable[[], bool]) -> Any | None:
+        """A graph of what `enqueue` puts on the stream, without running it; None if it cannot be captured."""
+        cuda, done, launchable = self._cuda, False, None
+        mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        if cuda.cudaStreamBeginCapture(self.stream, mode)[0] != cuda.cudaError_t.cudaSuccess:
+            cuda.cudaGetLastError()  # the refusal is an answer, not a failure of the next call
+            return None
+        try:
+            done = enqueue()
+        finally:
+            # Ends the capture even when it was refused; only then is the stream usable again.
+            error, graph = cuda.cudaStreamEndCapture(self.stream)
+            if done and error == cuda.cudaError_t.cudaSuccess:
+                error, launchable = cuda.cudaGraphInstantiate(graph, 0)
+            if graph is not None and int(graph):
+                cuda.cudaGraphDestroy(graph)
+            if error != cuda.cudaError_t.cudaSuccess:
+                cuda.cudaGetLastError()
+                launchable = None
+        return launchable
+
+    def launch(self, graph: Any) -> None:
+        self._call("cudaGraphLaunch", graph, self.stream)
+
+    def forget(self, graph: Any) -> None:
+        self._call("cudaGraphExecDestroy", graph)
+
+    def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        return _checked(self._cuda, name, *arguments)
+
+
+def _is_integrated(runtime: Any, number: int) -> bool:
+    """Whether the GPU's memory is the system's, as on a Jetson."""
+    attribute = runtime.cudaDeviceAttr.cudaDevAttrIntegrated
+    return bool(_checked(runtime, "cudaDeviceGetAttribute", attribute, number)[0])
+
+
+def _free(runtime: Any, number: int) -> int:
+    free, _ = _checked(runtime, "cudaMemGetInfo")
+    shared = machine.available() if _is_integrated(runtime, number) else None
+    return int(free) if shared is None else shared
+
+
+def _runtime() -> Any:
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise SessionError(f"cuda-python is not installed; {INSTALL}") from error
+    return runtime
+
+
+def _checked(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
+    error, *values = getattr(runtime, name)(*arguments)
+    if error == runtime.cudaError_t.cudaSuccess:
+        return tuple(values)
+    if error in (runtime.cudaError_t.cudaErrorInsufficientDriver, runtime.cudaError_t.cudaErrorNoDevice):
+        raise SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)")
+    runtime.cudaGetLastError()  # told here: TensorRT must not find it after a launch of its own
+    _, text = runtime.cudaGetErrorString(error)
+    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    what = f"CUDA: {name} failed: {words} ({error.name})"
+    if error.name in LASTING:
+        raise DeviceLost(what + ADVICE)
+    raise SessionError(what)

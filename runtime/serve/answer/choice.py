@@ -1,0 +1,111 @@
+"""One answer of several, as it grows: text, calls, steps, and how it ended. Knows OpenAI's names for them."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...batcher.request import Request
+from ...decode.row import FinishReason
+from ...session.answer import Event
+from ...session.session import Session
+from ...text.toolcalls import ToolCall, ToolStream
+from ..ask.request import Ask
+from .steps import Step, Steps
+
+REASONS = {"eos": "stop", "stop": "stop"}
+"""Every other end cut the answer short."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a tool."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def to_dict(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(slots=True)
+class Piece:
+    """What an event adds."""
+
+    text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+class Choice:
+    """Takes the events of one request, in turn."""
+
+    def __init__(self, index: int, request: Request, ask: Ask, session: Session) -> None:
+        self.index, self.request = index, request
+        self.reason: FinishReason | None = None
+        self.text, self.calls, self.steps = "", [], []  # type: tuple[str, list[Call], list[Step]]
+        self.num_shown = 0  # characters of the text that chunks had
+        self._reader: ToolStream | None = session.tool_stream() if ask.tools is not None else None
+        self._once = ask.tools is not None and ask.tools.once
+        self._steps = Steps(session.text) if ask.return_steps or ask.logprobs else None
+        self._is_full = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.reason is not None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was ended here: it has the calls that were asked for."""
+        return self._is_full
+
+    @property
+    def finish_reason(self) -> str:
+        assert self.reason is not None, "asked at the end"
+        if self.calls and (self._is_full or self.reason in REASONS):
+            return "tool_calls"
+        return REASONS.get(self.reason, "length")
+
+    def push(self, event: Event) -> Piece:
+        """Take in an event; what clients see of it."""
+        piece = Piece()
+        if self._steps is not None:
+            piece.steps = self._steps.push(event)
+        if self._reader is None:
+            piece.text = event.text
+        elif not self._is_full:
+            self._read(self._reader, event, piece)
+        if self._is_full and not self.is_over:
+            self.request.cancel()
+        self.reason = event.finish_reason
+        self.text += piece.text
+        self.steps += piece.steps
+        return piece
+
+    def _read(self, reader: ToolStream, event: Event, piece: Piece) -> None:
+        """Calls and the text between them, up to the first call where only one is wanted."""
+        items = reader.push(event.text)
+        if event.finish_reason is not None:
+            items += reader.finish()
+        for item in items:
+            if isinstance(item, ToolCall):
+                call = Call(f"call_{secrets.token_hex(12)}", item.name, item.arguments)
+                piece.calls.append(call.to_dict() | {"index": len(self.calls)})
+                self.calls.append(call)
+                if self._once:
+                    self._is_full = True
+                    return
+            else:
+                piece.text += item
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The whole answer of a chat."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
+        if self.calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = [call.to_dict() for call in self.calls]
+        return message

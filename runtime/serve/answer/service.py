@@ -1,0 +1,168 @@
+"""The parts of one server, and the way of one ask through it. Knows no routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from ...errors import MarsError
+from ...session.answer import Event
+from ..ask.request import Ask
+from ..keys import Keys
+from ..metrics import Metrics
+from ..models import Models
+from ..options import ServeOptions
+from ..refusals import Refused, busy
+from .admission import Admitted, admit
+from .choice import Choice, Piece
+from .events import GONE, Events, Receive
+from .replies import Reply
+from .steering import Streams
+
+LOG = logging.getLogger("mars_export.serve")
+
+
+@dataclass(slots=True)
+class Service:
+    """What all requests share."""
+
+    models: Models
+    options: ServeOptions
+    metrics: Metrics
+    keys: Keys
+    streams: Streams = field(default_factory=Streams)
+
+
+class Answering:
+    """One ask from its admission to its end; a context manager that leaves nothing running behind."""
+
+    def __init__(
+        self, service: Service, ask: Ask, client: int | None, receive: Receive, address: str | None = None
+    ) -> None:
+        self._service, self._ask, self._client, self._receive = service, ask, client, receive
+        # Whose turn it takes: a key's, on a server without keys an address's.
+        self._sender: Hashable = client if client is not None else address
+        self._came = perf_counter()
+        self._admitted: Admitted | None = None
+        self._events: Events | None = None
+        self._steps: dict[int, float] = {}  # when the last step of each choice came
+        self._outcome = "cancelled"  # until it is over
+        self.reply: Reply | None = None
+        self.has_begun = self.is_streamed = False
+
+    async def begin(self) -> Reply:
+        """Admit the ask and wait until it has a row. Raises Refused."""
+        service = self._service
+        until = self._came + service.options.queue_timeout
+        try:
+            await asyncio.wait_for(self._wait_for_row(), until - perf_counter())
+        except asyncio.TimeoutError:
+            seconds = service.options.queue_timeout
+            raise busy(
+                f"no place came free within {seconds:g} s; try again later", max(1.0, seconds / 2)
+            ) from None
+        assert self.reply is not None
+        self.has_begun = True
+        service.streams.add(self.reply, self._client)
+        return self.reply
+
+    async def _wait_for_row(self) -> None:
+        service = self._service
+        self._admitted = await admit(service.models, service.options, self._ask, self._sender)
+        self._events = Events(self._admitted.requests, self._receive)
+        self.reply = Reply(self._admitted)
+        await self._events.begun()
+
+    async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
+        """What the choices add, each piece as it comes; None where there is silence. Raises Refused, also
+        when the client is gone.
+        """
+        assert self.reply is not None and self._events is not None, "begin first"
+        while not self.reply.is_over:
+            happening = await self._events.next(self._service.options.ping)
+            if happening is None:
+                yield None
+                continue
+            if happening is GONE:
+                raise Refused(499, "the client went away")
+            i, event = happening
+            choice = self.reply.choices[i]
+            if isinstance(event, BaseException):
+                raise self._failed(event)
+            if event.finish_reason in ("cancelled", "deadline") and not choice.is_cut:
+                self._check_end(event, choice)
+            self._count(i, event)
+            yield choice, choice.push(event)
+        self._outcome = "finished"
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next piece is there already."""
+        return self._events is not None and self._events.has_more
+
+    def close(self) -> None:
+        """Nothing of it runs on."""
+        if self._events is not None:
+            self._events.close()
+        if self._admitted is None:
+            return
+        self._admitted.cancel()
+        if self.reply is not None and self.has_begun:
+            seconds = perf_counter() - self._came
+            self._service.streams.drop(self.reply)
+            self._service.metrics.ended(self._admitted, self._outcome, seconds)
+            self._log(self.reply, seconds)
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- parts ---
+
+    def _count(self, i: int, event: Event) -> None:
+        assert self._admitted is not None, "it has begun"
+        served, now, before = self._admitted.served, perf_counter(), self._steps.get(i)
+        if before is None:
+            served.left(self._admitted.requests[i])  # it waits no more
+        if event.token_ids:
+            self._steps[i] = now
+        self._service.metrics.step(served, event, None if before is None else now - before)
+
+    def _failed(self, error: BaseException) -> Refused:
+        self._outcome = "failed"
+        if isinstance(error, MarsError):
+            return Refused.of(error)
+        LOG.error("an answer failed: %s", type(error).__name__)
+        return Refused(500, "the answer failed inside the server; its log says more", code="failed")
+
+    def _check_end(self, event: Event, choice: Choice) -> None:
+        """An answer that somebody else ended: what is there of it counts only if there is something."""
+        if event.finish_reason == "cancelled":
+            raise Refused(
+                503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
+            )
+        if not choice.request.stats.tokens:
+            self._outcome = "expired"
+            seconds = self._service.options.request_timeout
+            raise Refused(504, f"no answer within {seconds:g} s; ask for less, or later", code="timeout")
+
+    def _log(self, reply: Reply, seconds: float) -> None:
+        admitted, stats = reply.admitted, reply.admitted.requests[0].stats
+        fields: dict[str, Any] = {
+            "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,
+            "load_level": admitted.level,
+            "exact": admitted.requests[0].exact, "tau": admitted.requests[0].tau,
+            "answers": len(admitted.requests), "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.cached_tokens,
+            "tokens": sum(request.stats.tokens for request in admitted.requests),
+            "forwards": sum(request.stats.forwards for request in admitted.requests),
+            "queue_ms": round(1000 * stats.queue_time, 1),
+            "first_ms": round(1000 * stats.time_to_first_token, 1), "ms": round(1000 * seconds, 1),
+        }  # fmt: skip
+        LOG.info("answer", extra={"fields": fields})

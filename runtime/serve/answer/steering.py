@@ -1,0 +1,51 @@
+"""Streams that run, by their ids: who may steer them, and how. Knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...decode.config import GenerationConfig
+from ...errors import MarsError
+from ..ask.fields import Fields
+from ..refusals import Refused
+from .replies import Reply
+from .usage import settings
+
+
+class Streams:
+    """The streams of one server. Used on its event loop only."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[Reply, int | None]] = {}
+
+    def add(self, reply: Reply, client: int | None) -> None:
+        self._running[reply.id] = reply, client
+
+    def drop(self, reply: Reply) -> None:
+        self._running.pop(reply.id, None)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def steer(self, name: str, client: int | None, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Put another tau, or exact mode, from the next step on; what holds then. A client steers its own."""
+        reply, owner = self._running.get(name, (None, None))
+        if reply is None or owner != client:
+            raise Refused(404, f"no stream {name[:80]!r} is running", param="id", code="stream_not_found")
+        fields = Fields(body)
+        tau, exact = fields.number("tau"), fields.flag("exact")
+        fields.finish()
+        if (tau is None) == (exact is None) or exact is False:
+            raise Refused(400, 'give one of {"tau": NUMBER} and {"exact": true}', param="tau")
+        session = reply.admitted.served.session
+        try:
+            session.check(GenerationConfig(tau=tau) if exact is None else GenerationConfig(exact=True))
+            for request in reply.admitted.requests:
+                if tau is not None:
+                    request.tau = tau
+                else:
+                    request.exact = True
+        except MarsError as error:
+            raise Refused.of(error, "tau" if exact is None else "exact") from None
+        return {"id": name, "mars": settings(reply.admitted)}

@@ -1,0 +1,82 @@
+"""Chat messages in OpenAI's form, made what the chat templates of checkpoints expect. Knows no template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...text.tokenizer import Message
+from ...text.toolcalls import Dialect
+from ..refusals import Refused
+from .fields import shown
+
+MOST_MESSAGES = 4096
+
+
+def read_messages(value: object) -> list[dict[str, Any]]:
+    """The messages of a body. Raises Refused for what cannot be any."""
+    if value is None:
+        raise _wrong("messages is missing")
+    if not isinstance(value, list) or not value:
+        raise _wrong(f"messages must be a list of at least one message, not {shown(value) if value else []}")
+    if len(value) > MOST_MESSAGES:
+        raise _wrong(f"{len(value)} messages, at most {MOST_MESSAGES} are taken")
+    return [_message(i, message) for i, message in enumerate(value)]
+
+
+def _message(i: int, message: object) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise _wrong(f"messages[{i}] must be an object, not {shown(message)}")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise _wrong(f"messages[{i}].role must be a text, not {shown(role)}")
+    given = {name: value for name, value in message.items() if value is not None}
+    content = given.get("content", "" if "tool_calls" in given else None)
+    if not isinstance(content, str | list):
+        raise _wrong(f"messages[{i}].content must be a text or a list of parts, not {shown(content)}")
+    calls = given.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        raise _wrong(
+            f"messages[{i}].tool_calls must be a list of {{id, type, function: {{name, arguments}}}}"
+        )
+    return {**given, "content": content}
+
+
+def _is_call(call: object) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments", "{}"), str)
+    )
+
+
+def as_template(messages: list[dict[str, Any]], dialect: Dialect) -> list[Message]:
+    """What a template is given: calls with their arguments as objects, or, where it knows none, as the text
+    that the model itself would have written.
+    """
+    return [_with_calls(message, dialect) if message.get("tool_calls") else message for message in messages]
+
+
+def _with_calls(message: Mapping[str, Any], dialect: Dialect) -> Message:
+    calls = [
+        {"name": call["function"]["name"], "arguments": _object(call["function"].get("arguments", "{}"))}
+        for call in message["tool_calls"]
+    ]
+    if dialect == "tags":
+        return {**message, "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return others | {"content": json.dumps(calls, ensure_ascii=False)}
+
+
+def _object(arguments: str) -> Any:
+    """The arguments of a call; what is no JSON stays text."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _wrong(message: str) -> Refused:
+    return Refused(400, message, param="messages")

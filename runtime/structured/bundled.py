@@ -1,0 +1,96 @@
+"""Grammars kept in a bundle: described, stored, removed. Knows no session and no schema."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..bundle.files import FileEntry
+from ..bundle.manifest import Manifest
+from ..bundle.open import open_bundle, rewrite
+from ..bundle.profiles import shown
+from ..bundle.stored_grammar import NAME, StoredGrammar
+from ..errors import SessionError
+
+
+def check_name(name: str) -> None:
+    """Raise SessionError for what cannot be a grammar's name."""
+    if NAME.fullmatch(name) is None:
+        raise SessionError(
+            "a grammar is named with letters, digits, dots, dashes and underscores, 64 at most, not"
+            f" {name[:80]!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A grammar and the size of its file."""
+
+    grammar: StoredGrammar
+    num_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self.grammar) | {"bytes": self.num_bytes}
+
+    @property
+    def settings(self) -> list[tuple[str, str]]:
+        """The grammar itself and what it was compiled from, as name and text."""
+        known = {"name": self.grammar.name, "kind": self.grammar.kind, "states": self.grammar.states}
+        lines = [*known.items(), ("file", self.grammar.file), ("bytes", self.num_bytes)]
+        return [(name, shown(value)) for name, value in [*lines, *self.grammar.evidence.items()]]
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Name, kind, states, size and date, as text."""
+        g = self.grammar
+        size = f"{self.num_bytes / 1e3:.1f} kB"
+        return (g.name, g.kind, str(g.states), size, shown(g.evidence.get("date", "?")))
+
+
+def find(manifest: Manifest, name: str, where: str | Path) -> StoredGrammar:
+    """Raises SessionError that lists the names there are."""
+    for grammar in manifest.grammars:
+        if grammar.name == name:
+            return grammar
+    known = ", ".join(sorted(g.name for g in manifest.grammars)) or "none"
+    raise SessionError(
+        f"{where}: no grammar `{name[:60]}` (there are: {known}); `mars-export grammar` makes one"
+    )
+
+
+def described(path: str | Path, name: str | None = None) -> list[Described]:
+    """The grammars of the bundle at `path`, or the one named `name`."""
+    manifest = open_bundle(path).manifest
+    sizes = {entry.path: entry.size for entry in manifest.files}
+    wanted = manifest.grammars if name is None else (find(manifest, name, path),)
+    return [Described(grammar, sizes[grammar.file]) for grammar in wanted]
+
+
+def store(path: str | Path, grammar: StoredGrammar, content: bytes) -> None:
+    """Put a grammar into the bundle at `path`, in place of one of its name. Raises BundleError."""
+    entry = FileEntry(grammar.file, len(content), hashlib.sha256(content).hexdigest())
+
+    def change(manifest: Manifest) -> Manifest:
+        others = (g for g in manifest.grammars if g.name != grammar.name)
+        return _with(manifest, (*others, grammar), entry)
+
+    rewrite(path, change, {grammar.file: content})
+
+
+def remove(path: str | Path, name: str) -> None:
+    """Take a grammar out of the bundle, and its file. Raises SessionError for an unknown name."""
+
+    def change(manifest: Manifest) -> Manifest:
+        find(manifest, name, path)
+        return _with(manifest, tuple(g for g in manifest.grammars if g.name != name))
+
+    rewrite(path, change)
+
+
+def _with(manifest: Manifest, grammars: tuple[StoredGrammar, ...], *new: FileEntry) -> Manifest:
+    """`manifest` with these grammars and their files only."""
+    unused = {g.file for g in manifest.grammars} - {g.file for g in grammars} | {entry.path for entry in new}
+    files = (*(entry for entry in manifest.files if entry.path not in unused), *new)
+    return replace(manifest, grammars=grammars, files=files)

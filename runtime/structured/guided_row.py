@@ -1,0 +1,176 @@
+"""A row whose answer follows a grammar (docs/structured.md, "The rule")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..accept import passes
+from ..decode.config import GenerationConfig
+from ..decode.prefix import Stem
+from ..decode.proposals import NONE, Hopes, Proposals, Proposer
+from ..decode.row import LEAST, Accepted, Predictions, Row
+from ..decode.stats import Stats
+from .guide import SURE, Guide
+
+
+class GuidedRow(Row):
+    """A row that appends what its grammar forces, and accepts only what its grammar allows."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        config: GenerationConfig,
+        eos_ids: Sequence[int],
+        guide: Guide,
+        stop: Callable[[int], bool] | None = None,
+        stats: Stats | None = None,
+        hopes: Hopes | None = None,
+        proposer: Proposer | None = None,
+        stem: Stem | None = None,
+    ) -> None:
+        super().__init__(index, prompt, config, eos_ids, stop, stats, hopes, proposer, stem)
+        self.guide = guide
+
+    @property
+    def wants_logits(self) -> bool:
+        return self.config.needs_logits or self.guide.wants_logits
+
+    @property
+    def feeds_proposals(self) -> bool:
+        """Always: with a tau, too, the grammar proposes what is forced."""
+        return True
+
+    def lead(self, proposals: Proposals) -> Proposals:
+        """`proposals` as far as the grammar allows them, with what it forces between and after them."""
+        return self.guide.lead(proposals) if proposals else NONE
+
+    def begin(self, most: int) -> Accepted | None:
+        """Append what the grammar forces before any prediction, until the row has `most` tokens."""
+        if self.guide.begun:
+            return None
+        self.guide.begun = True
+        forced: list[int] = []
+        while self.finish_reason is None and self.remaining > 0 and len(self.tokens) < most:
+            if (token := self.guide.forced()) is None:
+                break
+            self._append(token)
+            forced.append(token)
+            self.stats.tokens += 1
+            self.stats.forced += 1
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        elif self.guide.is_over and self.finish_reason is None:
+            self.finish_reason = "stop"
+        elif not forced:
+            return None
+        confidences = (SURE[self.config.metric],) * len(forced)
+        places = tuple(range(len(forced)))
+        return Accepted(self.index, tuple(forced), confidences, self.finish_reason, forced=places)
+
+    def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted | None:
+        """Append tokens from the left: what the grammar forces, else what `_choice` accepts.
+
+        Prediction i is for place i of the run. It may be used as long as the model saw the tokens that were
+        appended before it: `follows`. The first `num_proposals` places were fed as proposals; `num_verified`
+        of them are what was appended. None if nothing was appended: the next step asks again, with logits.
+        """
+        config, guide = self.config, self.guide
+        proposals = self.proposals.token_ids[:num_proposals]
+        first, most = len(self.tokens), self.remaining
+        confidences: list[float] = []
+        forced: list[int] = []
+        num_verified, follows = 0, True
+        while self.finish_reason is None and (i := len(confidences)) < most:
+            token, confidence = guide.forced(), SURE[config.metric]
+            if token is not None:
+                forced.append(i)
+            else:
+                choice = self._choice(predictions, i, num_verified, num_proposals) if follows else None
+                if choice is None:
+                    break
+                token, confidence = choice
+            confidences.append(confidence)
+            self._append(token)
+            if i < num_proposals:
+                follows = follows and token == proposals[i]
+                num_verified += follows
+            elif i in forced[-1:] or not config.needs_logits:
+                follows = follows and i < len(predictions.token_ids) and token == predictions.token_ids[i]
+        self._propose(predictions, self.tokens[first:], num_verified, num_proposals)
+        if guide.is_over and self.finish_reason is None:
+            self.finish_reason = "stop"
+        elif not confidences:
+            return None
+        if confidences:
+            self.stats.count(len(confidences) - len(forced), len(forced))
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        tokens = tuple(self.tokens[first:])
+        return Accepted(
+            self.index, tokens, tuple(confidences), self.finish_reason, None, num_verified, tuple(forced)
+        )
+
+    def _choice(
+        self, predictions: Predictions, i: int, num_verified: int, num_proposals: int
+    ) -> tuple[int, float] | None:
+        """Token and confidence for place i, where the grammar leaves a choice; None ends the run.
+
+        Prediction `num_verified` is the model's own next token. A later one is a mask's guess: exact mode
+        takes none, a tau those that pass and that the model was trained for.
+        """
+        config = self.config
+        if self.guide.is_over or i >= len(predictions.token_ids):
+            return None
+        is_guess = i != num_verified
+        if is_guess and (config.exact or config.one_token):
+            return None
+        choice = self.guide.choose(predictions, i, config, self.tokens, not is_guess)
+        if choice is None or not is_guess:
+            return choice
+        is_accepted = passes(choice[1], config.tau or 0.0, config.metric)
+        return choice if is_accepted and i - num_proposals <= self.guide.most_masks else None
+
+    def _append(self, token: int) -> None:
+        self.guide.append(token)
+        self.tokens.append(token)
+        if token in self.eos_ids:
+            self.finish_reason = "eos"
+        elif self.stop is not None and self.stop(token):
+            self.finish_reason = "stop"
+
+    def _propose(
+        self, predictions: Predictions, appended: Sequence[int], num_verified: int, num_proposals: int
+    ) -> None:
+        """Move the cursor past verified proposals, and propose what was predicted after `appended`."""
+        # At least one token is fed again: its output is where the next prediction comes from.
+        self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
+        self._count(predictions, len(appended), num_verified, num_proposals)
+        self.proposals = NONE
+        if self.finish_reason is not None:
+            return
+        guess, count = NONE, len(appended)
+        if num_verified == num_proposals:
+            probabilities = predictions.probabilities.tolist()
+            self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_proposals + 1 :]])
+            # Predictions after a token that is not the model's own are void.
+            own = predictions.token_ids[num_proposals:count].tolist()
+            if self.config.needs_logits or list(appended[num_proposals:]) == own:
+                predicted = self.candidates(predictions, self.config, count)[:]
+                guess = Proposals(tuple(predicted), tuple(probabilities[count:]))
+        self.proposals = self.guide.lead(guess, 0.0 if self.config.exact else LEAST)
+
+    def _count(
+        self, predictions: Predictions, num_appended: int, num_verified: int, num_proposals: int
+    ) -> None:
+        """Statistics of a step; proposals that the grammar forced are neither proposed nor verified."""
+        num_forced = self.proposals.num_sure
+        self.stats.proposed += num_proposals - num_forced(num_proposals)
+        self.stats.verified += num_verified - num_forced(num_verified)
+        if self.finish_reason is None:
+            self.hopes.saw(self.proposals, num_proposals, num_verified)
+        if not self.config.exact:
+            tau, metric = self.config.tau or 0.0, self.config.metric
+            confidences = enumerate(predictions.confidences)
+            passed = [i < num_appended or passes(c, tau, metric) for i, c in confidences]
+            self.pass_rates.saw(max(num_appended - num_proposals, 0), passed[num_proposals:])

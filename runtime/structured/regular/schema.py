@@ -1,0 +1,329 @@
+"""JSON schemas whose answers form a regular language, as expressions. What is beyond is refused by its name.
+
+The language is that of the grammar library for the same schema (tests/runtime/test_regular.py holds both
+together): properties in the schema's order, one way to write white space, no escapes where none are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from ...errors import SessionError
+from .expression import (
+    EMPTY,
+    LAST,
+    Expression,
+    Repeat,
+    Text,
+    characters,
+    choice,
+    optional,
+    sequence,
+    text,
+)
+
+Separators = tuple[str, str]
+
+NOTES = {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default"} | {
+    "examples", "deprecated", "readOnly", "writeOnly",
+}  # fmt: skip
+OWN = {
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "minItems", "maxItems"},
+    "string": {"minLength", "maxLength"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "number": set[str](),
+    "boolean": set[str](),
+    "null": set[str](),
+}
+MOST_TIMES = 100_000  # of items, of characters
+MOST_BOUND = 2**63 - 1
+
+SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+PLAIN = characters([(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, LAST)])
+CONTROLS = [*range(0x20), 0x7F]
+NUMBER = sequence(
+    optional(Text(b"-")),
+    choice([Text(b"0"), sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), 0, None))]),
+    optional(sequence(Text(b"."), Repeat(characters([(48, 57)]), 1, None))),
+    optional(
+        sequence(
+            characters([(69, 69), (101, 101)]),
+            optional(characters([(43, 43), (45, 45)])),
+            Repeat(characters([(48, 57)]), 1, None),
+        )
+    ),
+)
+
+
+class Schemas:
+    """Expressions of one schema and its parts; `root` is where local references count from."""
+
+    def __init__(self, root: Any, separators: Separators) -> None:
+        self._root = root
+        self._item, self._key = (text(separator) for separator in separators)
+        self._open: list[str] = []  # references that are being followed
+        self._known: dict[str, Expression] = {}
+
+    def expression(self, schema: Any, where: str) -> Expression:
+        """Raises SessionError that names what is not regular, or not supported."""
+        if not isinstance(schema, Mapping):
+            raise _beyond(where, f"`{json.dumps(schema)[:40]}` allows anything or nothing")
+        keys = set(schema) - NOTES
+        for keyword in ("$ref", "anyOf", "const", "enum"):
+            if keyword in keys:
+                return self._combined(keyword, schema, keys, where)
+        kinds = schema.get("type")
+        if kinds is None:
+            if keys - {"type"}:
+                raise _beyond(where, f"{_names(keys)} without a `type`")
+            raise _beyond(where, "a schema without a `type`, which allows anything")
+        kinds = list(kinds) if isinstance(kinds, list | tuple) else [kinds]
+        if not kinds or any(not isinstance(kind, str) or kind not in OWN for kind in kinds):
+            raise _beyond(where, f"type {json.dumps(schema['type'])[:60]}")
+        if strange := keys - {"type"}.union(*(OWN[kind] for kind in kinds)):
+            raise _beyond(where, _names(strange))
+        return choice([self._of_kind(kind, schema, where) for kind in kinds])
+
+    def literal(self, value: Any) -> Expression:
+        """The ways to write one value."""
+        if isinstance(value, str):
+            return sequence(Text(b'"'), *map(_written, value), Text(b'"'))
+        if isinstance(value, Mapping):
+            items = [sequence(self._name(name), self.literal(inner)) for name, inner in value.items()]
+            return sequence(Text(b"{"), *self._joined(items), Text(b"}"))
+        if isinstance(value, list | tuple):
+            return sequence(Text(b"["), *self._joined([self.literal(inner) for inner in value]), Text(b"]"))
+        if isinstance(value, float):
+            return text(f"{Decimal(repr(value)):f}".removesuffix(".0"))
+        return text(json.dumps(value))
+
+    def _combined(self, keyword: str, schema: Mapping[str, Any], keys: set[str], where: str) -> Expression:
+        """A schema that another keyword than `type` decides."""
+        if beside := keys - {keyword, "type"} or (
+            keys - {keyword} if keyword in ("$ref", "anyOf") else set()
+        ):
+            raise _beyond(where, f"{_names(beside)} beside `{keyword}`")
+        value = schema[keyword]
+        if keyword == "$ref":
+            return self._referred(value, where)
+        if keyword == "anyOf":
+            if not isinstance(value, list) or not value:
+                raise _beyond(where, "an empty `anyOf`")
+            return choice([self.expression(each, f"{where}.anyOf[{i}]") for i, each in enumerate(value)])
+        values = [value] if keyword == "const" else value
+        if not isinstance(values, list):
+            raise _beyond(where, "an `enum` that is no list")
+        kinds = schema.get("type")
+        kinds = kinds if isinstance(kinds, list) or kinds is None else [kinds]
+        fitting = [each for each in values if kinds is None or _kinds_of(each) & set(map(str, kinds))]
+        if not fitting:
+            raise _beyond(where, f"`{keyword}`: nothing satisfies it")
+        return choice([self.literal(each) for each in fitting])
+
+    def _referred(self, reference: Any, where: str) -> Expression:
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            raise _beyond(where, f"`$ref` to {json.dumps(reference)[:60]}: references stay inside the schema")
+        if reference in self._open:
+            raise _beyond(where, f"recursion by `$ref` {reference[:60]}")
+        if reference in self._known:
+            return self._known[reference]
+        found = self._root
+        for part in reference.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, Mapping) or key not in found:
+                raise SessionError(f"{where}: `$ref` {reference[:60]} leads nowhere; correct the schema")
+            found = found[key]
+        self._open.append(reference)
+        self._known[reference] = self.expression(found, reference)
+        self._open.pop()
+        return self._known[reference]
+
+    def _of_kind(self, kind: str, schema: Mapping[str, Any], where: str) -> Expression:
+        if kind == "object":
+            return self._object(schema, where)
+        if kind == "array":
+            return self._array(schema, where)
+        if kind == "string":
+            least, most = _counts(schema, "minLength", "maxLength", where)
+            return sequence(Text(b'"'), Repeat(CHARACTER, least, most), Text(b'"'))
+        if kind == "integer":
+            return _integers(schema, where)
+        if kind == "number":
+            return NUMBER
+        return choice([Text(b"true"), Text(b"false")]) if kind == "boolean" else Text(b"null")
+
+    def _object(self, schema: Mapping[str, Any], where: str) -> Expression:
+        if schema.get("additionalProperties", True) is not False:
+            raise _beyond(where, "`additionalProperties` other than false")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise _beyond(where, "`properties` and `required` other than an object and a list")
+        if missing := sorted(set(map(str, required)) - set(properties)):
+            raise _beyond(where, f"`required` names {', '.join(missing)[:60]}, which `properties` lacks")
+        items = [
+            (sequence(self._name(name), self.expression(inner, f"{where}.{name}")), name in required)
+            for name, inner in properties.items()
+        ]
+        # What may follow the first i properties, once one is there, and where none is.
+        behind: Expression = EMPTY
+        alone: Expression = EMPTY
+        for item, is_required in reversed(items):
+            begun = sequence(item, behind)
+            alone = begun if is_required else choice([begun, alone])
+            rest = sequence(self._item, item)
+            behind = sequence(rest if is_required else optional(rest), behind)
+        return sequence(Text(b"{"), alone, Text(b"}"))
+
+    def _array(self, schema: Mapping[str, Any], where: str) -> Expression:
+        if "items" not in schema:
+            raise _beyond(where, "an array without `items`, which holds anything")
+        least, most = _counts(schema, "minItems", "maxItems", where)
+        if most == 0:
+            return Text(b"[]")
+        item = self.expression(schema["items"], f"{where}.items")
+        rest = Repeat(sequence(self._item, item), max(least - 1, 0), None if most is None else most - 1)
+        inner = sequence(item, rest)
+        return sequence(Text(b"["), inner if least else optional(inner), Text(b"]"))
+
+    def _name(self, name: str) -> Expression:
+        """A property's name is written in one way."""
+        return sequence(text(json.dumps(name, ensure_ascii=False)), self._key)
+
+    def _joined(self, items: Sequence[Expression]) -> Iterator[Expression]:
+        for i, item in enumerate(items):
+            if i:
+                yield self._item
+            yield item
+
+
+def schema_expression(schema: Any, separators: Separators, where: str = "schema") -> Expression:
+    """The answers that satisfy a JSON schema. Raises SessionError for what is beyond the regular subset."""
+    return Schemas(schema, separators).expression(schema, where)
+
+
+def _written(character: str) -> Expression:
+    """The ways to write a character inside of a string."""
+    code = ord(character)
+    if 0xD800 <= code <= 0xDFFF:
+        raise SessionError("a value holds half a character (a lone surrogate); correct it")
+    ways = [f"\\{SHORT[character]}"] if character in SHORT else []
+    if code in CONTROLS:
+        ways += [f"\\u{first}{second}" for first in [f"00{code >> 4:x}"] for second in _cases(code & 15)]
+    return choice([text(way) for way in ways]) if ways else text(character)
+
+
+def _cases(digit: int) -> list[str]:
+    return sorted({f"{digit:x}", f"{digit:X}"})
+
+
+HEX = characters([(48, 57), (65, 70), (97, 102)])
+# Any character of a string: the same ways as `_written` gives, with their beginnings in common.
+ESCAPED = choice(
+    [
+        characters([(ord(letter),) * 2 for letter in SHORT.values()]),
+        sequence(Text(b"u00"), choice([sequence(characters([(48, 49)]), HEX), text("7f"), text("7F")])),
+    ]
+)
+CHARACTER = choice([PLAIN, sequence(Text(b"\\"), ESCAPED)])
+
+
+def _integers(schema: Mapping[str, Any], where: str) -> Expression:
+    low, high = _bound(schema, "minimum", where), _bound(schema, "maximum", where)
+    above, below = _bound(schema, "exclusiveMinimum", where), _bound(schema, "exclusiveMaximum", where)
+    lows = [math.ceil(low)] if low is not None else []
+    lows += [math.floor(above) + 1] if above is not None else []
+    highs = [math.floor(high)] if high is not None else []
+    highs += [math.ceil(below) - 1] if below is not None else []
+    least, most = max(lows, default=None), min(highs, default=None)
+    if least is not None and most is not None and least > most:
+        raise _beyond(where, f"integers from {least} to {most}: there are none")
+    minus = Text(b"-")
+    # As the grammar library has it: -0 is a number where both bounds are open, or lie on both sides of it.
+    has_minus_zero = (least is None) == (most is None) and (least or -1) < 0 <= (1 if most is None else most)
+    ways = []
+    if least is None or least < 0:
+        first = 0 if has_minus_zero else max(1, 1 if most is None else -most)
+        ways.append(sequence(minus, _numerals(first, None if least is None else -least)))
+    if most is None or most >= 0:
+        ways.append(_numerals(max(0, least or 0), most))
+    return choice(ways)
+
+
+def _numerals(least: int, most: int | None) -> Expression:
+    """Numbers from 0 on, as digits without leading zeros."""
+    size = len(str(least))
+    if most is None:
+        more = sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), size, None))
+        return choice([_numerals(least, 10**size - 1), more])
+    ways = []
+    for length in range(size, len(str(most)) + 1):
+        low, high = max(least, 10 ** (length - 1) if length > 1 else 0), min(most, 10**length - 1)
+        ways.append(_between(str(low), str(high)))
+    return choice(ways)
+
+
+def _between(low: str, high: str) -> Expression:
+    """Digits of one length, from `low` to `high`."""
+    if low == high:
+        return text(low)
+    if low[0] == high[0]:
+        return sequence(text(low[0]), _between(low[1:], high[1:]))
+    rest = len(low) - 1
+    if not rest:
+        return characters([(ord(low), ord(high))])
+    ways = [
+        sequence(text(low[0]), _between(low[1:], "9" * rest)),
+        sequence(text(high[0]), _between("0" * rest, high[1:])),
+    ]
+    if int(high[0]) - int(low[0]) > 1:
+        inner = characters([(ord(low[0]) + 1, ord(high[0]) - 1)])
+        ways.append(sequence(inner, Repeat(characters([(48, 57)]), rest, rest)))
+    return choice(ways)
+
+
+def _bound(schema: Mapping[str, Any], name: str, where: str) -> int | float | None:
+    value = schema.get(name)
+    if value is None and name not in schema:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MOST_BOUND:
+        raise _beyond(where, f"`{name}` {json.dumps(value)[:40]}")
+    return value
+
+
+def _counts(schema: Mapping[str, Any], least: str, most: str, where: str) -> tuple[int, int | None]:
+    found: list[int | None] = []
+    for name in (least, most):
+        value = schema.get(name)
+        if name in schema and (
+            isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TIMES
+        ):
+            raise _beyond(where, f"`{name}` {json.dumps(value)[:40]}; from 0 to {MOST_TIMES} it may be")
+        found.append(value)
+    low, high = found[0] or 0, found[1]
+    if high is not None and low > high:
+        raise _beyond(where, f"`{least}` {low} and `{most}` {high}: nothing satisfies both")
+    return low, high
+
+
+def _kinds_of(value: Any) -> set[str]:
+    if value is None or isinstance(value, bool):
+        return {"null"} if value is None else {"boolean"}
+    if isinstance(value, int | float):
+        return {"number", "integer"} if float(value).is_integer() else {"number"}
+    return {"string"} if isinstance(value, str) else {"object"} if isinstance(value, Mapping) else {"array"}
+
+
+def _names(keys: set[str]) -> str:
+    return ", ".join(f"`{key[:40]}`" for key in sorted(map(str, keys))[:5])
+
+
+def _beyond(where: str, what: str) -> SessionError:
+    return SessionError(
+        f"{where[:200]}: {what}: not in what a stored grammar can say (docs/structured.md lists it); change"
+        " the schema, or give it with each request"
+    )

@@ -1,0 +1,309 @@
+"""Grammars of the bundle at work: automata over bytes, asked in tokens, as the grammar library is.
+
+Knows files of bundles and the tokenizer's vocabulary; what is forced, and how it is written,
+runtime/structured/grammar.py decides for both.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..bundle.open import Bundle
+from .automaton_file import read_automaton
+from .bundled import find
+from .grammar import Alphabet, LlgMatcher
+from .regular.automaton import Automaton
+
+OPEN = 16  # automata that are kept
+MOST_MASKS = 4096  # states whose masks are kept, of each
+LOOK_BACK = 4  # forced tokens at the end that a longer token may replace
+
+
+class StoredGrammars:
+    """The grammars of one bundle, each read when it is first asked for. May be used from several threads."""
+
+    def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
+        self._bundle = bundle
+        manifest = bundle.manifest
+        self._vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size)
+        self._alphabet = Alphabet(self._vocabulary, manifest.model.vocab_size, manifest.tokens.eos)
+        self._walks: OrderedDict[str, Walk] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, name: str) -> LlgMatcher:
+        """A matcher at the beginning of an answer. Raises SessionError for an unknown name, BundleError for a
+        bad file.
+        """
+        file = find(self._bundle.manifest, name, self._bundle.path).file
+        with self._lock:
+            if file not in self._walks:
+                self._walks[file] = Walk(read_automaton(self._bundle, file), self._vocabulary)
+            self._walks.move_to_end(file)
+            while len(self._walks) > OPEN:
+                self._walks.popitem(last=False)
+            walk = self._walks[file]
+        return LlgMatcher(Walker(walk), self._alphabet)
+
+
+class Vocabulary:
+    """The tokens of a tokenizer as bytes; special ones have none: nothing that is written may hold them."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = _within_a_text(tokenizer)
+        self.texts = _texts(tokenizer, vocab_size)
+        pairs = sorted((text, token) for token, text in enumerate(self.texts) if text)
+        self._sorted = [text for text, _ in pairs]
+        self.longest = max(map(len, self._sorted), default=0)
+
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.texts[token] for token in tokens)
+
+    def tokenize_bytes(self, data: bytes) -> list[int]:
+        """As the tokenizer writes it; what is no UTF-8 by the longest tokens."""
+        found: list[int] = []
+        while data:
+            try:
+                data.decode("utf-8")
+                good = len(data)
+            except UnicodeDecodeError as error:
+                good = error.start
+            if good:
+                found += self._tokenizer.encode(data[:good].decode("utf-8"), add_special_tokens=False).ids
+            bad = good
+            while bad < len(data) and not _begins_well(data[bad:]):
+                bad += 1
+            found += self._greedy(data[good:bad])
+            data = data[bad:]
+        return found
+
+    def extensions(self, data: bytes) -> list[bytes]:
+        """What longer tokens that begin with `data` have behind it."""
+        at, found = bisect_left(self._sorted, data), []
+        while at < len(self._sorted) and self._sorted[at].startswith(data):
+            if len(self._sorted[at]) > len(data):
+                found.append(self._sorted[at][len(data) :])
+            at += 1
+        return found
+
+    def _greedy(self, data: bytes) -> list[int]:
+        found = []
+        while data:
+            fits = [data[:size] for size in range(min(len(data), self.longest), 0, -1)]
+            token = next((self._first[text] for text in fits if text in self._first), None)
+            if token is None:
+                data = data[1:]  # a byte that no token has
+                continue
+            found.append(token)
+            data = data[len(self.texts[token]) :]
+        return found
+
+    @cached_property
+    def _first(self) -> dict[bytes, int]:
+        """The first token of each text."""
+        return {text: token for token, text in reversed(list(enumerate(self.texts))) if text}
+
+    @cached_property
+    def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All tokens with a text: their ids, their lengths, and their bytes [tokens, longest]; long ones
+        last.
+        """
+        tokens = sorted((t for t, text in enumerate(self.texts) if text), key=lambda t: len(self.texts[t]))
+        lengths = np.array([len(self.texts[token]) for token in tokens], np.int64)
+        padded = np.zeros((len(tokens), self.longest), np.uint8)
+        for i, token in enumerate(tokens):
+            padded[i, : lengths[i]] = np.frombuffer(self.texts[token], np.uint8)
+        return np.array(tokens, np.int64), lengths, padded
+
+
+class Walk:
+    """What is known of an automaton over one vocabulary; shared by its walkers."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
+        self.automaton, self.vocabulary = automaton, vocabulary
+        edges = [(state, *edge) for state, each in enumerate(automaton.edges) for edge in each]
+        table = np.array(edges, np.int64).reshape(-1, 4)
+        self._keys = table[:, 0] * 256 + table[:, 1]
+        self._last, self._targets = table[:, 0] * 256 + table[:, 2], table[:, 3]
+        self._masks: OrderedDict[int, bytes] = OrderedDict()
+        self._forced: OrderedDict[tuple[int, int | None], tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def bits(self, state: int) -> bytes:
+        """The tokens that may follow, a bit each, the lowest first."""
+        with self._lock:
+            if state in self._masks:
+                self._masks.move_to_end(state)
+                return self._masks[state]
+        mask = np.zeros(len(self.vocabulary.texts), bool)
+        mask[self._allowed(state)] = True
+        bits = np.packbits(mask, bitorder="little").tobytes()
+        with self._lock:
+            self._masks[state] = bits
+            while len(self._masks) > MOST_MASKS:
+                self._masks.popitem(last=False)
+        return bits
+
+    def _allowed(self, state: int) -> np.ndarray:
+        tokens, lengths, padded = self.vocabulary.rows
+        alive = np.arange(len(tokens))
+        states = np.full(len(tokens), state, np.int64)
+        found = []
+        for i in range(self.vocabulary.longest):
+            keys = states * 256 + padded[alive, i]
+            at = np.searchsorted(self._keys, keys, "right") - 1
+            good = (at >= 0) & (self._last[at] >= keys) if len(self._keys) else np.zeros(len(keys), bool)
+            alive, states = alive[good], self._targets[at[good]] if len(self._keys) else states[good]
+            is_whole = lengths[alive] == i + 1
+            found.append(tokens[alive[is_whole]])
+            alive, states = alive[~is_whole], states[~is_whole]
+            if not len(alive):
+                break
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def forced(self, state: int) -> tuple[bytes, int]:
+        """The bytes that must follow, and the state behind them."""
+        data = bytearray()
+        while (only := self.automaton.only(state)) is not None:
+            data.append(only[0])
+            state = only[1]
+        return bytes(data), state
+
+    def forced_tokens(self, state: int, last: int | None) -> list[int]:
+        """These bytes as they are written behind the token `last`, if that changes nothing in it."""
+        with self._lock:
+            if (state, last) in self._forced:
+                self._forced.move_to_end((state, last))
+                return list(self._forced[state, last])
+        data, end = self.forced(state)
+        tokens: list[int] = []
+        if data and last is not None:
+            tokens = self.vocabulary.tokenize_bytes(self.vocabulary.texts[last] + data)
+            tokens = tokens[1:] if tokens[:1] == [last] else []
+        if data:
+            tokens = self._chopped(tokens or self.vocabulary.tokenize_bytes(data), end)
+        with self._lock:
+            self._forced[state, last] = tuple(tokens)
+            while len(self._forced) > MOST_MASKS:
+                self._forced.popitem(last=False)
+        return tokens
+
+    def _chopped(self, tokens: list[int], state: int) -> list[int]:
+        """Without those at the end that a longer token may replace, where `state` lies behind them."""
+        vocabulary = self.vocabulary
+        end = vocabulary.decode_bytes(tokens[-LOOK_BACK:])[-vocabulary.longest :]
+        for i in range(len(end)):
+            behind = vocabulary.extensions(end[i:])
+            if any(self.automaton.walk(more, state) is not None for more in behind):
+                length = 0
+                for num, token in enumerate(reversed(tokens), 1):
+                    length += len(vocabulary.texts[token])
+                    if length >= len(end) - i:
+                        return tokens[:-num]
+        return tokens
+
+
+class Walker:
+    """One answer's state in an automaton, with the words of the grammar library's matcher."""
+
+    __slots__ = ("_last", "_state", "_walk")
+
+    def __init__(self, walk: Walk, state: int = 0, last: int | None = None) -> None:
+        self._walk, self._state, self._last = walk, state, last
+
+    def compute_ff_bytes(self) -> bytes:
+        return self._walk.forced(self._state)[0]
+
+    def compute_ff_tokens(self) -> list[int]:
+        """The forced bytes as tokens, without those at the end that a longer token may replace."""
+        return self._walk.forced_tokens(self._state, self._last)
+
+    def compute_bitmask(self) -> bytes:
+        return self._walk.bits(self._state)
+
+    def consume_token(self, token: int) -> bool:
+        state = self._walk.automaton.walk(self._walk.vocabulary.texts[token] or b"\xff", self._state)
+        if state is None:
+            return False
+        self._state, self._last = state, token
+        return True
+
+    def validate_tokens(self, tokens: Sequence[int]) -> int:
+        """How many of them may follow one another."""
+        probe = self.deep_copy()
+        return next((i for i, token in enumerate(tokens) if not probe.consume_token(token)), len(tokens))
+
+    def deep_copy(self) -> Walker:
+        return Walker(self._walk, self._state, self._last)
+
+    def is_accepting(self) -> bool:
+        return self._state in self._walk.automaton.ends
+
+    def is_error(self) -> bool:
+        return False
+
+    def get_error(self) -> str:
+        return ""
+
+
+def _begins_well(data: bytes) -> bool:
+    """Whether a whole character stands at the beginning."""
+    try:
+        data[:4].decode("utf-8")
+        return True
+    except UnicodeDecodeError as error:
+        return error.start > 0
+
+
+def _within_a_text(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as it writes what does not begin a text: without a space put in front."""
+    parsed = json.loads(tokenizer.to_str())
+    parts = [parsed.get("normalizer"), parsed.get("pre_tokenizer")]
+    for part in parts:
+        if part is None:
+            continue
+        parts += part.get("normalizers", []) + part.get("pretokenizers", [])
+        if "normalizers" in part:
+            part["normalizers"] = [each for each in part["normalizers"] if each["type"] != "Prepend"]
+        if part["type"] == "Metaspace":
+            part["prepend_scheme"] = "never"
+    if (parsed.get("normalizer") or {}).get("type") == "Prepend":
+        parsed["normalizer"] = None
+    return Tokenizer.from_str(json.dumps(parsed))
+
+
+def _texts(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
+    """The bytes that each token adds to a text."""
+    parsed = json.loads(tokenizer.to_str())
+    special = {token["id"] for token in parsed["added_tokens"] if token["special"]}
+    added = {token["id"] for token in parsed["added_tokens"]}
+    falls_back = parsed["model"].get("byte_fallback", False)
+    characters = _byte_characters()
+    texts = [b""] * vocab_size
+    for written, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token in special or token >= vocab_size:
+            continue
+        if token in added:
+            texts[token] = written.encode("utf-8")
+        elif not falls_back:
+            is_coded = all(character in characters for character in written)
+            texts[token] = bytes(characters[c] for c in written) if is_coded else written.encode("utf-8")
+        elif len(written) == 6 and written.startswith("<0x") and written.endswith(">"):
+            texts[token] = bytes([int(written[3:5], 16)])
+        else:
+            texts[token] = written.replace("\u2581", " ").encode("utf-8")
+    return texts
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,1 +1,0 @@
-"""Chat templates of other people, run in a sandbox with a budget. The only room that knows jinja2."""

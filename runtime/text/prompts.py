@@ -1,0 +1,99 @@
+"""What a session is asked, as token ids: a text, messages, or ids as they stand. Knows no rows."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from numbers import Integral
+from typing import Any
+
+from ..bundle.open import Bundle
+from ..errors import SessionError
+from .tokenizer import Message, Text
+
+MOST_OPENINGS = 16  # system messages whose tokens are remembered
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+class Prompts:
+    """Prompts to a bundle whose context holds `context` tokens; `text` None: token ids only."""
+
+    def __init__(self, bundle: Bundle, text: Text | None, context: int) -> None:
+        self._bundle, self._text, self._context = bundle, text, context
+        self._openings: dict[str, list[int]] = {}  # by system message: what every prompt with it begins with
+
+    def encode(self, prompt: Prompt, most: int | None, tools: str | None) -> list[int]:
+        """Token ids of a prompt. Raises SessionError as `Session.encode` says."""
+        context, vocabulary = self._context, self._bundle.manifest.model.vocab_size
+        most = context if most is None else min(most, context)
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
+            prompt = _ids(prompt)
+        is_ids = not isinstance(prompt, str) and (len(prompt) == 0 or not isinstance(prompt[0], Mapping))
+        if not is_ids and self._text is None:
+            raise SessionError(
+                f"{self._bundle.path}: this bundle has no tokenizer; pass token ids instead of text"
+            )
+        if is_ids and len(prompt) <= most:
+            wrong = [p for p in prompt if type(p) is bool or not isinstance(p, Integral)]
+            if wrong:
+                raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
+        ids: Sequence[Any] = prompt if is_ids else self._text.encode(prompt, most, tools)  # type: ignore
+        if not ids:
+            raise SessionError("the prompt is empty; give at least one token")
+        if len(ids) > most:
+            raise SessionError(
+                f"the prompt has {len(ids)} tokens, "
+                + (f"this bundle's context holds {most}" if most == context else f"{most} are taken here")
+                + "; shorten the prompt",
+                code="context_length_exceeded",
+                field="prompt",
+            )
+        outside = [i for i in ids if not 0 <= i < vocabulary]
+        if outside:
+            raise SessionError(f"token ids outside the vocabulary of {vocabulary}: {outside[:5]}")
+        if (mask := self._bundle.manifest.tokens.mask) in ids:
+            raise SessionError(
+                f"the prompt holds the mask token {mask}, which stands for a token that is not known yet;"
+                " leave it out"
+            )
+        return [int(i) for i in ids]
+
+    def marks(self, ids: list[int], system: str | None) -> tuple[int, ...]:
+        """Where the system message of a prompt ends, if it has one."""
+        if system is None or self._text is None:
+            return ()
+        if system not in self._openings:
+            try:
+                opening = self._text.encode(_opening(system))
+            except SessionError:  # a template may refuse what no prompt holds
+                opening = []
+            if len(self._openings) >= MOST_OPENINGS:
+                self._openings.clear()
+            self._openings[system] = opening
+        pairs = zip(ids, self._openings.get(system, ()), strict=False)
+        return (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),)
+
+
+def system_of(prompt: Prompt) -> str | None:
+    """The system message of a prompt, if it begins with one."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    first: object = prompt[0] if is_list and len(prompt) else None
+    if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
+        return str(first["content"])
+    return None
+
+
+def _opening(system: str) -> list[Message]:
+    """A prompt that has only its system message in common with others."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": ""}]
+
+
+def _ids(prompt: object) -> list[int]:
+    """A prompt that is no list and no text: an array of token ids, or nothing that can be read."""
+    with suppress(TypeError):
+        if not isinstance(prompt, Mapping | bytes | bytearray | memoryview):
+            return [operator.index(i) for i in prompt]  # type: ignore[attr-defined]
+    raise SessionError(f"a prompt is a text, messages or token ids, not {type(prompt).__name__}")

@@ -1,0 +1,67 @@
+"""Chat templates: jinja2's sandbox, as transformers uses it, with a limit on the text. Knows no tokens.
+
+A template reaches nothing outside, but it is a program: it may take any time and memory. Safe mode runs none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_SOURCE, MOST_TEXT = 500_000, 64_000_000  # characters of a template, and of what it renders
+
+
+class Template:
+    """A chat template, compiled.
+
+    Raises TemplateError or what else a program can raise, when it is made and when it renders.
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MOST_SOURCE:
+            raise TemplateError(f"it has {len(source)} characters, at most {MOST_SOURCE} are taken")
+        self._template = _ENVIRONMENT.from_string(source)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+        pieces, size = [], 0
+        for piece in self._template.generate(messages=messages, **values):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_TEXT:
+                raise TemplateError(f"its text has more than {MOST_TEXT} characters")
+        return "".join(pieces)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False, cache_size=0
+    )
+    made.filters["tojson"] = _tojson
+    made.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return made
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: jinja2's own escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(str(message)[:2000])
+
+
+_ENVIRONMENT = _environment()

@@ -1,0 +1,351 @@
+"""Text in, text out: the bundle's tokenizer and chat template, streaming, stop strings.
+
+The only file that knows text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from ..bundle.files import read_small
+from ..bundle.open import Bundle
+from ..bundle.turns import ChatTurns
+from ..errors import BundleError, MarsError, SessionError
+from .plain import PlainText
+from .template import Template
+from .toolcalls import system_text
+
+Message = Mapping[str, Any]
+
+# Besides those of a bundle's table: what templates in use know.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
+TOKENIZER_LIMIT = 1 << 30  # bytes
+SAFE_ADVICE = ", or open it without safe mode if you trust whoever made it"
+# A prompt is refused before it is tokenized when it has more characters than a full context of very long
+# tokens.
+CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
+
+
+class Text:
+    """The tokenizer and chat template of a bundle.
+
+    `turns` is the template as a table, which is preferred where it can tell. Prompts of more than `most`
+    characters are refused. In `safe` mode the template, a program, is left alone: the table must do. The text
+    of a special token in a message is text; with `parse_special` it is that token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        turns: ChatTurns | None = None,
+        most: int | None = None,
+        *,
+        safe: bool = False,
+        parse_special: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._plain = None if parse_special else PlainText(tokenizer)
+        self._advice = SAFE_ADVICE if safe and chat_template else ""
+        chat_template = None if safe else chat_template
+        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._turns, self._most = turns, most
+        try:
+            self._template = Template(chat_template) if chat_template else None
+            self._takes_tools = bool(chat_template and re.search(r"\btools\b", chat_template))
+        except Exception as error:  # whatever parsing and compiling a hostile program can raise
+            raise BundleError(
+                f"the chat template is not valid jinja2 ({_words(error)});"
+                " export again with a corrected template"
+            ) from error
+
+    @classmethod
+    def of(cls, bundle: Bundle, *, safe: bool = False, parse_special: bool = False) -> Text:
+        """Load a bundle's tokenizer.
+
+        Raises BundleError when it has none or it cannot be read.
+        """
+        info = bundle.manifest.text
+        if info is None:
+            raise BundleError(f"{bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
+        file = bundle.path / info.tokenizer
+        with _no_panic(BundleError, f"{file}: not a readable tokenizer", "export again"):
+            tokenizer = Tokenizer.from_buffer(read_small(file, TOKENIZER_LIMIT, links=True))
+        most = most_characters(bundle.manifest.model.context_length)
+        names = (info.chat_template, info.bos_token, info.eos_token)
+        return cls(tokenizer, *names, info.chat, most, safe=safe, parse_special=parse_special)
+
+    def encode(
+        self, prompt: str | Sequence[Message], most: int | None = None, tools: str | None = None
+    ) -> list[int]:
+        """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for
+        the answer.
+
+        tools: JSON text of functions in OpenAI's form that the messages tell the model of; a text tells it
+        itself. Raises SessionError for what cannot be a prompt, and for one that has more characters than
+        `most` tokens could have, before any work.
+        """
+        is_text = isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else self.rendered(prompt, most, tools)
+        return self._ids(text, most, add_special_tokens=is_text)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of what goes on with a prompt of `rendered`. Raises SessionError as `encode` does."""
+        return self._ids(text, None, add_special_tokens=False)
+
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """The text of ids with their special tokens written out."""
+        with _no_panic(SessionError, "the bundle's tokenizer cannot decode these tokens", "export it again"):
+            return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def _ids(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
+        plain = None if self._plain is None or not self._plain.holds(text) else self._plain
+        self._check(len(text if plain is None else plain.show(text)), most)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise SessionError(
+                f"the prompt holds half a character (a lone surrogate, U+{ord(text[error.start]):04X}) at"
+                f" {error.start}; give whole Unicode text"
+            ) from error
+        with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
+            if plain is not None:
+                return plain.encode(text)
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def render(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:
+        """The chat template's text for `messages` and the beginning of an answer. Raises SessionError as
+        `rendered` does.
+        """
+        text = self.rendered(messages, most, tools)
+        return text if self._plain is None else self._plain.show(text)
+
+    def rendered(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:
+        """The same, special tokens of messages hidden, as `encode_part` takes it. Raises SessionError, for
+        more characters than `most` tokens could have before any work.
+
+        A template that takes tools is given them. For another, a system message that lists them stands before
+        messages that begin with none of their own (docs/structured.md).
+        """
+        if self._template is None and self._turns is None:
+            what = (
+                "safe mode runs no chat template, and this bundle has no table in its place"
+                if self._advice
+                else "this bundle has no chat template"
+            )
+            raise SessionError(f"{what}; pass the whole prompt as one text{self._advice}")
+        if not isinstance(messages, Sequence) or isinstance(messages, bytes):
+            raise SessionError(f"a prompt is a text, messages or token ids, not {type(messages).__name__}")
+        wrong = [i for i, m in enumerate(messages) if not _is_message(m)]
+        if wrong or not messages:
+            raise SessionError(
+                f"messages must be a non-empty list of {{role, content}}; wrong: {wrong[:20] or 'empty'}"
+            )
+        self._check_roles(messages)
+        messages = [_joined(i, m) for i, m in enumerate(messages)]
+        functions = None if tools is None else json.loads(tools)
+        if functions and not self._takes_tools and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system_text(functions)}, *messages]
+        given = {"tools": functions} if functions and self._takes_tools else {}
+        self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
+        if self._plain is not None:
+            messages, given = self._plain.hide(messages), self._plain.hide(given)
+        if self._turns is not None and not given and all(_is_plain(m) for m in messages):
+            text = self._turns.render(messages)
+            if text is not None:
+                return text
+        if self._template is None:
+            raise SessionError(
+                "the bundle's chat table does not know such a conversation; pass it as one text"
+                + self._advice
+            )
+        try:
+            return self._template.render(messages, add_generation_prompt=True, **given, **self._tokens)
+        except Exception as error:  # a template is a program of somebody else's: it can fail in any way
+            raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        with _no_panic(SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"):
+            return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _check_roles(self, messages: Sequence[Message]) -> None:
+        """A role that nobody knows is a slip, which many templates would print as it stands; C++ refuses it,
+        too.
+        """
+        known = dict.fromkeys((*(self._turns.roles if self._turns else ()), *ROLES))
+        if unknown := [
+            f"{m['role'][:40]!r} in message {i}" for i, m in enumerate(messages) if m["role"] not in known
+        ]:
+            raise SessionError(
+                f"unknown role {', '.join(unknown[:5])} (known: {', '.join(known)});"
+                " write the conversation as one text if the model was tuned with others"
+            )
+
+    def _check(self, length: int, tokens: int | None) -> None:
+        most = self._most if tokens is None else min(most_characters(tokens), self._most or sys.maxsize)
+        if most is not None and length > most:
+            whose = "this bundle's context takes" if most == self._most else "what is taken here is"
+            raise SessionError(
+                f"the prompt has {length} characters, {whose} at most {most}; shorten it",
+                code="context_length_exceeded",
+                field="prompt",
+            )
+
+
+def most_characters(tokens: int) -> int:
+    """Characters of a prompt that is tokenized at all, where it may have `tokens` tokens."""
+    return max(ALWAYS_TAKEN, CHARACTERS_PER_TOKEN * tokens)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
+
+
+def _joined(number: int, message: Message) -> Message:
+    """A message whose content is one text: its parts' ({type: text, text: ...}, OpenAI's form), or beside
+    calls, where OpenAI has null, the empty one.
+
+    Raises SessionError for other content, which a template would print as Python spells it.
+    """
+    parts = message["content"]
+    if isinstance(parts, str):
+        return message
+    if parts is None and message.get("tool_calls"):
+        return {**message, "content": ""}
+    if not isinstance(parts, list | tuple):
+        raise SessionError(
+            f"message {number}: content must be a text or a list of parts, not {type(parts).__name__}"
+        )
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise SessionError(
+                f"message {number}, part {i}: only text is understood, {{type: text, text: ...}},"
+                f" not {str(kind)[:40]!r}"
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether it is all that a table of turns was proven for."""
+    return message.keys() == {"role", "content"} and isinstance(message["content"], str)
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, if it says anything, in a length that can be read."""
+    return (str(error) or type(error).__name__)[:2000]
+
+
+@contextmanager
+def _no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
+    """The Rust library raises plain Exception, and panics of it are no Exception at all: a hostile tokenizer
+    can cause both.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{what} ({_words(error)}); {remedy}") from error
+
+
+class TextStream:
+    """The growing text of one answer.
+
+    Never shows half a character, nor text that may turn out to be a stop string.
+    """
+
+    def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
+        self._source = text
+        if len(stop) > MOST_STOPS or any(len(s) > LONGEST_STOP for s in stop):
+            raise SessionError(
+                f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters are taken,"
+                f" not {len(stop)} of up to {max(map(len, stop))}; give fewer or shorter ones"
+            )
+        self._stop = [s for s in stop if s]
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._token_ids: list[int] = []
+        self._unread = 0  # of those, the last ones that have no text yet
+        self._text = ""
+        self._shown = 0
+        self.stopped = False
+
+    def push(self, token: int) -> bool:
+        """Add a token; returns whether it completes a stop string, which ends the text before that string."""
+        self._token_ids.append(token)
+        self._unread += 1
+        piece = self._step(token)
+        if piece:
+            self._unread = 0
+            self._append(piece)
+        return self.stopped
+
+    def _step(self, token: int) -> str | None:
+        try:
+            return self._decoder.step(self._source.tokenizer, token)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # the Rust library raises plain Exception, or panics
+            # With byte fallback a run of bytes is text as a whole or not at all: one broken byte takes back
+            # the characters before it, which were shown. The run then counts from behind them.
+            self._decoder = DecodeStream(skip_special_tokens=True)
+            with _no_panic(
+                SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"
+            ):
+                pieces = [
+                    self._decoder.step(self._source.tokenizer, i) for i in self._token_ids[-self._unread :]
+                ]
+            return "".join(piece for piece in pieces if piece)
+
+    def read(self) -> str:
+        """The text that became certain since the last call."""
+        return self._up_to(len(self._text) - (0 if self.stopped else self._held()))
+
+    def finish(self) -> str:
+        """All text not shown yet; an unfinished character becomes U+FFFD."""
+        if not self.stopped:
+            whole = self._source.decode(self._token_ids)
+            is_kept = whole.startswith(self._text)
+            self._append(
+                whole[len(self._text) :]
+                if is_kept
+                else self._source.decode(self._token_ids[len(self._token_ids) - self._unread :])
+            )
+        return self._up_to(len(self._text))
+
+    @property
+    def text(self) -> str:
+        """Everything so far, held-back text included, without the stop string."""
+        return self._text
+
+    def _append(self, piece: str) -> None:
+        before = len(self._text)
+        self._text += piece
+        places = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
+        if any(at >= 0 for at in places):
+            self._text, self.stopped = self._text[: min(at for at in places if at >= 0)], True
+
+    def _held(self) -> int:
+        """Characters at the end of the text that may be the beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            at = self._text.find(stop[0], max(0, len(self._text) - len(stop) + 1))
+            while at >= 0 and not stop.startswith(self._text[at:]):
+                at = self._text.find(stop[0], at + 1)
+            longest = max(longest, len(self._text) - at if at >= 0 else 0)
+        return longest
+
+    def _up_to(self, end: int) -> str:
+        shown, self._shown = self._shown, max(self._shown, end)
+        return self._text[shown : self._shown]
