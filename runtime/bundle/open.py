@@ -18,6 +18,7 @@ from .replace import link_or_copy, replacing
 from .safe import check_sizes
 
 MANIFEST_LIMIT, CHECKSUM_LIMIT = 16_000_000, 1000  # bytes
+RETRIES = 10  # of opening a bundle that a writer replaces meanwhile
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -47,9 +48,31 @@ def open_bundle(
     file names, files that are missing, not listed, of the wrong size or of the wrong content.
     """
     directory = Path(path).expanduser()
-    file = directory / MANIFEST_FILE
-    if not file.is_file():
+    if not (directory / MANIFEST_FILE).is_file():
         raise BundleError(_no_bundle(str(path), directory))
+    for _ in range(RETRIES):
+        handle = os.open(directory, os.O_RDONLY)  # keeps the inode, so that a replacement has another one
+        try:
+            bundle = _read(directory, full=full, safe=safe, name=name)
+            if _is_at(handle, directory):
+                return bundle
+        except BundleError:
+            if _is_at(handle, directory):
+                raise
+        finally:
+            os.close(handle)
+    return _read(directory, full=full, safe=safe, name=name)
+
+
+def _is_at(handle: int, directory: Path) -> bool:
+    """Whether an open directory still has its path. A writer replaces the whole directory, so one version may
+    give the manifest and the next one its checksum.
+    """
+    return directory.exists() and os.path.samestat(os.fstat(handle), directory.stat())
+
+
+def _read(directory: Path, *, full: bool, safe: bool, name: Path | None) -> Bundle:
+    file = directory / MANIFEST_FILE
     try:
         data = read_small(file, MANIFEST_LIMIT)
         if len(data) > MANIFEST_LIMIT:
