@@ -73,7 +73,7 @@ compilers: $(STAMP)
 	-DMARS_TESTS=ON -DMARS_WERROR=ON -DCMAKE_UNITY_BUILD=ON && cmake --build $$place && ctest --test-dir $$place --output-on-failure \
 	|| exit 1; done
 
-# A tiny model in every precision, run by qemu-user on processors that are not here: a table of what held (docs/log.md).
+# A tiny model in every precision, run by qemu-user on processors that are not here: a table of what held (docs/measurements.md).
 # Arm too, in Debian's Python for it. `processors-few` is a part of it.
 MACHINES = build/machines
 PROCESSORS = Nehalem Haswell max
@@ -137,7 +137,7 @@ gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu_prove.py
 
 # Fleets on Ray Serve: requests, kills, an update under load. Half a gigabyte in an environment of its own, and
-# some ten minutes, so neither `check` nor CI does it (docs/scale.md, docs/log.md).
+# some ten minutes, so neither `check` nor CI does it (docs/scale.md, docs/measurements.md).
 ray: $(STAMP)
 	$(PYTHON) -m venv build/ray
 	build/ray/bin/python -m pip install --quiet --disable-pip-version-check '.[cpu,serve,ray]'

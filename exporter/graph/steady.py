@@ -19,7 +19,7 @@ from .nodes import Nodes
 
 # Slots from which each query head has a product of its own. Fewer are bound by reading keys, which heads
 # that share them then read once; more by arithmetic, where products that stay in the processor's caches and
-# that divide among its cores are the faster ones. Both give the same bits (docs/log.md).
+# that divide among its cores are the faster ones. Both give the same bits (docs/archive.md).
 WIDE_SLOTS = 128
 # What ONNX Runtime itself makes of False in a mask; adding any score to it changes nothing.
 UNSEEN = float(np.finfo(np.float32).min)

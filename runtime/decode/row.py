@@ -223,7 +223,7 @@ class Row:
         if self.finish_reason is None:  # else more may have held than were needed
             self.hopes.saw(self.proposals, num_fed, num_held)
         if num_held < num_fed or self.finish_reason is not None:
-            # Predictions behind a wrong token are void: fresh masks are better guesses (docs/log.md).
+            # Predictions behind a wrong token are void: fresh masks are better guesses (docs/archive.md).
             self.proposals = NONE
             return
         self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))

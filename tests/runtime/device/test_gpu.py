@@ -125,8 +125,8 @@ def test_a_thousand_requests_do_not_grow(opened: Opened) -> None:
 
 @pytest.mark.slow
 def test_a_context_of_4096_tokens_and_the_cost_of_a_step(tmp_path: Path) -> None:
-    """Prints medians at 1, block and 2 x block slots: write them to docs/log.md with the machine; no bound is
-    asserted.
+    """Prints medians at 1, block and 2 x block slots: write them to docs/measurements.md with the machine; no
+    bound is asserted.
     """
     engine = EngineOptions(target="host", capacity=4096, prefill=512)
     export_engine(open_checkpoint(None), tmp_path / "b", ExportOptions(block=8, precision="fp16"), engine)
