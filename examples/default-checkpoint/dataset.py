@@ -78,11 +78,22 @@ def smalltalk_talk(rng: random.Random, answered: list[Example]) -> Example:
     if kind < 0.2:  # after an answer
         row = rng.choice(answered)
         before = [*row.messages, ("assistant", row.answer)]
-        intents = ("thanks", "thanks", "bye", "ok", "no")
+        intents = (
+            "thanks",
+            "thanks",
+            "bye",
+            "ok",
+            "no",
+            "compliment",
+            "complaint",
+            "laugh",
+            "repeat",
+            "confused",
+        )
     elif kind < 0.4:  # after a greeting
         said, reply = smalltalk.drawn(rng, "greeting", "named", "how")
         before = [("user", said), ("assistant", reply)]
-        intents = ("how", "name", "human", "can", "thanks", "bye", "named")
+        intents = ("how", "name", "human", "can", "thanks", "bye", "named", "happy", "sad", "bored", "joke")
     said, reply = smalltalk.drawn(rng, *intents)
     return Example((*before, ("user", said)), reply)
 
