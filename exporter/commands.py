@@ -1,44 +1,151 @@
-"""The commands that write bundles: onnx and trt. Parse, one call, print."""
+"""The commands `onnx` and `trt`, which write bundles."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..runtime.cli.console import Json, advance, err, out, print_json, progress_bars
+from ..runtime.cli.options import takes_options
 from ..runtime.errors import CheckpointError, PrecisionError
-from .graph_options import (
-    AllowDrift,
-    Asymmetric,
-    Base,
-    CalibrationText,
-    Embedding,
-    Group,
-    Head,
-    Logits,
-    LongContext,
-    MaskToken,
-    Metrics,
-    NoOracle,
-    Quantizer,
-    Revision,
-    Search,
-    Tied,
-    TokenizerDirectory,
-    TopK,
-)
+
+if TYPE_CHECKING:
+    from ..runtime.bundle.manifest import Drift
+    from .checkpoint.open import Checkpoint
+    from .export import ExportOptions
+    from .tensorrt.engines import Outcome
 
 app = typer.Typer()
 
 DEFAULT = "No CHECKPOINT given: using the default one (SmolLM2-135M-Instruct with the embedded MARS adapter)."
+# Panels of --help
+WEIGHTS = "Weights"
+OUTPUTS = "Outputs of the graph"
+SHAPES = "Shapes"
+ENGINE = "Engine"
+READING = "How the checkpoint is read"
+CHECKS = "Checks"
+
+
+def option(panel: str, text: str, *names: str, **settings: Any) -> Any:
+    """An option that --help shows in a panel with others of its kind."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """How a checkpoint is read."""
+
+    mask_token: Annotated[
+        str | None,
+        option(READING, "The mask token (text or id), instead of the one that the tokenizer names."),
+    ] = None
+    tokenizer: Annotated[
+        str | None, option(READING, "Tokenizer files to use instead of the checkpoint's.", metavar="DIR")
+    ] = None
+    tied: Annotated[
+        bool | None,
+        option(
+            READING,
+            "Whether lm_head is the embedding, if config.json and the weights disagree.",
+            "--tied/--untied",
+        ),
+    ] = None
+    long_context: Annotated[
+        bool,
+        option(
+            READING, "Longrope: use the frequencies for long texts, and the whole context.", "--long-context"
+        ),
+    ] = False
+    revision: Annotated[str | None, option(READING, "The hub revision to use.")] = None
+    base: Annotated[
+        str | None, option(READING, "The adapter's base model, instead of the one that it names.")
+    ] = None
+
+    def open(self, source: str | None) -> Checkpoint:
+        """Open the checkpoint, or without a source the default one."""
+        from .checkpoint.open import open_checkpoint
+
+        if source is None:
+            err.print(DEFAULT)
+        checkpoint = open_checkpoint(
+            source, revision=self.revision, base=self.base, mask_token=self.mask_token, tied=self.tied,
+            tokenizer=self.tokenizer, long_context=self.long_context,
+        )  # fmt: skip
+        vocabulary = checkpoint.vocabulary
+        if self.mask_token is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
+            err.print(
+                f"mask token: using {vocabulary.mask_token} (id {vocabulary.mask_token_id}) from --mask-token"
+                f" instead of the tokenizer's {vocabulary.named_mask}",
+                style="yellow",
+                markup=False,
+            )
+        return checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """How weights are stored, what the graph returns, and how it is checked."""
+
+    group: Annotated[int, option(WEIGHTS, "int4 and int8: inputs that share a scale.")] = 32
+    search: Annotated[
+        bool, option(WEIGHTS, "int4 and int8: try narrower ranges for each group; slower.", "--search")
+    ] = False
+    quantizer: Annotated[
+        str,
+        option(
+            WEIGHTS,
+            "How codes are chosen: gptq (needs a calibration text), round, or auto: gptq for int4 if"
+            " there is a text.",
+        ),
+    ] = "auto"
+    calibration_text: Annotated[
+        Path | None,
+        option(
+            WEIGHTS,
+            "Rows of your task (.jsonl) or plain text (.txt) for gptq; the default checkpoint has its own.",
+            metavar="FILE",
+        ),
+    ] = None
+    metrics: Annotated[bool, option(OUTPUTS, "Also return margin and entropy.", "--metrics")] = False
+    logits: Annotated[
+        bool, option(OUTPUTS, "Also return logits, for sampling and repetition penalty.", "--logits")
+    ] = False
+    top_k: Annotated[
+        int,
+        option(
+            OUTPUTS,
+            "Also return the K most likely tokens, for structured answers; 16 is plenty.",
+            min=0,
+            metavar="K",
+        ),
+    ] = 0
+    allow_drift: Annotated[
+        bool, option(CHECKS, "Keep a bundle that fails the self-check.", "--allow-drift")
+    ] = False
+    no_oracle: Annotated[
+        bool, option(CHECKS, "Do not compare the checkpoint with transformers and peft.", "--no-oracle")
+    ] = False
+
+    def with_options(self, **options: Any) -> ExportOptions:
+        """These and the command's own as the options of an export."""
+        from .export import ExportOptions
+
+        return ExportOptions(
+            group=self.group, search=self.search, quantizer=self.quantizer,
+            calibration_text=self.calibration_text, metrics=self.metrics, logits=self.logits,
+            top_k=self.top_k, allow_drift=self.allow_drift, oracle=not self.no_oracle, **options,
+        )  # fmt: skip
 
 
 @app.command()
+@takes_options
 def onnx(
     checkpoint: Annotated[
         str | None,
@@ -50,89 +157,66 @@ def onnx(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle directory to write.")
     ] = Path("mars.bundle"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    as_json: Json = False,
     block: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Slots a decode step is built for; the block the checkpoint was tuned with."
-        ),
+        int, typer.Option(min=1, help="Slots of a decode step: the block the checkpoint was tuned with.")
     ] = 8,
     precision: Annotated[
         str,
-        typer.Option(
-            help="Of weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto."
+        option(
+            WEIGHTS,
+            "Of the weights: fp32, fp16, bf16 (for TensorRT), int8, int4, w8a8 (activations too), or auto.",
         ),
     ] = "fp32",
     device: Annotated[
-        str, typer.Option(help="What --precision auto chooses for: cpu (this one), or cuda.")
+        str, option(WEIGHTS, "The device that --precision auto chooses for: cpu or cuda.")
     ] = "cpu",
     activations: Annotated[
-        str, typer.Option(help="What quantized weights are computed in: fp32, fp16 or bf16.")
+        str, option(WEIGHTS, "What quantized weights are computed in: fp32, fp16 or bf16.")
     ] = "fp32",
-    group: Group = 32,
-    asymmetric: Asymmetric = False,
-    search: Search = False,
-    quantizer: Quantizer = "auto",
-    calibration_text: CalibrationText = None,
-    head: Head = "int8",
-    embedding: Embedding = "int8",
-    metrics: Metrics = False,
-    logits: Logits = False,
-    top_k: TopK = 0,
-    fixed: Annotated[
-        bool,
-        typer.Option("--fixed", help="Also write graphs with every dimension fixed, sharing the weights."),
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of the --fixed graphs.")] = 1,
-    capacity: Annotated[
-        int, typer.Option(min=1, help="KV entries a row of the --fixed graphs holds.")
-    ] = 1024,
-    prefill: Annotated[int, typer.Option(min=1, help="Slots of the --fixed prefill graph.")] = 128,
-    mask_token: MaskToken = None,
-    tokenizer: TokenizerDirectory = None,
-    tied: Tied = None,
-    long_context: LongContext = False,
-    revision: Revision = None,
-    base: Base = None,
+    asymmetric: Annotated[bool, option(WEIGHTS, "int4 and int8: store zero points.", "--asymmetric")] = False,
+    head: Annotated[
+        str, option(WEIGHTS, "How a quantized bundle stores lm_head: float, int8 or int4.")
+    ] = "int8",
+    embedding: Annotated[
+        str, option(WEIGHTS, "How a quantized bundle stores the embedding: float or int8.")
+    ] = "int8",
     kv_layout: Annotated[
-        str, typer.Option("--kv-layout", help="static, or delta: plain operators for TensorRT before 10.15.")
+        str, option(SHAPES, "static, or delta: plain operators for TensorRT before 10.15.")
     ] = "static",
-    allow_drift: AllowDrift = False,
-    no_oracle: NoOracle = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
-    as_json: Json = False,
+    fixed: Annotated[
+        bool, option(SHAPES, "Also write graphs with fixed shapes, which share the weights.", "--fixed")
+    ] = False,
+    batch: Annotated[int, option(SHAPES, "Rows of the --fixed graphs.", min=1)] = 1,
+    capacity: Annotated[int, option(SHAPES, "KV entries of a row in the --fixed graphs.", min=1)] = 1024,
+    prefill: Annotated[int, option(SHAPES, "Slots of the --fixed prefill graph.", min=1)] = 128,
+    *,
+    graph_options: GraphOptions,
+    checkpoint_options: CheckpointOptions,
 ) -> None:
     """Export a MARS checkpoint to a bundle for ONNX Runtime."""
-    from ..runtime.bundle.manifest import NEAR_TIES
-    from .checkpoint.open import open_checkpoint
-    from .export import ExportOptions, export_onnx
-    from .precision import choose_precision
+    from .export import choose_precision, export_onnx
     from .tensorrt.engines import is_bundle
 
     if checkpoint is not None and is_bundle(checkpoint):
         raise CheckpointError(
-            f"{checkpoint}: a bundle already, nothing is left to export. Run it:"
-            f" `mars-export generate {checkpoint} -p ...`; an engine for it: `mars-export trt {checkpoint}`;"
-            " another precision needs its checkpoint"
+            f"{checkpoint}: already a bundle, so there is nothing to export. To run it:"
+            f" `mars-export generate {checkpoint} -p ...`; to add an engine: `mars-export trt {checkpoint}`;"
+            " for another precision, export its checkpoint again"
         )
-    if checkpoint is None:
-        err.print(DEFAULT)
     is_auto = precision == "auto"
     if is_auto:
         precision, reason = choose_precision(device)
         err.print(f"precision: {precision} ({reason})")
-    options = ExportOptions(
-        block=block, precision=precision, activations=activations, group=group, asymmetric=asymmetric,
-        search=search, head=head, embedding=embedding, metrics=metrics, logits=logits, top_k=top_k,
-        fixed=fixed, batch=batch, capacity=capacity, prefill=prefill, allow_drift=allow_drift,
-        oracle=not no_oracle, kv_layout=kv_layout, quantizer=quantizer, calibration_text=calibration_text,
+    options = graph_options.with_options(
+        block=block, precision=precision, activations=activations, asymmetric=asymmetric, head=head,
+        embedding=embedding, kv_layout=kv_layout, fixed=fixed, batch=batch, capacity=capacity,
+        prefill=prefill,
     )  # fmt: skip
     with progress_bars() as bars:
-        opened = open_checkpoint(
-            checkpoint, revision=revision, base=base, mask_token=mask_token, tied=tied,
-            tokenizer=tokenizer, long_context=long_context,
-        )  # fmt: skip
-        _say_which_mask(opened.vocabulary, mask_token)
-        _say_which_quantizer(options.quantizer_for(opened))
+        opened = checkpoint_options.open(checkpoint)
+        _print_quantizer(options, opened)
         try:
             manifest = export_onnx(opened, output, options, force=force, progress=advance(bars))
         except PrecisionError as error:
@@ -144,20 +228,33 @@ def onnx(
     if as_json:
         print_json({"bundle": str(output), "manifest": json.loads(manifest.to_json())})
         return
-    drift, size = manifest.variants[0].drift, sum(f.size for f in manifest.files)
+    from ..runtime.bundle.manifest import NEAR_TIES
+
+    variant, size = manifest.variants[0], sum(f.size for f in manifest.files)
     out.print(
         f"[bold]{output}[/]  {size / 1e6:.0f} MB, {options.precision}, block {block},"
         f" {len(manifest.variants)} graph(s)"
     )
-    if drift is not None:
-        _say_drift(drift, manifest.variants[0].precision)
-    if manifest.variants[0].has_near_ties:
+    if variant.drift is not None:
+        _print_drift(variant.drift, variant.precision)
+    if variant.has_near_ties:
         out.print(f"{options.precision}: {NEAR_TIES}")
     system = "" if checkpoint is not None else " --system 'Reply with tool calls.'"
     out.print(f"try: mars-export chat {output}{system}", markup=False)
 
 
+def _bytes_of(size: str | None) -> int | None:
+    """The value of --workspace, in bytes."""
+    if size is None:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([MG])B?", size.upper())
+    if match is None:
+        raise typer.BadParameter(f"a size such as 512M or 4G is expected, not {size!r}")
+    return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
+
+
 @app.command()
+@takes_options
 def trt(
     source: Annotated[
         str | None,
@@ -172,129 +269,107 @@ def trt(
             "--output",
             "-o",
             metavar="BUNDLE",
-            help="The bundle to write: mars.bundle by default, a given bundle itself.",
+            help="The bundle to write: by default mars.bundle, or the bundle that is given.",
         ),
     ] = None,
-    block: Annotated[
-        int | None, typer.Option(min=1, help="Slots a decode step is built for: 8, or the given bundle's.")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the weights: fp16 (default), bf16, fp32, int8 or int4; a given bundle has its own."
-        ),
-    ] = None,
-    activations: Annotated[
-        str, typer.Option(help="What quantized weights are computed in: fp16, bf16 or fp32.")
-    ] = "fp16",
-    group: Group = 32,
-    search: Search = False,
-    quantizer: Quantizer = "auto",
-    calibration_text: CalibrationText = None,
-    head: Head = "float",
-    batch: Annotated[int, typer.Option(min=1, help="Most rows of a step.")] = 1,
-    capacity: Annotated[
-        int | None,
-        typer.Option(min=1, help="KV entries a row holds: 1024, or the model's context if that is less."),
-    ] = None,
-    prefill: Annotated[
-        int | None, typer.Option(min=1, help="Most slots of a prefill step: 128 by default.")
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")
-    ] = "rtx",
-    jetpack: Annotated[
-        str | None, typer.Option(help="JetPack version of a Jetson target: it decides the KV layout.")
-    ] = None,
-    kv_layout: Annotated[
-        str | None,
-        typer.Option("--kv-layout", help="static or delta, instead of what the target's TensorRT takes."),
-    ] = None,
-    fixed: Annotated[
-        bool,
-        typer.Option("--fixed", help="An engine for exactly --batch rows of --block slots."),
-    ] = False,
-    build: Annotated[
-        bool,
-        typer.Option(
-            "--build/--no-build", help="Build where that can be done, or write graph and recipe in any case."
-        ),
-    ] = True,
-    tf32: Annotated[
-        bool, typer.Option("--tf32", help="Round float32 products to TF32: faster, and less exact.")
-    ] = False,
-    metrics: Metrics = False,
-    logits: Logits = False,
-    top_k: TopK = 0,
-    mask_token: MaskToken = None,
-    tokenizer: TokenizerDirectory = None,
-    tied: Tied = None,
-    long_context: LongContext = False,
-    revision: Revision = None,
-    base: Base = None,
-    allow_drift: AllowDrift = False,
-    no_oracle: NoOracle = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")
-    ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force", help="Replace an existing bundle or engine; build even if memory looks too small."
         ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be built, and build nothing.")
+    ] = False,
     as_json: Json = False,
+    block: Annotated[
+        int | None, typer.Option(min=1, help="Slots of a decode step: 8, or the given bundle's.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        option(
+            WEIGHTS, "Of the weights: fp16 (default), bf16, fp32, int8 or int4; a bundle already has its own."
+        ),
+    ] = None,
+    activations: Annotated[
+        str, option(WEIGHTS, "What quantized weights are computed in: fp16, bf16 or fp32.")
+    ] = "fp16",
+    head: Annotated[
+        str, option(WEIGHTS, "How a quantized bundle stores lm_head: float, int8 or int4.")
+    ] = "float",
+    target: Annotated[
+        str, option(ENGINE, "rtx, sm75 ... sm121, host, jetson-orin, jetson-thor, h100 or h200.")
+    ] = "rtx",
+    jetpack: Annotated[
+        str | None, option(ENGINE, "JetPack version of a Jetson target, which decides the KV layout.")
+    ] = None,
+    kv_layout: Annotated[
+        str | None, option(ENGINE, "static or delta; by default what the target's TensorRT supports.")
+    ] = None,
+    tf32: Annotated[
+        bool, option(ENGINE, "Round float32 products to TF32: faster, but less exact.", "--tf32")
+    ] = False,
+    workspace: Annotated[
+        str | None,
+        option(
+            ENGINE,
+            "GPU memory that a layer may use for itself, such as 512M or 4G; TensorRT's default is most"
+            " of it.",
+            metavar="SIZE",
+            callback=_bytes_of,
+        ),
+    ] = None,
+    build: Annotated[
+        bool,
+        option(
+            ENGINE,
+            "Build the engine if this machine can, or only write the graph and a recipe.",
+            "--build/--no-build",
+        ),
+    ] = True,
+    batch: Annotated[int, option(SHAPES, "Most rows of a step.", min=1)] = 1,
+    capacity: Annotated[
+        int | None,
+        option(SHAPES, "KV entries of a row: 1024, or the model's context if that is less.", min=1),
+    ] = None,
+    prefill: Annotated[
+        int | None, option(SHAPES, "Most slots of a prefill step: 128 by default.", min=1)
+    ] = None,
+    fixed: Annotated[
+        bool, option(SHAPES, "An engine for exactly --batch rows of --block slots.", "--fixed")
+    ] = False,
+    *,
+    graph_options: GraphOptions,
+    checkpoint_options: CheckpointOptions,
 ) -> None:
-    """Build a TensorRT engine, or where this machine cannot, put a recipe for the target's own there."""
+    """Build a TensorRT engine, or write a recipe to build it on the target if this machine cannot."""
     from ..runtime.bundle.open import open_bundle
-    from .checkpoint.open import open_checkpoint
-    from .export import ExportOptions
     from .tensorrt.engines import add_engine, export_engine, is_bundle
     from .tensorrt.plan import EngineOptions
 
     engine = EngineOptions(
-        target=target,
-        jetpack=jetpack,
-        kv_layout=kv_layout,
-        batch=batch,
-        capacity=capacity,
-        prefill=prefill,
-        fixed=fixed,
-        build=build,
-        tf32=tf32,
-    )
-    if source is None:
-        err.print(DEFAULT)
+        target=target, jetpack=jetpack, kv_layout=kv_layout, batch=batch, capacity=capacity,
+        prefill=prefill, fixed=fixed, build=build, tf32=tf32,
+        workspace=workspace,  # type: ignore[arg-type]  # the callback made it a number
+    )  # fmt: skip
     with progress_bars() as bars:
         if source is not None and is_bundle(source):
             written = output or Path(source)
             outcome = add_engine(
-                open_bundle(source),
-                written,
-                engine,
-                precision=precision,
-                block=block,
-                force=force,
-                dry_run=dry_run,
-                progress=advance(bars),
-            )
+                open_bundle(source), written, engine, precision=precision, block=block, force=force,
+                dry_run=dry_run, progress=advance(bars),
+            )  # fmt: skip
         else:
             written = output or Path("mars.bundle")
-            graph = ExportOptions(
-                block=block or 8, precision=precision or "fp16", activations=activations, group=group,
-                search=search, head=head, embedding="float", metrics=metrics, logits=logits, top_k=top_k,
-                allow_drift=allow_drift, oracle=not no_oracle, quantizer=quantizer,
-                calibration_text=calibration_text,
+            options = graph_options.with_options(
+                block=block or 8, precision=precision or "fp16", activations=activations, head=head,
+                embedding="float",
             )  # fmt: skip
-            opened = open_checkpoint(
-                source, revision=revision, base=base, mask_token=mask_token, tied=tied,
-                tokenizer=tokenizer, long_context=long_context,
-            )  # fmt: skip
-            _say_which_mask(opened.vocabulary, mask_token)
+            opened = checkpoint_options.open(source)
             if not dry_run:
-                _say_which_quantizer(graph.quantizer_for(opened))
+                _print_quantizer(options, opened)
             outcome = export_engine(
-                opened, written, graph, engine, force=force, dry_run=dry_run, progress=advance(bars)
+                opened, written, options, engine, force=force, dry_run=dry_run, progress=advance(bars)
             )
     if as_json:
         print_json({"bundle": str(written)} | outcome.to_dict())
@@ -302,22 +377,13 @@ def trt(
         _print_engine(written, outcome)
 
 
-def _say_which_mask(vocabulary: Any, given: str | None) -> None:
-    if given is not None and vocabulary.named_mask not in (None, vocabulary.mask_token):
-        err.print(
-            f"mask token: --mask-token {vocabulary.mask_token} (id {vocabulary.mask_token_id}) is taken,"
-            f" not the tokenizer's own {vocabulary.named_mask}",
-            style="yellow",
-            markup=False,
-        )
-
-
-def _say_which_quantizer(quantizer: Any) -> None:
+def _print_quantizer(options: ExportOptions, checkpoint: Checkpoint) -> None:
+    quantizer = options.quantizer_for(checkpoint)
     if quantizer is not None and quantizer.reason:
         err.print(quantizer.reason, markup=False)
 
 
-def _print_engine(bundle: Path, outcome: Any) -> None:
+def _print_engine(bundle: Path, outcome: Outcome) -> None:
     plan, variant = outcome.plan, outcome.variant
     out.print(
         f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)},"
@@ -327,45 +393,49 @@ def _print_engine(bundle: Path, outcome: Any) -> None:
         out.print(
             f"  {r.name}: batch {r.batch}, slots {r.slots}, predictions {r.outputs}, capacity {plan.capacity}"
         )
-    if variant is not None:
+    if outcome.manifest is None and plan.obstacle is None:
+        out.print(
+            f"dry run: nothing was built; a build would need about {outcome.memory / 1e9:.1f} GB of memory"
+        )
+    elif variant is not None and variant.engine is not None and outcome.manifest is not None:
         info, size = variant.engine, next(f.size for f in outcome.manifest.files if f.path == variant.file)
-        cost = f"in {info.seconds:.1f} s, {info.peak_memory / 1e9:.1f} GB of memory at most"
-        out.print(f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} {cost}")
+        out.print(
+            f"built: {size / 1e6:.0f} MB with {variant.backend} {info.version} in {info.seconds:.1f} s, with"
+            f" at most {info.peak_memory / 1e9:.1f} GB of memory"
+        )
         if variant.drift is not None:
-            _say_drift(variant.drift, variant.precision)
+            _print_drift(variant.drift, variant.precision)
         out.print(f"try, on that GPU: mars-export chat {bundle} --device cuda")
-        return
-    if plan.obstacle is None:
-        out.print(
-            f"dry run: nothing was built; about {outcome.memory / 1e9:.1f} GB of memory would be needed"
-        )
-        return
-    err.print(
-        f"No engine {'would be' if outcome.manifest is None else 'was'} built: {plan.obstacle}.",
-        style="yellow",
-    )
-    if outcome.manifest is not None:
-        out.print(
-            f"The bundle holds a recipe instead; on the device: sh {bundle}/{outcome.recipe}", markup=False
-        )
+    else:
+        was = "would be" if outcome.manifest is None else "was"
+        err.print(f"No engine {was} built: {plan.obstacle}.", style="yellow")
+        if outcome.recipe is not None:
+            out.print(
+                f"The bundle holds a recipe instead. On the device, run: sh {bundle}/{outcome.recipe}",
+                markup=False,
+            )
 
 
-def _say_drift(drift: Any, precision: str) -> None:
-    """The verdict first, each figure with its bound; a warning well before one of them is reached."""
+def _print_drift(drift: Drift, precision: str) -> None:
+    """Print the verdict of the self-check, then its figures with their bounds; warn near a bound."""
     from .check.selfcheck import BOUNDS
 
-    _, confidence, share = BOUNDS[precision]
-    places, same, error = drift.positions, drift.argmax_matches, drift.max_confidence_error
-    flips = ", ".join(f"{count} at {tau}" for tau, count in (drift.acceptance_flips or {}).items())
-    is_good = same >= share * places and error <= confidence
-    verdict = "passed" if is_good else "failed"
-    line = f"self-check {verdict}: the checkpoint's next token in {same} of {places} places"
-    line += f" (at least {math.ceil(share * places)}), confidence error {error:.2g} (at most {confidence:g})"
-    line += f", logit error {drift.max_logit_error:.2g}" + (f", acceptance flips {flips}" if flips else "")
-    out.print(line + (f"; the checkpoint as {drift.yardstick} reads it" if drift.yardstick else ""))
-    if places - same > (1 - share) * places / 2 or error > confidence / 2:
+    _, confidence_bound, share = BOUNDS[precision]
+    positions, matches, error = drift.positions, drift.argmax_matches, drift.max_confidence_error
+    passed = matches >= share * positions and error <= confidence_bound
+    reader = f", as {drift.yardstick} reads it" if drift.yardstick else ""
+    out.print(
+        f"self-check {'passed' if passed else 'failed'}: the next token is the checkpoint's in {matches} of"
+        f" {positions} places (at least {math.ceil(share * positions)}){reader}"
+    )
+    flips = ", ".join(f"{count} at tau {tau}" for tau, count in (drift.acceptance_flips or {}).items())
+    out.print(
+        f"  confidence error {error:.2g} (at most {confidence_bound:g}), logit error"
+        f" {drift.max_logit_error:.2g}" + (f", accepted otherwise: {flips}" if flips else "")
+    )
+    if positions - matches > (1 - share) * positions / 2 or error > confidence_bound / 2:
         err.print(
-            f"warning: {precision} is far from the checkpoint; take a wider --precision, or measure it on"
+            f"warning: {precision} is far from the checkpoint; choose a wider --precision, or measure it on"
             " your own task (docs/quantization.md)",
             style="yellow",
         )

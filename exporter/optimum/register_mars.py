@@ -1,8 +1,8 @@
-"""`optimum-cli export mars`: mars-export's `onnx` for people who know optimum, with the same options.
+"""`optimum-cli export mars`: the command `mars-export onnx` with all its options, under optimum's name.
 
-optimum imports every file of its namespace package `optimum.commands.register`, which is where the wheel puts
-this one, whenever it starts: nothing heavy is imported before the command runs. Knows no option by name but
-the two that optimum's other exports have, --model and a last argument for the output.
+The wheel puts this file into the namespace package `optimum.commands.register`. Optimum imports every file of
+it at each start, so nothing heavy is imported before the command runs. As in optimum's other exports, the
+checkpoint may be given as --model, and the output as the last argument.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from optimum.commands.export.base import ExportCommand
 
 
 class MarsExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]
-    """Hands its arguments on as they are: mars-export's own parser reads them and answers --help."""
+    """Passes its arguments on: mars-export's parser reads them and answers --help."""
 
     COMMAND = CommandInfo(
         name="mars", help="Export a MARS checkpoint (several tokens a forward) to a mars-export bundle."
@@ -22,7 +22,7 @@ class MarsExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]
 
     @staticmethod
     def parse_args(parser: ArgumentParser) -> None:
-        parser.prefix_chars = "\0"  # nothing is an option here
+        parser.prefix_chars = "\0"  # so that argparse takes no argument as an option
         parser.add_argument("arguments", nargs=REMAINDER)
 
     def run(self) -> None:
@@ -40,19 +40,22 @@ class MarsExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]
 
         def export_mars(checkpoint: str | None, **options: Any) -> None:
             model, directory = options.pop("model"), options.pop("directory")
-            if model is not None:  # then a first argument is the output, as in optimum's other exports
+            if model is not None:  # the first argument is the output, as in optimum's other exports
                 checkpoint, directory = model, directory or checkpoint
-            export(checkpoint, **options | ({} if directory is None else {"output": Path(directory)}))
+            output = {} if directory is None else {"output": Path(directory)}
+            export(checkpoint=checkpoint, **options | output)
 
-        output = Annotated[str | None, typer.Argument(metavar="[OUTPUT]", help="The same as --output.")]
-        source = Annotated[
+        output_argument = Annotated[
+            str | None, typer.Argument(metavar="[OUTPUT]", help="The same as --output.")
+        ]
+        model_option = Annotated[
             str | None, typer.Option("--model", "-m", metavar="CHECKPOINT", help="The same as CHECKPOINT.")
         ]
         ours = signature(export, eval_str=True)
         parameters = [
             *ours.parameters.values(),
-            Parameter("directory", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=output),
-            Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=source),
+            Parameter("directory", Parameter.KEYWORD_ONLY, default=None, annotation=output_argument),
+            Parameter("model", Parameter.KEYWORD_ONLY, default=None, annotation=model_option),
         ]
         vars(export_mars)["__signature__"] = ours.replace(parameters=parameters)
         export_mars.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -150,6 +150,8 @@ def _config(trt: Any, builder: Any, plan: Plan, model: ModelInfo) -> Any:
     config = builder.create_builder_config()
     if not plan.tf32:
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default: products of float32 with 10 bits
+    if plan.workspace is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, plan.workspace)
     for shapes in plan.inputs(model):
         profile = builder.create_optimization_profile()
         for name, (least, best, most) in shapes.items():

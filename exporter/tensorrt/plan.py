@@ -42,6 +42,7 @@ class EngineOptions:
     fixed: bool = False
     build: bool = True
     tf32: bool = False
+    workspace: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Plan:
     is_fixed: bool
     obstacle: str | None
     tf32: bool = False
+    workspace: int | None = None
 
     @property
     def backend(self) -> str:
@@ -96,6 +98,7 @@ def make_plan(options: EngineOptions, block: int, context_length: int) -> Plan:
         is_fixed=options.fixed,
         obstacle=obstacle,
         tf32=options.tf32,
+        workspace=options.workspace,
     )
 
 

@@ -49,6 +49,7 @@ def recipe(plan: Plan, model: ModelInfo, graph: str) -> str:
     """The script's text. `graph` is the ONNX file, with the plan's capacity fixed, that trtexec reads."""
     where = plan.target.name + (f", JetPack {plan.jetpack.version}" if plan.jetpack else "")
     needed = "10.15" if plan.kv_layout == "static" else "10.3"
+    workspace = f" --workspace {plan.workspace // 10**6}" if plan.workspace else ""
     return f"""#!/bin/sh
 # Builds the TensorRT engine of this bundle on the machine it is for: {where}
 # ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {plan.kv_layout}).
@@ -65,7 +66,7 @@ fi
 
 # With libmars built with TensorRT (docs/cpp.md), which needs no Python and does the same:
 if command -v mars-build-engine >/dev/null; then
-  exec mars-build-engine . --recipe {plan.name}
+  exec mars-build-engine . --recipe {plan.name}{workspace}
 fi
 
 # Without either, the same engine by trtexec (for a runtime of your own; ours want the manifest entry):
@@ -80,6 +81,7 @@ def _command(plan: Plan) -> str:
         f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",
         *(["--fixed"] if plan.is_fixed else []),
         *(["--tf32"] if plan.tf32 else []),
+        *([f"--workspace {plan.workspace // 10**6}M"] if plan.workspace else []),
     ]
     return " ".join(words)
 
@@ -87,6 +89,7 @@ def _command(plan: Plan) -> str:
 def _trtexec(plan: Plan, model: ModelInfo, graph: str) -> str:
     lines = [f"--onnx={graph}", f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
     lines += [] if plan.tf32 else ["--noTF32"]
+    lines += [f"--memPoolSize=workspace:{plan.workspace >> 20}"] if plan.workspace else []  # in MiB
     if not plan.is_fixed:
         for i, shapes in enumerate(plan.inputs(model)):
             lines += [

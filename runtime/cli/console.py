@@ -213,11 +213,15 @@ def progress_bars() -> Progress:
 
 
 def advance(bars: Progress) -> Any:
-    """A progress callback (phase, done, total) that keeps one bar per phase."""
+    """A progress callback (phase, done, total): a bar for each phase, or a line for it if standard error is
+    not a terminal.
+    """
     tasks: dict[str, Any] = {}
 
     def report(phase: str, done: int, total: int) -> None:
         if phase not in tasks:
+            if bars.disable:
+                err.print(f"{phase} ...", markup=False)
             tasks[phase] = bars.add_task(phase, total=total)
         bars.update(tasks[phase], completed=done)
 

@@ -80,14 +80,24 @@ def test_what_trt_would_build(checkpoints: Named, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(("size", "workspace"), [("512M", 512_000_000), ("4g", 4_000_000_000)])
+def test_workspace_takes_a_size_with_its_unit(
+    size: str, workspace: int, checkpoints: Named, tmp_path: Path
+) -> None:
+    words = ("trt", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--target", "sm89", "--dry-run")
+    assert run(*words, "--capacity", "64", "--workspace", size)["plan"]["workspace"] == workspace
+    wrong = CliRunner().invoke(app, [*words, "--workspace", size[:-1]])
+    assert (wrong.exit_code, "512M or 4G" in wrong.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(("same", "error", "warns"), [(96, 0.1, False), (81, 0.1, True), (96, 0.5, True)])
 def test_the_self_check_says_its_bounds_and_warns_before_them(
     same: int, error: float, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands._say_drift(Drift(97, same, 1.5, error), "w8a8")
-    said = capsys.readouterr()
-    assert said.out.startswith(
-        f"self-check passed: the checkpoint's next token in {same} of 97 places (at least 73)"
+    commands._print_drift(Drift(97, same, 1.5, error), "w8a8")
+    printed = capsys.readouterr()
+    assert printed.out.startswith(
+        f"self-check passed: the next token is the checkpoint's in {same} of 97 places (at least 73)\n"
     )
-    assert f"confidence error {error:.2g} (at most 0.8)" in said.out
-    assert ("warning: w8a8 is far from the checkpoint" in said.err) == warns
+    assert f"confidence error {error:.2g} (at most 0.8)" in printed.out
+    assert ("warning: w8a8 is far from the checkpoint" in printed.err) == warns

@@ -12,8 +12,7 @@ from support.shell import run
 from mars_export import ExportError
 from mars_export.exporter.check import selfcheck
 from mars_export.exporter.checkpoint.open import open_checkpoint
-from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.exporter.precision import choose_precision
+from mars_export.exporter.export import ExportOptions, choose_precision, export_onnx
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.machine import byte_products
 

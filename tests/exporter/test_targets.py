@@ -212,25 +212,34 @@ def test_the_recipe_is_a_script_with_every_shape(options: dict[str, Any], tmp_pa
     assert result.obstacle in text
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_products_are_rounded_to_tf32_only_where_asked(wanted: bool) -> None:
-    """TensorRT does it by itself."""
-    result = plan_of(target="sm86", tf32=wanted)
-    config = SimpleNamespace(
-        clear_flag=lambda flag: cleared.append(flag), set_flag=lambda _: None, num_compute_capabilities=0,
-        set_compute_capability=lambda *_: True, add_optimization_profile=lambda _: None,
-    )  # fmt: skip
+@pytest.mark.parametrize(("tf32", "workspace"), [(False, None), (True, 512_000_000)])
+def test_tf32_and_workspace_are_left_to_tensorrt_only_on_request(tf32: bool, workspace: int | None) -> None:
+    """TensorRT's defaults: round to TF32, and take most of the GPU's memory."""
+    result = plan_of(target="sm86", tf32=tf32, workspace=workspace)
     cleared: list[str] = []
+    limits: list[tuple[str, int]] = []
+    config = SimpleNamespace(
+        clear_flag=cleared.append, set_flag=lambda _: None, num_compute_capabilities=0,
+        set_compute_capability=lambda *_: True, add_optimization_profile=lambda _: None,
+        set_memory_pool_limit=lambda pool, size: limits.append((pool, size)),
+    )  # fmt: skip
     builder = SimpleNamespace(
         create_builder_config=lambda: config,
         create_optimization_profile=lambda: SimpleNamespace(set_shape=lambda *_: None),
     )
     flags = SimpleNamespace(TF32="TF32", REQUIRE_USER_ALLOCATION="")
-    trt = SimpleNamespace(BuilderFlag=flags, ComputeCapability=SimpleNamespace(SM86=1))
+    trt = SimpleNamespace(
+        BuilderFlag=flags,
+        ComputeCapability=SimpleNamespace(SM86=1),
+        MemoryPoolType=SimpleNamespace(WORKSPACE="workspace"),
+    )
     tensorrt._config(trt, builder, result, MODEL)
-    assert cleared == ([] if wanted else ["TF32"])
+    assert cleared == ([] if tf32 else ["TF32"])
+    assert limits == ([] if workspace is None else [("workspace", workspace)])
     text = recipe(result, MODEL, "x.onnx")
-    assert ("--noTF32" in text, "--tf32" in text) == (not wanted, wanted)
+    assert ("--noTF32" in text, "--tf32" in text) == (not tf32, tf32)
+    for word in ("--workspace 512M\n", f"--recipe {result.name} --workspace 512\n", "workspace:488"):
+        assert (word in text) == (workspace is not None)
 
 
 def test_a_recipe_can_be_asked_for_where_the_engine_could_be_built() -> None:
