@@ -1,1 +1,1 @@
-"""What lies on disk: the manifest and the files it vouches for. Knows no device and no tokens."""
+"""Bundles on disk: the manifest, the files it lists, and how both are replaced."""

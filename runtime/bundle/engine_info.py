@@ -1,6 +1,4 @@
-"""What a manifest says about a TensorRT engine: what built it, for which GPUs and shapes. Knows
-no TensorRT.
-"""
+"""The manifest's record of a TensorRT engine: what built it, for which GPUs and which shapes."""
 
 from __future__ import annotations
 
@@ -9,22 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from .fields import Rule
+from .fields import Limits
 
 RANGE_NAMES = ("decode", "prefill")
-Dimension = Annotated[int, Rule(1, 2**20)]
+Dimension = Annotated[int, Limits(1, 2**20)]
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What one dimension may be, and what the engine is fastest at."""
+    """The sizes that one dimension may have, and the size that the engine is fastest at."""
 
     min: Dimension
     opt: Dimension
     max: Dimension
 
-    def wrong(self) -> Iterator[tuple[str, str]]:
-        """What contradicts itself in an extent that was read."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.min <= self.opt <= self.max:
             yield "", f"min {self.min}, opt {self.opt}, max {self.max} are not in order"
 
@@ -37,11 +34,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Shapes that an engine takes: one TensorRT optimization profile (a `profile` here is a
-    calibrated tau).
-    """
+    """Shapes that an engine takes: one optimization profile of TensorRT."""
 
-    name: Annotated[str, Rule(choices=RANGE_NAMES)]
+    name: Annotated[str, Limits(choices=RANGE_NAMES)]
     batch: Extent
     slots: Extent
     outputs: Extent
@@ -49,36 +44,41 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """How an engine came about.
+    """How an engine was built, and where it runs.
 
-    `version`: TensorRT's; `cuda`: the CUDA major version its libraries are for; `platform` such as
-    `linux-x86_64`; `compute_capabilities`: the GPUs it runs on, such as `sm86`; `ranges` in the order of its
-    optimization profiles; `graph`: the bundle's ONNX file it was built from, and that file's hash; `seconds`
-    and `peak_memory` (bytes of host memory): of the build; `tf32`: float32 products may be rounded to TF32.
+    version: of TensorRT
+    cuda: major version of CUDA that its libraries are for
+    platform: such as `linux-x86_64`
+    compute_capabilities: the GPUs it runs on, such as `sm86`
+    ranges: its shapes, in the order of its optimization profiles
+    graph: the ONNX file of the bundle that it was built from
+    graph_sha256: the hash of that file
+    seconds: duration of the build
+    peak_memory: bytes of host memory that the build took
+    tf32: whether float32 products may be rounded to TF32
     """
 
     version: str
     cuda: str
     platform: str
     compute_capabilities: tuple[str, ...]
-    ranges: Annotated[tuple[Range, ...], Rule(most=64)]
+    ranges: Annotated[tuple[Range, ...], Limits(most=64)]
     graph: str
     graph_sha256: str
     seconds: float
     peak_memory: int
     tf32: bool = False
 
-    def wrong(self) -> Iterator[tuple[str, str]]:
-        """What contradicts itself in an engine that was read."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.ranges:
             yield "ranges", "at least one is expected"
 
     def range_for(self, rows: int, slots: int, outputs: int) -> int | None:
-        """Index of the first range that takes this shape, None if there is none."""
-        fits = (
-            r.batch.holds(rows) and r.slots.holds(slots) and r.outputs.holds(outputs) for r in self.ranges
-        )
-        return next((i for i, good in enumerate(fits) if good), None)
+        """Index of the first range that takes this shape, or None."""
+        for i, r in enumerate(self.ranges):
+            if r.batch.holds(rows) and r.slots.holds(slots) and r.outputs.holds(outputs):
+                return i
+        return None
 
     @property
     def max_rows(self) -> int:

@@ -1,5 +1,5 @@
-"""Typed reading of untrusted JSON: a dataclass's annotations say what each field may be, and every wrong
-field is noted.
+"""Reading dataclasses from untrusted JSON. The annotations say what each field may be; the reader collects
+every problem.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..rules import is_integer
 
 T = TypeVar("T")
 LARGEST = sys.float_info.max
-DEEPEST = 32  # of what is kept as it stands, such as a profile's evidence
+DEEPEST = 32  # levels of nesting in fields of any JSON, such as a profile's evidence
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What a type does not say by itself: `Annotated[int, Rule(1, 4096)]`.
+class Limits:
+    """The limits of a field, in its annotation: `Annotated[int, Limits(1, 4096)]`.
 
-    Integers lie in `low ... high`, and below the integer field at the path `below`. `choices` are the strings
-    there are, `most` the entries of a list or object. `absent` is what null or nothing means.
+    Integers are in `low ... high`, and below the integer field at the path `below`. Strings are one of
+    `choices`. A list or object has at most `most` entries. `absent` is the value of a missing or null field.
     """
 
     low: int = 0
@@ -39,7 +39,7 @@ class Rule:
 
 
 def parse(text: str) -> Any:
-    """JSON without names given twice and without half characters. Raises ValueError or RecursionError."""
+    """Parse JSON. Repeated names and lone surrogates raise ValueError; deep nesting raises RecursionError."""
     value = json.loads(text, object_pairs_hook=_once)
     if SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -50,8 +50,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in value if names.count(name) > 1)
-        raise ValueError(f"the name {twice[:60]!r} is given twice")
+        name = next(name for name in value if names.count(name) > 1)
+        raise ValueError(f"the name {name[:60]!r} is given twice")
     return value
 
 
@@ -61,27 +61,26 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 class Reader:
-    """Reads one document. What is wrong goes to `problems`; the value in its place is harmless."""
+    """Reads one document. A wrong field adds to `problems` and gets a harmless value."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         self._integers: dict[str, int] = {}
 
     def read(self, kind: type[T], value: Any, where: str, path: str = "") -> T:
-        """A `kind` (a dataclass) from the JSON object at `where`.
-
-        Its method `wrong`, if any, names fields that contradict.
+        """Read a dataclass `kind` from the JSON object at `where`. Its method `contradictions`, if any,
+        yields the fields that contradict each other.
         """
-        given = self._object(value, where)
+        source = self._object(value, where)
         values = {}
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             hint = _hints(kind)[field.name]  # type: ignore[arg-type]
             inner = f"{path}.{field.name}".lstrip(".")
-            values[field.name] = self._value(hint, given.get(field.name), f"{where}.{field.name}", inner)
-        made = kind(**values)
-        for name, what in getattr(made, "wrong", tuple)():
+            values[field.name] = self._value(hint, source.get(field.name), f"{where}.{field.name}", inner)
+        result = kind(**values)
+        for name, what in getattr(result, "contradictions", tuple)():
             self._note(f"{where}.{name}".rstrip("."), what)
-        return made
+        return result
 
     def _note(self, where: str, what: str) -> None:
         self.problems.append(f"{where}: {what}")
@@ -92,41 +91,41 @@ class Reader:
         self._note(where, f"an object is expected, not {_shown(value)}")
         return {}
 
-    def _value(self, hint: Any, value: Any, where: str, path: str, rule: Rule = Rule()) -> Any:
+    def _value(self, hint: Any, value: Any, where: str, path: str, limits: Limits = Limits()) -> Any:
         origin, inner = get_origin(hint), get_args(hint)
         if origin is Annotated:
             return self._value(inner[0], value, where, path, inner[1])
         if origin in (Union, UnionType):
-            if value is None and (NoneType in inner or rule.absent is not None):
-                return rule.absent
+            if value is None and (NoneType in inner or limits.absent is not None):
+                return limits.absent
             words = [word for kind in inner if get_origin(kind) is Literal for word in get_args(kind)]
             if value in words and isinstance(value, str):
                 return value
             rest = next(kind for kind in inner if kind is not NoneType and get_origin(kind) is not Literal)
-            return self._value(rest, value, where, path, rule)
+            return self._value(rest, value, where, path, limits)
         if origin is tuple:
-            if value is None and rule.absent is not None:
-                return rule.absent
-            return self._list(inner[0], value, where, rule)
+            if value is None and limits.absent is not None:
+                return limits.absent
+            return self._list(inner[0], value, where, limits)
         if origin is not None and issubclass(origin, Mapping):
-            return self._mapping(inner[1], value, where, rule)
+            return self._mapping(inner[1], value, where, limits)
         if hint is int:
-            self._integers[path] = self._integer(value, where, rule)
+            self._integers[path] = self._integer(value, where, limits)
             return self._integers[path]
         scalars = {float: self._number, bool: self._boolean, str: self._text}
-        return scalars[hint](value, where, rule) if hint in scalars else self.read(hint, value, where, path)
+        return scalars[hint](value, where, limits) if hint in scalars else self.read(hint, value, where, path)
 
-    def _list(self, hint: Any, value: Any, where: str, rule: Rule) -> tuple[Any, ...]:
+    def _list(self, hint: Any, value: Any, where: str, limits: Limits) -> tuple[Any, ...]:
         if not isinstance(value, list):
             self._note(where, f"a list is expected, not {_shown(value)}")
             return ()
-        if len(value) > rule.most:
-            self._note(where, f"at most {rule.most} entries are expected, not {len(value)}")
+        if len(value) > limits.most:
+            self._note(where, f"at most {limits.most} entries are expected, not {len(value)}")
             return ()
         plain, *meta = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if plain not in (int, str):
             return tuple(self._value(hint, v, f"{where}[{i}]", "") for i, v in enumerate(value))
-        low, high = self._bounds(meta[0] if meta else rule)
+        low, high = self._bounds(meta[0] if meta else limits)
         good = [
             v for v in value if (is_integer(v) and low <= v <= high if plain is int else isinstance(v, str))
         ]
@@ -135,64 +134,62 @@ class Reader:
             self._note(where, f"{what} are expected")
         return tuple(good)
 
-    def _mapping(self, hint: Any, value: Any, where: str, rule: Rule) -> Mapping[str, Any]:
-        given = self._object(value, where)
-        if len(given) > rule.most:
-            self._note(where, f"at most {rule.most} entries are expected, not {len(given)}")
+    def _mapping(self, hint: Any, value: Any, where: str, limits: Limits) -> Mapping[str, Any]:
+        entries = self._object(value, where)
+        if len(entries) > limits.most:
+            self._note(where, f"at most {limits.most} entries are expected, not {len(entries)}")
             return {}
         if hint is Any:
-            if odd := _oddity(given):
-                self._note(where, odd)
+            if problem := _unusable(entries):
+                self._note(where, problem)
                 return {}
-            return given
+            return entries
         if hint is not str:
-            return {name: self._value(hint, v, f"{where}.{name}", "") for name, v in given.items()}
-        for name, text in given.items():
+            return {name: self._value(hint, v, f"{where}.{name}", "") for name, v in entries.items()}
+        for name, text in entries.items():
             if not isinstance(text, str):
                 self._note(f"{where}.{name}", f"a string is expected, not {_shown(text)}")
-        return {name: text for name, text in given.items() if isinstance(text, str)}
+        return {name: text for name, text in entries.items() if isinstance(text, str)}
 
-    def _bounds(self, rule: Rule) -> tuple[int, int]:
-        return rule.low, self._integers.get(rule.below, 1) - 1 if rule.below else rule.high
+    def _bounds(self, limits: Limits) -> tuple[int, int]:
+        return limits.low, self._integers.get(limits.below, 1) - 1 if limits.below else limits.high
 
-    def _integer(self, value: Any, where: str, rule: Rule) -> int:
-        low, high = self._bounds(rule)
+    def _integer(self, value: Any, where: str, limits: Limits) -> int:
+        low, high = self._bounds(limits)
         if not is_integer(value) or not low <= value <= high:
             self._note(where, f"an integer of {low} to {high} is expected, not {_shown(value)}")
             return low
         return int(value)
 
-    def _number(self, value: Any, where: str, _: Rule) -> float:
+    def _number(self, value: Any, where: str, _: Limits) -> float:
         # Compared, not converted: an integer may be too large for a float.
         if not (is_integer(value) or isinstance(value, float)) or not -LARGEST <= value <= LARGEST:
             self._note(where, f"a finite number is expected, not {_shown(value)}")
             return 0.0
         return float(value)
 
-    def _boolean(self, value: Any, where: str, _: Rule) -> bool:
+    def _boolean(self, value: Any, where: str, _: Limits) -> bool:
         if not isinstance(value, bool):
             self._note(where, f"true or false is expected, not {_shown(value)}")
         return value is True
 
-    def _text(self, value: Any, where: str, rule: Rule) -> str:
+    def _text(self, value: Any, where: str, limits: Limits) -> str:
         if not isinstance(value, str) or not value:
             self._note(where, f"a non-empty string is expected, not {_shown(value)}")
-            return rule.choices[0] if rule.choices else "?"
-        if rule.choices and value not in rule.choices:
-            self._note(where, f"`{value[:60]}` is not one of {', '.join(rule.choices)}")
+            return limits.choices[0] if limits.choices else "?"
+        if limits.choices and value not in limits.choices:
+            self._note(where, f"`{value[:60]}` is not one of {', '.join(limits.choices)}")
         return value
 
 
-def _oddity(value: Any, depth: int = 0) -> str:
-    """Why a value cannot be kept as it stands: what JSON has no number for, or what would not
-    come back out.
-    """
+def _unusable(value: Any, depth: int = 0) -> str:
+    """Why a value of any JSON cannot be stored: a number that JSON lacks, or too deep a nesting."""
     if isinstance(value, float) and not -LARGEST <= value <= LARGEST:
         return "a number in it is not finite"
     if depth > DEEPEST:
         return f"more than {DEEPEST} levels"
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((odd for v in inner if (odd := _oddity(v, depth + 1))), "")
+    return next((problem for v in inner if (problem := _unusable(v, depth + 1))), "")
 
 
 def _shown(value: Any) -> str:

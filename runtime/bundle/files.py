@@ -1,4 +1,4 @@
-"""The files of a bundle: safe names, sizes, hashes, small files written whole."""
+"""The files of a bundle: their names, sizes and hashes, and writing a small file as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANIFEST_FILE, CHECKSUM_FILE = "manifest.json", "manifest.sha256"
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 STAMPS, STAMP_LIMIT, MOST_STAMPS = "verified", 1_000_000, 256
 CHUNK = 1 << 20
-# Without O_NONBLOCK, opening a pipe would wait for its writer.
+# Without O_NONBLOCK, opening a named pipe waits for its writer.
 PLAIN = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
@@ -42,9 +42,9 @@ def is_safe_name(name: str) -> bool:
 
 
 def sha256_of(file: BufferedReader) -> str:
-    """The digest, in hexadecimal, of the rest of a file that is open as "rb".
+    """The digest, in hexadecimal, of the rest of a binary file.
 
-    `hashlib.file_digest` does the same from Python 3.11 on; JetPack 6 has 3.10.
+    `hashlib.file_digest` needs Python 3.11; JetPack 6 has 3.10.
     """
     digest, buffer = hashlib.sha256(), bytearray(CHUNK)
     view = memoryview(buffer)
@@ -71,7 +71,7 @@ def read_small(path: Path, limit: int, *, links: bool = False) -> bytes:
 
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Iterator[BufferedReader]:
-    """A regular file; pipes and devices raise OSError."""
+    """Open a regular file for reading. Pipes and devices raise OSError."""
     with os.fdopen(os.open(path, PLAIN | flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -79,7 +79,7 @@ def _opened(path: Path, flags: int = 0) -> Iterator[BufferedReader]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file by renaming a complete new one. Raises OSError."""
+    """Write a new file beside `path`, then rename it. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     file = scratch.open("xb")
     try:
@@ -102,13 +102,13 @@ def verify(
 ) -> None:
     """Check that exactly `entries` and the manifest are in `directory`, with the right sizes and hashes.
 
-    A file whose stamp is unchanged since it was last hashed is not hashed again, unless `full`. In `safe`
-    mode no stamp is read or written. `name` is the path that the directory will be renamed to.
-    Raises one BundleError that lists everything wrong.
+    A file is hashed once. Its stamp (time, size, inode) is stored, and the file is hashed again only if the
+    stamp has changed, or with `full`. In `safe` mode no stamp is read or written. `name` is the path that the
+    directory will be renamed to. Raises one BundleError that lists every problem.
     """
     entries = list(entries)
-    place = None if safe else _stamp_file(name or directory)
-    stamps = {} if full or place is None else _read_stamps(place)
+    file = None if safe else _stamp_file(name or directory)
+    stamps = {} if full or file is None else _read_stamps(file)
     new, problems = {}, []
     for entry in entries:
         try:
@@ -125,19 +125,18 @@ def verify(
         raise BundleError(
             f"{directory}: damaged or incomplete:{listed(problems)}\n  copy or export the bundle again"
         )
-    if place is not None and new != stamps:
-        _write_stamps(place, new)
+    if file is not None and new != stamps:
+        _write_stamps(file, new)
 
 
 def stamp(directory: Path, entries: Iterable[FileEntry]) -> None:
-    """Note that the files of `directory` are verified as they are now."""
-    place = _stamp_file(directory)
-    if place is not None:
-        _write_stamps(place, {e.path: _stamp(e, (directory / e.path).stat()) for e in entries})
+    """Store the stamps of files that are known to be good."""
+    if (file := _stamp_file(directory)) is not None:
+        _write_stamps(file, {e.path: _stamp(e, (directory / e.path).stat()) for e in entries})
 
 
 def _check(directory: Path, entry: FileEntry, stamps: dict[str, list[object]]) -> list[object]:
-    """The stamp of a good file. Raises ValueError or OSError for a bad one."""
+    """Check one file and return its stamp. Raises ValueError or OSError."""
     path = directory / entry.path
     if not path.is_file():
         raise ValueError("missing")
@@ -151,12 +150,12 @@ def _check(directory: Path, entry: FileEntry, stamps: dict[str, list[object]]) -
 
 
 def _stamp(entry: FileEntry, state: os.stat_result) -> list[object]:
-    """Hash, size, times of writing and of change, inode and device, as libmars writes them."""
+    """Hash, size, mtime, ctime, inode and device, in the form that libmars writes too."""
     return [entry.sha256, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev]
 
 
 def _stamp_file(directory: Path) -> Path | None:
-    """In the user's cache: a bundle could say anything about itself."""
+    """Stamps are in the user's cache, not in the bundle: the origin of a bundle may be unknown."""
     cache = cache_dir()
     name = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:32]
     return None if cache is None else cache / STAMPS / f"{name}.json"
@@ -178,4 +177,4 @@ def _write_stamps(file: Path, stamps: dict[str, list[object]]) -> None:
         for path in others[:-MOST_STAMPS]:
             path.unlink(missing_ok=True)
     except OSError:
-        pass  # without a cache directory every start hashes all files
+        pass  # without a cache directory, each start hashes all files

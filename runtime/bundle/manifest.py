@@ -1,8 +1,4 @@
-"""The manifest: its fields, and how its text is read. docs/format.md specifies it; this file is its first
-reader.
-
-Knows no directory: open.py has the bundle as it lies on disk.
-"""
+"""The manifest: its fields, and how its text is read and checked. docs/format.md specifies it."""
 
 from __future__ import annotations
 
@@ -16,9 +12,8 @@ from typing import Annotated, Any, Literal
 from ..accept import METRICS
 from ..errors import BundleError, listed
 from .engine_info import EngineInfo
-from .fields import Reader, Rule, parse
+from .fields import Limits, Reader, parse
 from .files import MANIFEST_FILE, FileEntry, is_safe_name
-from .stored_grammar import StoredGrammar
 from .turns import ChatTurns
 
 FORMAT_VERSION = "1.2"
@@ -32,30 +27,31 @@ KV_DTYPES = ("float32", "float16", "bfloat16")
 KV_LAYOUTS = ("static", "delta")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4", "w8a8")
 OUTPUTS = ("token_ids", "confidence", "margin", "entropy", "topk_ids", "topk_logprobs", "logits")
+GRAMMAR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+GRAMMAR_FILE = re.compile(r"grammar-[0-9a-f]{16}\.dfa")
+GRAMMAR_KINDS = ("schema", "tools", "regex", "choice")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 
-Count = Annotated[int, Rule(1)]
-TokenId = Annotated[int, Rule(below="model.vocab_size")]
+Count = Annotated[int, Limits(1)]
+TokenId = Annotated[int, Limits(below="model.vocab_size")]
 WindowSize = int | Literal["auto", "full"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Dimensions that a runtime needs to allocate KV buffers and check token ids; it allocates from them,
-    hence the limits.
-    """
+    """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits."""
 
     type: str
-    vocab_size: Annotated[int, Rule(1, 2**24)]
-    hidden_size: Annotated[int, Rule(1, 2**20)]
-    num_layers: Annotated[int, Rule(1, 2**12)]
-    num_heads: Annotated[int, Rule(1, 2**16)]
-    num_kv_heads: Annotated[int, Rule(1, 2**16)]
-    head_dim: Annotated[int, Rule(1, 2**16)]
-    context_length: Annotated[int, Rule(1, 2**31)]
+    vocab_size: Annotated[int, Limits(1, 2**24)]
+    hidden_size: Annotated[int, Limits(1, 2**20)]
+    num_layers: Annotated[int, Limits(1, 2**12)]
+    num_heads: Annotated[int, Limits(1, 2**16)]
+    num_kv_heads: Annotated[int, Limits(1, 2**16)]
+    head_dim: Annotated[int, Limits(1, 2**16)]
+    context_length: Annotated[int, Limits(1, 2**31)]
 
     def entry_bytes(self, kv_dtype: str) -> int:
-        """What the KV entries of one token take."""
+        """The bytes of one token's KV entries."""
         number = 4 if kv_dtype == "float32" else 2
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * number
 
@@ -73,7 +69,8 @@ class TokenInfo:
 class TextInfo:
     """How text becomes token ids.
 
-    `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` the same without it.
+    `tokenizer` is a file of the bundle. `chat_template` is in the language of jinja2; `chat` is the same
+    template as a table.
     """
 
     tokenizer: str
@@ -85,11 +82,12 @@ class TextInfo:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What the export self-check found between a variant and its checkpoint, over `positions` predictions.
+    """How far a variant is from its checkpoint, as the export's self-check measured it over `positions`
+    predictions.
 
-    `acceptance_flips`: for some taus, how many predictions pass in one and not in the other. `yardstick`:
-    what the checkpoint's own logits were proven against, such as "transformers 5.23.0"; None for the
-    exporter's reading alone.
+    `acceptance_flips`: for some taus, how many predictions pass in one of the two and not in the other.
+    `yardstick`: the library that the checkpoint's logits were compared with, such as "transformers 5.23.0";
+    None if the exporter's own forward is the only reference.
     """
 
     positions: int
@@ -102,9 +100,9 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class QuantizerInfo:
-    """What chose the codes: "round", "gptq", or "checkpoint" for codes that were there.
+    """The method that chose the codes: "round", "gptq", or "checkpoint" if the checkpoint has codes.
 
-    `text_sha256` is that of the calibration text, of which `sequences` with so many `tokens` were used.
+    `text_sha256` is the hash of the calibration text; `sequences` and `tokens` say how much of it was used.
     """
 
     name: str
@@ -117,12 +115,12 @@ class QuantizerInfo:
 class QuantizationInfo:
     """How the weights of a variant are stored.
 
-    `group_size` inputs share a scale, None: one scale for each output channel. `weight_bits` is that of the
-    codes of Linear weights: 7 in w8a8, where two byte products must fit in 16 bits. `quantizer` None: not
-    known.
+    `group_size` inputs share a scale; None means one scale for each output channel. `weight_bits` is the
+    width of the codes of Linear weights: 7 in w8a8, where two byte products must fit in 16 bits. `quantizer`
+    is None if it is unknown.
     """
 
-    group_size: Annotated[int | None, Rule(1)]
+    group_size: Annotated[int | None, Limits(1)]
     symmetric: bool
     head: str
     embedding: str
@@ -134,23 +132,32 @@ class QuantizationInfo:
 class Variant:
     """One executable form of the model.
 
-    `batch`, `slots` and `capacity` are None where the graph keeps them symbolic.
-
-    `accuracy_level` is the one that `drift` was measured at, for weight-only int4 and int8 on ONNX Runtime.
-    `engine` is set for the TensorRT backends and for no other.
+    name: unique in the bundle
+    backend: the library that runs it
+    file: the ONNX graph or the engine
+    weights: the file of the graph's weights, if they are apart
+    precision: the form of the stored weights
+    kv_dtype: the type of the KV entries
+    kv_layout: "static" if the graph writes into a KV buffer of fixed size, "delta" if it returns new entries
+    outputs: the names of its outputs
+    batch, slots, capacity: the fixed sizes of the graph; None if they are symbolic
+    drift: its distance from the checkpoint
+    quantization: how its weights are stored, in int8, int4 and w8a8
+    accuracy_level: the level at which `drift` was measured, for weight-only int4 and int8 on ONNX Runtime
+    engine: set for the TensorRT backends only
     """
 
     name: str
-    backend: Annotated[str, Rule(choices=BACKENDS)]
+    backend: Annotated[str, Limits(choices=BACKENDS)]
     file: str
     weights: str | None
-    precision: Annotated[str, Rule(choices=PRECISIONS)]
-    kv_dtype: Annotated[str, Rule(choices=KV_DTYPES)]
-    kv_layout: Annotated[str, Rule(choices=KV_LAYOUTS)]
-    outputs: Annotated[tuple[str, ...], Rule(most=16)]
-    batch: Annotated[int | None, Rule(1)] = None
-    slots: Annotated[int | None, Rule(1)] = None
-    capacity: Annotated[int | None, Rule(1)] = None
+    precision: Annotated[str, Limits(choices=PRECISIONS)]
+    kv_dtype: Annotated[str, Limits(choices=KV_DTYPES)]
+    kv_layout: Annotated[str, Limits(choices=KV_LAYOUTS)]
+    outputs: Annotated[tuple[str, ...], Limits(most=16)]
+    batch: Annotated[int | None, Limits(1)] = None
+    slots: Annotated[int | None, Limits(1)] = None
+    capacity: Annotated[int | None, Limits(1)] = None
     drift: Drift | None = None
     quantization: QuantizationInfo | None = None
     accuracy_level: int | None = None
@@ -158,13 +165,13 @@ class Variant:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it was made for one number of rows and slots."""
+        """Whether it takes one number of rows and slots only."""
         return self.slots is not None
 
     @property
     def has_near_ties(self) -> bool:
-        """Whether predictions depend on the width of a step by more than the order of fp32 sums, on a CPU:
-        exact mode then gives the one-token text except where two tokens are nearly as likely.
+        """Whether, on a CPU, predictions depend on the width of a step by more than the order of fp32 sums.
+        Exact mode then gives the one-token text except where two tokens are almost equally likely.
         """
         if self.precision == "int8" and self.quantization is not None:
             return self.kv_dtype != "float32" or self.quantization.group_size != 32
@@ -174,10 +181,9 @@ class Variant:
     def is_engine(self) -> bool:
         return self.backend != "onnx"
 
-    def wrong(self) -> Iterator[tuple[str, str]]:
-        """What contradicts itself in a variant that was read."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if not {"token_ids", "confidence"} <= set(self.outputs) <= set(OUTPUTS):
-            yield "outputs", f"token_ids and confidence are needed, and known are {', '.join(OUTPUTS)}"
+            yield "outputs", f"token_ids and confidence are needed; known outputs are {', '.join(OUTPUTS)}"
         elif ("topk_ids" in self.outputs) != ("topk_logprobs" in self.outputs):
             yield "outputs", "topk_ids and topk_logprobs are there together or not at all"
         if self.precision == "w8a8" and (self.quantization is None or self.quantization.weight_bits != 7):
@@ -186,40 +192,84 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A calibrated tau for a task, valid for the one graph and weights it was measured on (`*_sha256`; None:
-    not known).
+    """A calibrated tau for one task, valid for the graph and the weights that it was measured on.
 
-    `window` is the most predictions of a step: "auto", "full" (the bundle's block) or their number.
-    `evidence` says what the choice rests on.
+    name: of the task
+    tau: the confidence that a prediction needs
+    metric: the confidence metric that tau bounds
+    variant: the variant it was measured on
+    variant_sha256: the hash of the variant's graph
+    evidence: the measurements that the choice rests on
+    weights_sha256: the hash of the weights; None if it is unknown
+    precision: of the variant; None if it is unknown
+    window: the most predictions of a step: "auto", "full" (the bundle's block) or their number
+    accuracy_level: of the variant
     """
 
     name: str
     tau: float
-    metric: Annotated[str, Rule(choices=METRICS)]
+    metric: Annotated[str, Limits(choices=METRICS)]
     variant: str
     variant_sha256: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     weights_sha256: str | None = None
     precision: str | None = None
-    window: Annotated[WindowSize, Rule(1, absent="full")] = "full"
+    window: Annotated[WindowSize, Limits(1, absent="full")] = "full"
     accuracy_level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class StoredGrammar:
+    """An automaton of bytes that answers must follow, kept in the bundle for any variant and any tokenizer.
+
+    `kind` is what it was compiled from.
+    """
+
+    name: str
+    file: str
+    kind: Annotated[str, Limits(choices=GRAMMAR_KINDS)]
+    states: Annotated[int, Limits(1, 2**17)]
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if GRAMMAR_NAME.fullmatch(self.name) is None:
+            yield (
+                "name",
+                f"`{self.name[:60]}` is not letters, digits, dots, dashes and underscores, 64 at most",
+            )
+        if GRAMMAR_FILE.fullmatch(self.file) is None:
+            yield "file", f"`{self.file[:60]}` is not grammar-, 16 hexadecimal digits and .dfa"
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything a runtime knows about a bundle before it opens a graph."""
+    """Everything that a runtime knows about a bundle before it opens a graph.
+
+    producer: the program that wrote it, with its version
+    source: the checkpoint
+    revision: the checkpoint's revision on the hub
+    model: dimensions
+    block: the block size that the checkpoint was trained with
+    tokens: special token ids
+    text: how text becomes token ids; None for a bundle of token ids only
+    variants: executable forms of the model
+    files: every file of the bundle but the manifest and its checksum
+    profiles: calibrated taus
+    grammars: automata for structured answers
+    format_version: of docs/format.md
+    """
 
     producer: str
     source: str
     revision: str | None
     model: ModelInfo
-    block: Annotated[int, Rule(1, 4096)]
+    block: Annotated[int, Limits(1, 4096)]
     tokens: TokenInfo
     text: TextInfo | None
-    variants: Annotated[tuple[Variant, ...], Rule(most=64)]
-    files: Annotated[tuple[FileEntry, ...], Rule(most=1000)]
-    profiles: Annotated[tuple[Profile, ...], Rule(most=10_000)] = ()
-    grammars: Annotated[tuple[StoredGrammar, ...], Rule(absent=(), most=256)] = ()
+    variants: Annotated[tuple[Variant, ...], Limits(most=64)]
+    files: Annotated[tuple[FileEntry, ...], Limits(most=1000)]
+    profiles: Annotated[tuple[Profile, ...], Limits(most=10_000)] = ()
+    grammars: Annotated[tuple[StoredGrammar, ...], Limits(absent=(), most=256)] = ()
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -238,7 +288,7 @@ class Manifest:
 
 
 def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
-    """Parse and validate manifest text; raises BundleError that lists every wrong field."""
+    """Parse and validate the text of a manifest. Raises a BundleError that lists every wrong field."""
     try:
         value = parse(text)
     except (ValueError, RecursionError) as error:
@@ -254,15 +304,15 @@ def parse_manifest(text: str, where: str = MANIFEST_FILE) -> Manifest:
 
 
 def _check_version(version: Any, where: str) -> None:
-    found = VERSION.match(version) if isinstance(version, str) else None
-    ours = int(FORMAT_VERSION.split(".")[0])
-    if found is None:
+    match = VERSION.match(version) if isinstance(version, str) else None
+    supported = int(FORMAT_VERSION.split(".")[0])
+    if match is None:
         raise BundleError(f"{where}: no `format_version`; this is not a mars-export bundle")
-    if int(found[1]) != ours:
-        side = (
-            "update mars-export" if int(found[1]) > ours else "export the bundle again with this mars-export"
-        )
-        raise BundleError(f"{where}: bundle format {version[:20]}, this runtime reads {ours}.x: {side}")
+    major = int(match[1])
+    if major != supported:
+        what = f"{where}: bundle format {version[:20]}, this runtime reads {supported}.x"
+        again = "export the bundle again with this mars-export"
+        raise BundleError(f"{what}: {'update mars-export' if major > supported else again}")
 
 
 def _contradictions(manifest: Manifest, where: str) -> list[str]:

@@ -1,6 +1,4 @@
-"""A bundle on disk: a directory with a valid manifest and the files it lists, opened, and replaced as a
-whole when something in it changes.
-"""
+"""Opening a bundle, checking it, and replacing it by a changed copy."""
 
 from __future__ import annotations
 
@@ -40,12 +38,13 @@ class Bundle:
 def open_bundle(
     path: str | Path, *, full: bool = False, safe: bool = False, name: Path | None = None
 ) -> Bundle:
-    """Open and check a bundle directory. `full` hashes every file even if it was found good before. `safe`,
-    for a bundle that may be anybody's, does so too, remembers nothing, and has stricter limits. `name` is the
-    path that the directory will be renamed to.
+    """Open and check a bundle directory.
 
-    Raises BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe
-    file names, files that are missing, not listed, of the wrong size or of the wrong content.
+    `full` hashes every file, even if it was verified before. `safe`, for a bundle of unknown origin, does the
+    same, stores no stamps and has stricter limits. `name` is the path that the directory will be renamed to.
+
+    Raises a BundleError that lists every problem: not a bundle, a newer format, a bad manifest, unsafe file
+    names, files that are missing, not listed, of the wrong size or of the wrong content.
     """
     directory = Path(path).expanduser()
     if not (directory / MANIFEST_FILE).is_file():
@@ -93,7 +92,7 @@ def _read(directory: Path, *, full: bool, safe: bool, name: Path | None) -> Bund
 
 
 def _no_bundle(path: str, directory: Path) -> str:
-    """What lies there instead, and what to do."""
+    """What is at `path` instead of a bundle, and what to do."""
     if (directory / "config.json").is_file() or (directory / "adapter_config.json").is_file():
         what = "a checkpoint, not a bundle; export it first"
     elif directory.suffix == ".gguf":
@@ -114,10 +113,10 @@ def _no_bundle(path: str, directory: Path) -> str:
 def rewrite(
     path: str | Path, change: Callable[[Manifest], Manifest], new: Mapping[str, bytes] | None = None
 ) -> Manifest:
-    """Replace a bundle by a copy with another manifest: `change` makes it of the present one, `new` are the
-    contents of the files it adds. Other files are hard links.
+    """Replace a bundle by a copy with a changed manifest. `new` holds the contents of added files; the other
+    files become hard links.
 
-    A second writer waits. Raises BundleError, and whatever `change` does; the bundle is unchanged then.
+    A second writer waits. Raises BundleError and the errors of `change`; the bundle is unchanged then.
     """
     directory, new = Path(os.path.realpath(Path(path).expanduser())), new or {}
     if not (directory / MANIFEST_FILE).is_file():
@@ -125,7 +124,7 @@ def rewrite(
     try:
         with replacing(directory) as scratch:
             manifest = change(open_bundle(directory).manifest)
-            parse_manifest(manifest.to_json(), str(path))  # what is written opens
+            parse_manifest(manifest.to_json(), str(path))  # raises if the result would not open
             for entry in manifest.files:
                 if entry.path in new:
                     write_whole(scratch / entry.path, new[entry.path])

@@ -1,7 +1,4 @@
-"""Calibrated settings kept in a bundle: found, checked against what is running, stored, removed.
-
-Knows no task and no statistics.
-"""
+"""The profiles of a bundle: reading, checking, storing and removing calibrated taus."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ def sha256_of(manifest: Manifest, file: str | None) -> str | None:
 
 
 def find(bundle: Bundle, variant: Variant, name: str) -> Profile:
-    """The profile `name` for the variant that runs.
+    """The profile `name` for the running variant.
 
-    Raises SessionError where there is none, or only a stale one, with the remedy.
+    Raises SessionError, with the remedy, if there is none or if it is stale.
     """
     named = [p for p in bundle.manifest.profiles if p.name == name]
     if not named:
@@ -39,7 +36,7 @@ def find(bundle: Bundle, variant: Variant, name: str) -> Profile:
 
 
 def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[str]:
-    """Why a profile says nothing about `variant` of this bundle; empty for a valid one."""
+    """Why a profile does not apply to `variant` of this bundle; empty if it applies."""
     if profile.variant != variant.name:
         return [f"it was calibrated on variant {profile.variant}, {variant.name} is running"]
     reasons = []
@@ -58,27 +55,15 @@ def staleness(manifest: Manifest, variant: Variant, profile: Profile) -> list[st
 
 
 def renewal(bundle: Path, profile: Profile) -> str:
-    """The command that calibrates the same profile again; the task is named as it was given, without its
-    folder.
-    """
+    """The command that calibrates the profile again. The evidence has the task's file without its folder."""
     task, drop = profile.evidence.get("task", "TASK.jsonl"), profile.evidence.get("max_drop", 0.02)
-    words = [
-        "mars-export",
-        "calibrate",
-        str(bundle),
-        "--task",
-        str(task),
-        "--max-drop",
-        str(drop),
-        "--name",
-        profile.name,
-    ]
-    return shlex.join(words)
+    options = ["--task", str(task), "--max-drop", str(drop), "--name", profile.name]
+    return shlex.join(["mars-export", "calibrate", str(bundle), *options])
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A profile with its state: empty `stale` means that it may be used, else `renewal` is the command."""
+class ProfileState:
+    """A profile, the reasons why it is stale (empty if it is valid), and the command that renews it."""
 
     profile: Profile
     stale: tuple[str, ...]
@@ -93,14 +78,14 @@ class Described:
 
     @property
     def settings(self) -> list[tuple[str, str]]:
-        """The profile itself, as name and text; what is not known is left out."""
-        fields = {name: value for name, value in asdict(self.profile).items() if name != "evidence"}
-        lines = [(name, shown(value)) for name, value in fields.items() if value is not None]
-        return [*lines, ("state", self.state)]
+        """Its known fields, each as name and text."""
+        fields = asdict(self.profile).items()
+        known = [(name, shown(value)) for name, value in fields if name != "evidence" and value is not None]
+        return [*known, ("state", self.state)]
 
     @property
     def evidence(self) -> list[tuple[str, str]]:
-        """What it rests on, as name and text; each note in a line of its own."""
+        """Its evidence, each entry as name and text, each note in its own line."""
         lines: list[tuple[str, str]] = []
         for name, value in self.profile.evidence.items():
             notes = value if name == "notes" and isinstance(value, list | tuple) else [value]
@@ -110,32 +95,27 @@ class Described:
     @property
     def cells(self) -> tuple[str, ...]:
         """Name, tau, metric, variant, rows, bound, date and state, as text."""
-        p, evidence = self.profile, self.profile.evidence
-        known = (str(evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
-        return (
-            p.name,
-            f"{p.tau:g}",
-            p.metric,
-            p.variant,
-            *known,
-            self.state,
-        )
+        p = self.profile
+        evidence = (str(p.evidence.get(key, "?")) for key in ("num_rows", "max_drop", "date"))
+        return (p.name, f"{p.tau:g}", p.metric, p.variant, *evidence, self.state)
 
 
-def described(path: str | Path, name: str | None = None) -> list[Described]:
-    """The profiles of the bundle at `path`, or those named `name`, each against the variant that it names."""
+def states(path: str | Path, name: str | None = None) -> list[ProfileState]:
+    """The profiles of the bundle at `path`, or those named `name`, each checked against its own variant."""
     bundle = open_bundle(path)
-    wanted = [p for p in bundle.manifest.profiles if name in (None, p.name)]
-    if name is not None and not wanted:
+    profiles = [p for p in bundle.manifest.profiles if name in (None, p.name)]
+    if name is not None and not profiles:
         raise _unknown(bundle.path, bundle.manifest, name)
     return [
-        Described(p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p)), renewal(bundle.path, p))
-        for p in wanted
+        ProfileState(
+            p, tuple(staleness(bundle.manifest, bundle.variant(p.variant), p)), renewal(bundle.path, p)
+        )
+        for p in profiles
     ]
 
 
 def shown(value: Any) -> str:
-    """A value of JSON for people: numbers short, lists and objects without brackets."""
+    """A JSON value as short text: numbers rounded, lists and objects without brackets."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, float):
@@ -148,7 +128,7 @@ def shown(value: Any) -> str:
 
 
 def store(path: str | Path, profile: Profile) -> None:
-    """Put a profile into the bundle at `path`, in place of one of the same name for the same variant."""
+    """Store a profile in the bundle at `path`. It replaces one of the same name for the same variant."""
 
     def change(manifest: Manifest) -> Manifest:
         others = (p for p in manifest.profiles if (p.name, p.variant) != (profile.name, profile.variant))
@@ -158,9 +138,7 @@ def store(path: str | Path, profile: Profile) -> None:
 
 
 def remove(path: str | Path, name: str) -> None:
-    """Take a profile out of the bundle, for every variant that has it. Raises SessionError for an unknown
-    name.
-    """
+    """Remove a profile from every variant of the bundle. Raises SessionError for an unknown name."""
 
     def change(manifest: Manifest) -> Manifest:
         others = tuple(p for p in manifest.profiles if p.name != name)

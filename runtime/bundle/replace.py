@@ -1,4 +1,4 @@
-"""A directory that is replaced as a whole: a sibling is filled, then renamed."""
+"""Replacing a directory as a whole: fill a sibling, then rename it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CURRENT_DIRECTORY, EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """An empty directory `.NAME.partial` beside `target`, which takes its name on success and is removed on
-    any error. A second writer of the same target waits; what a killed writer left is removed.
+    """Yield an empty directory `.NAME.partial` beside `target`. It replaces `target` on success and is
+    removed on any error. A second writer of the same target waits. Files of a killed writer are removed.
 
     Raises OSError.
     """
@@ -60,13 +60,13 @@ def _put(scratch: Path, target: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two directories in one step; False where the system cannot."""
+    """Exchange two directories in one step. False if the system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
         return False
-    here = ctypes.c_int(CURRENT_DIRECTORY)
-    if not renameat2(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(EXCHANGE)):
+    current = ctypes.c_int(CURRENT_DIRECTORY)
+    if not renameat2(current, os.fsencode(one), current, os.fsencode(other), ctypes.c_uint(EXCHANGE)):
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):
@@ -75,7 +75,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """`target` with the data of `source`: a hard link where the file system has them."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no links."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:

@@ -1,7 +1,4 @@
-"""What safe mode asks of a bundle that may be anybody's, beyond that it is whole. Reads no file.
-
-docs/security.md says what each limit is for.
-"""
+"""The limits of safe mode, for bundles of unknown origin. docs/security.md says what each one is for."""
 
 from __future__ import annotations
 
@@ -10,24 +7,18 @@ from collections.abc import Collection, Iterator, Mapping
 from ..errors import BundleError, listed
 
 MANIFEST_LIMIT = 1_000_000  # bytes
-GRAPH_LIMIT, TOKENIZER_LIMIT = (
-    64_000_000,
-    64_000_000,
-)  # bytes: both are parsed, which takes several times that
+GRAPH_LIMIT = TOKENIZER_LIMIT = 64_000_000  # bytes; parsing takes several times that
 MOST_FILES = 64
-
-
 REMEDY = "if you trust whoever made it, open it without safe mode (--trust, or safe=False)"
 
 
 def check_sizes(
     manifest: int, files: Mapping[str, int], graphs: Collection[str], tokenizer: str | None, where: str
 ) -> None:
-    """Raise BundleError for a bundle that is larger than any of ours need be: `manifest` and the values of
+    """Raise BundleError for a bundle that is larger than an export needs. `manifest` and the values of
     `files` are bytes.
     """
-    problems = list(_too_large(manifest, files, graphs, tokenizer))
-    if problems:
+    if problems := list(_too_large(manifest, files, graphs, tokenizer)):
         raise BundleError(f"{where}: more than safe mode takes:{listed(problems)}\n  {REMEDY}")
 
 

@@ -1,25 +1,21 @@
-"""A chat template as a table: what stands between the contents of a conversation.
-
-Knows no jinja2 and no tokens.
-"""
+"""A chat template as a table: the text between the messages of a conversation, without jinja2."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-START = "start"  # stands for the role before the first message
+START = "start"  # the role before the first message
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTurns:
-    """The text before a content depends on the role before it and its own; the exporter proves that the
-    template does no more.
+    """The text around each message, for a template in which it depends on two roles only: that of the message
+    and that of the message before it. The exporter proves that this holds.
 
-    `between[previous][role]` precedes a content, `after[role]` follows the last one and begins the answer.
-    Roles that are not there cannot follow or end. The contents of `trimmed` roles lose the white space around
-    them. A content that holds one of the `reserved` strings is treated by the template in its own way, which
-    this table does not tell.
+    `between[previous][role]` precedes a message. `after[role]` follows the last message and begins the
+    answer. A role that the table lacks cannot follow or end. Contents of the `trimmed` roles lose the white
+    space around them. The table does not cover messages with one of the `reserved` strings.
     """
 
     between: Mapping[str, Mapping[str, str]]
@@ -29,16 +25,14 @@ class ChatTurns:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """All roles that it knows."""
         return tuple(dict.fromkeys(role for following in self.between.values() for role in following))
 
-    def wrong(self) -> Iterator[tuple[str, str]]:
-        """What contradicts itself in a table that was read."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         if START not in self.between or not self.after:
             yield "", "no conversation can begin or end"
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str | None:
-        """The prompt of `messages` ({role, content}), or None where only the template itself could tell."""
+        """The prompt of `messages` ({role, content}), or None if the table does not cover them."""
         text, previous = "", START
         for message in messages:
             role, content = message["role"], message["content"]

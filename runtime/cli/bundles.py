@@ -171,19 +171,19 @@ def verify(bundle: BundleArgument, as_json: Json = False) -> None:
 @profiles_app.command("list")
 def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
     """List a bundle's profiles and say which are stale."""
-    from ..bundle.profiles import described
+    from ..bundle.profiles import states
 
     columns = ("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state")
     none = "no profiles; `mars-export calibrate` makes one"
-    print_list(described(bundle), columns, none, as_json=as_json)
+    print_list(states(bundle), columns, none, as_json=as_json)
 
 
 @profiles_app.command("show")
 def show_profile(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
     """Show a profile and what it rests on."""
-    from ..bundle.profiles import described
+    from ..bundle.profiles import states
 
-    for row in described(bundle, name):
+    for row in states(bundle, name):
         if as_json:
             print_json(row.to_dict())
             continue

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.files import FileEntry
-from ..bundle.manifest import Manifest
+from ..bundle.manifest import GRAMMAR_NAME, Manifest, StoredGrammar
 from ..bundle.open import open_bundle, rewrite
 from ..bundle.profiles import shown
-from ..bundle.stored_grammar import NAME, StoredGrammar
 from ..errors import SessionError
 
 
 def check_name(name: str) -> None:
     """Raise SessionError for what cannot be a grammar's name."""
-    if NAME.fullmatch(name) is None:
+    if GRAMMAR_NAME.fullmatch(name) is None:
         raise SessionError(
             "a grammar is named with letters, digits, dots, dashes and underscores, 64 at most, not"
             f" {name[:80]!r}"

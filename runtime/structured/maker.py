@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ..bundle.manifest import StoredGrammar
 from ..bundle.open import open_bundle
-from ..bundle.stored_grammar import StoredGrammar
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text import toolcalls

@@ -24,8 +24,8 @@ from support.shell import run
 from tokenizers import Tokenizer
 
 from mars_export import Batcher, BundleError, Commit, GenerationConfig, Session, SessionError
+from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
-from mars_export.runtime.bundle.stored_grammar import StoredGrammar
 from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.structured.automaton_file import parsed
 from mars_export.runtime.structured.bundled import described, remove, store

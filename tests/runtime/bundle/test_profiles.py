@@ -58,7 +58,7 @@ def test_a_stored_profile_is_used(path: Path) -> None:
 def test_a_profile_in_words_for_people(path: Path) -> None:
     evidence = {"max_drop": 0.05, "needed": False, "none": None, "nested": {"a": [1, 2.50001], "b": {}}}
     profiles.store(path, profile(path, evidence=evidence | {"notes": ["one", "two"], "empty": []}))
-    [found] = profiles.described(path)
+    [found] = profiles.states(path)
     assert found.evidence == [
         ("max_drop", "0.05"),
         ("needed", "no"),
@@ -72,7 +72,7 @@ def test_a_profile_in_words_for_people(path: Path) -> None:
     assert "accuracy_level" not in dict(found.settings), "what is not known is left out"
     assert dict(found.settings)["state"] == "good"
     profiles.store(path, profile(path, precision="int8", weights_sha256=None))
-    [stale] = profiles.described(path, "sums")
+    [stale] = profiles.states(path, "sums")
     assert "weights_sha256" not in dict(stale.settings)
     assert stale.state.startswith("stale: it was calibrated in int8")
     assert stale.renewal.endswith("--task sums --max-drop 0.05 --name sums")
@@ -105,7 +105,7 @@ def test_a_stale_profile_is_refused_with_the_command_that_renews_it(
         r"mars-export calibrate \S*mine.bundle --task sums --max-drop 0.05",
     ):
         Session.open(path, threads=1).profile("sums")
-    (listed,) = profiles.described(path)
+    (listed,) = profiles.states(path)
     assert listed.stale
     assert listed.cells[-1].startswith("stale: ")
 
