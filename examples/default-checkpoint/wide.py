@@ -7,6 +7,7 @@ import random
 import re
 from dataclasses import replace
 
+import stories
 from arithmetic import ITEMS, LIMIT, SCENES, THINGS, Problem, Story, begin, event, small
 
 MORE_ITEMS = (
@@ -155,7 +156,9 @@ def _mine(told: list[str], name: str) -> list[str] | None:
 
 
 def problem(rng: random.Random, held_out: bool) -> Problem:
-    """One word problem."""
+    """One word problem; in training, half of them from stories.toml."""
+    if not held_out and rng.random() < 0.5:
+        return stories.problem(rng)
     story = Story(rng, held_out)
     story.words["items"] = rng.choice(ITEMS + MORE_ITEMS)
     story.words["thing"] = rng.choice(THINGS + MORE_THINGS)
