@@ -70,7 +70,7 @@ def store_grammar(
     (docs/structured.md).
     """
     from ..decode.config import GenerationConfig
-    from ..structured.maker import make
+    from ..structured.compiler import compile_into
 
     config = GenerationConfig(
         schema=text_of(schema),
@@ -80,7 +80,7 @@ def store_grammar(
         separators=separators,
     )
     files = {option: file.name for option, file in (("schema", schema), ("tools", tools)) if file is not None}
-    made = make(bundle, name, config, files | ({"regex": regex} if regex is not None else {}))
+    made = compile_into(bundle, name, config, files | ({"regex": regex} if regex is not None else {}))
     if as_json:
         from dataclasses import asdict
 
@@ -92,18 +92,18 @@ def store_grammar(
 @grammar_app.command("list")
 def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
     """List a bundle's grammars."""
-    from ..structured.bundled import described
+    from ..structured.catalog import entries
 
     none = "no grammars; `mars-export grammar BUNDLE --tools FILE --name NAME` makes one"
-    print_list(described(bundle), ("grammar", "kind", "states", "size", "date"), none, as_json=as_json)
+    print_list(entries(bundle), ("grammar", "kind", "states", "size", "date"), none, as_json=as_json)
 
 
 @grammar_app.command("show")
 def show_grammar(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
     """Show a grammar and what it was compiled from."""
-    from ..structured.bundled import described
+    from ..structured.catalog import entries
 
-    [row] = described(bundle, name)
+    [row] = entries(bundle, name)
     if as_json:
         print_json(row.to_dict())
     else:
@@ -113,7 +113,7 @@ def show_grammar(bundle: BundleArgument, name: Name, as_json: Json = False) -> N
 @grammar_app.command("remove")
 def remove_grammar(bundle: BundleArgument, name: Name) -> None:
     """Take a grammar out of a bundle, and its file."""
-    from ..structured.bundled import remove
+    from ..structured.catalog import remove
 
     remove(bundle, name)
     say(f"removed the grammar {name}")

@@ -28,8 +28,8 @@ from ..decode.stats import Stats
 from ..device.name import DeviceName, OnGpu
 from ..device.trt.cuda import memory_free
 from ..errors import SessionError
-from ..structured.compiled import Guides
 from ..structured.guide import Guide
+from ..structured.guide_factory import GuideFactory
 from ..structured.guided_row import GuidedRow
 from ..text.prompts import Prompt, Prompts, system_of
 from ..text.tokenizer import Text, TextStream
@@ -91,7 +91,7 @@ class Session:
         has_text = bundle.manifest.text is not None
         self.text = Text.of(bundle, safe=safe, parse_special=parse_special) if has_text else None
         self._prompts = Prompts(bundle, self.text, backend.max_capacity)
-        self._guides = Guides(bundle, self.text, backend.outputs)
+        self._guides = GuideFactory(bundle, self.text, backend.outputs)
 
     @classmethod
     def open(

@@ -1,8 +1,4 @@
-"""What a request asks of the form of its answer, as a matcher over tokens.
-
-The only file that names llguidance. Knows schemas, regular expressions, choices and tools; nothing of rows,
-of steps or of the model.
-"""
+"""Matchers over tokens for schemas, regular expressions, choices and tools, compiled by llguidance."""
 
 from __future__ import annotations
 
@@ -22,14 +18,14 @@ from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text import toolcalls
 
-PER_BYTE = 4  # continuations that begin with the same byte, of those that are tried
+PER_BYTE = 4  # continuations tried for each first byte
 SEPARATORS = (", ", ": ")
-MOST_SETTLED = 256  # tokens that are forced at once; more follow in the next run
-REMEMBERED = 1024  # texts whose continuations were tried
-MOST_KEPT = 1024  # bytes of a text whose tokens are kept
-CACHED = 64  # compiled grammars of a session
+MOST_SETTLED = 256  # tokens forced at once; more follow in the next run
+CACHED_TEXTS = 1024  # texts whose tokens and continuations are cached
+MOST_CACHED_BYTES = 1024  # of a text whose tokens are cached
+CACHED_GRAMMARS = 64  # compiled grammars of a session
 INSTALL = "pip install 'mars-export[grammar]'"
-# Bounds of time and memory: about a second to compile and 300 MB, tens of milliseconds for a step.
+# They bound compilation to about a second and 300 MB, and a step to tens of milliseconds.
 LIMITS = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 100_000,
@@ -38,17 +34,20 @@ LIMITS = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
-MOST_CERTAIN = 4096  # tokens: a longer text that is forced from end to end counts as a choice
+MOST_CERTAIN = 4096  # tokens; a longer text counts as a choice even if all of it is forced
 SIMPLER = "make the schema, regex or tools simpler"
 
 
 class Grammars:
-    """The grammars of one tokenizer, each compiled once and kept while it is asked for.
+    """The grammars of one tokenizer, each compiled once and cached. Thread-safe.
 
-    tokenizer: JSON text of the tokenizers library. vocab_size: tokens of the model, padding included.
-    eos_ids: the model's own, which a tokenizer file does not tell. dialect: how the model writes calls.
-    separators: those of JSON answers where a request names none. May be used from several threads. Raises
-    SessionError where llguidance is missing or cannot use the tokenizer.
+    tokenizer: JSON text of the tokenizers library
+    vocab_size: tokens of the model, padding included
+    eos_ids: end-of-sequence tokens of the model
+    dialect: how the model writes calls
+    separators: of JSON answers, unless a request has its own
+
+    Raises SessionError if llguidance is missing or cannot use the tokenizer.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def matcher(self, config: GenerationConfig) -> LlgMatcher:
-        """A matcher at the beginning of an answer. Raises SessionError for what nothing can satisfy."""
+        """A matcher at the beginning of an answer. Raises SessionError if no answer satisfies the grammar."""
         parts = [config.schema, config.regex, config.choice, config.tools, self._separators_of(config)]
         key = sha256(json.dumps(parts).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
@@ -81,7 +80,7 @@ class Grammars:
         compiled = self._compile(config)
         with self._lock:
             self._compiled[key] = compiled
-            while len(self._compiled) > CACHED:
+            while len(self._compiled) > CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         return self._of(compiled.deep_copy())
 
@@ -99,7 +98,7 @@ class Grammars:
             raise SessionError(f"the grammar cannot be compiled ({_words(compiled.get_error())}); {SIMPLER}")
         first = self._of(compiled.deep_copy())
         if not first.forced():
-            first.mask()  # what nothing satisfies is refused before it runs
+            first.mask()  # raises if nothing satisfies the grammar
         return compiled
 
     def _grammar(self, config: GenerationConfig) -> str:
@@ -111,10 +110,10 @@ class Grammars:
             return str(library.grammar_from_regex("|".join(map(_escaped, dict.fromkeys(config.choice)))))
         if config.schema is not None:
             if config.schema == "false":
-                raise SessionError("the schema false allows no answer; give another")
+                raise SessionError("the schema `false` allows no answer; use another one")
             schema = "{}" if config.schema == "true" else config.schema
             return str(library.grammar_from_json_schema(schema, overrides=options))
-        assert isinstance(config.tools, str), "a config says what is asked for, and holds JSON text"
+        assert isinstance(config.tools, str), "a config holds tools as JSON text"
         tools = json.loads(config.tools)
         if self._dialect == "list":
             return str(library.grammar_from_json_schema(toolcalls.list_schema(tools), overrides=options))
@@ -133,13 +132,13 @@ class Grammars:
 
 
 class Alphabet:
-    """A tokenizer as the grammar library has it: tokens as bytes, and bytes as tokens."""
+    """The tokens of a tokenizer as bytes, and bytes as tokens."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self.vocab_size, self.ends = vocab_size, list(eos_ids)
         self._tokenizer = tokenizer
         self._texts = [tokenizer.decode_bytes([token]) for token in range(vocab_size)]
-        # All tokens by their first bytes, short ones first; and for each where its first byte begins.
+        # All tokens by first byte and length; and for each, the index of the first token with its first byte.
         texts = self._texts
         order = sorted(
             range(vocab_size), key=lambda token: (texts[token][:1], len(texts[token]), texts[token])
@@ -157,10 +156,10 @@ class Alphabet:
                 self._written.move_to_end(data)
                 return list(self._written[data])
         tokens = list(self._tokenizer.tokenize_bytes(data))
-        if len(data) <= MOST_KEPT:
+        if len(data) <= MOST_CACHED_BYTES:
             with self._lock:
                 self._written[data] = tuple(tokens)
-                while len(self._written) > REMEMBERED:
+                while len(self._written) > CACHED_TEXTS:
                     self._written.popitem(last=False)
         return tokens
 
@@ -169,32 +168,37 @@ class Alphabet:
         fits = [token for token, text in enumerate(self._texts) if text and data.startswith(text)]
         return sorted(fits, key=lambda token: -len(self._texts[token]))
 
-    def ways(self, data: bytes, behind: np.ndarray) -> Ways:
-        """How `data` is written before tokens of the mask `behind`: a few of each first byte are tried."""
-        key = (data, np.packbits(behind).tobytes())
+    def ways(self, data: bytes, after: np.ndarray) -> Ways:
+        """The tokenizations of `data` before tokens of the mask `after`, of which a few for each first byte
+        are tried.
+        """
+        key = (data, np.packbits(after).tobytes())
         with self._lock:
             if key in self._ways:
                 self._ways.move_to_end(key)
                 return self._ways[key]
-        fits = behind[self._shortest]
-        before = np.cumsum(fits) - fits  # such tokens so far
+        fits = after[self._shortest]
+        before = np.cumsum(fits) - fits  # fitting tokens before each one
         few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
-        found = Ways.of([self.write(data + self._texts[token]) for token in few.tolist()])
+        ways = Ways.of([self.write(data + self._texts[token]) for token in few.tolist()])
         with self._lock:
-            self._ways[key] = found
-            while len(self._ways) > REMEMBERED:
+            self._ways[key] = ways
+            while len(self._ways) > CACHED_TEXTS:
                 self._ways.popitem(last=False)
-        return found
+        return ways
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Some writings of a text: the tokens that all begin with, and the first tokens, the commonest first."""
+    """Tokenizations of a text before different continuations.
+
+    `common` are the tokens that all begin with, `first` the first tokens by frequency, `share` the share of
+    the most frequent of them.
+    """
 
     common: tuple[int, ...]
     first: tuple[int, ...]
     share: float
-    """Of the commonest."""
 
     @classmethod
     def of(cls, variants: Sequence[Sequence[int]]) -> Ways:
@@ -207,7 +211,7 @@ class Ways:
 
 
 class LlgMatcher:
-    """One answer's state in a compiled grammar (runtime/structured/guide.py says what a matcher is)."""
+    """The state of one answer in a compiled grammar: the Matcher of runtime/structured/guide.py."""
 
     __slots__ = ("_alphabet", "_forced", "_mask", "_matcher")
 
@@ -217,7 +221,7 @@ class LlgMatcher:
         self._forced: list[int] | None = None
 
     def forced(self) -> list[int]:
-        """The tokens that must follow; none where there is a choice, or nothing but the end."""
+        """The tokens that must follow; none if there is a choice, or if only the end may follow."""
         if self._forced is None:
             forced: list[int] = self._matcher.compute_ff_tokens()
             self._check()
@@ -225,21 +229,19 @@ class LlgMatcher:
         return self._forced
 
     def mask(self) -> np.ndarray:
-        """Bool [vocab]: the tokens that may follow, without those that end."""
+        """Bool [vocab]: the tokens that may follow, without end-of-sequence tokens."""
         if self._mask is None:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             self._check()
             mask = np.unpackbits(bits, bitorder="little")[: self._alphabet.vocab_size].view(bool)
             mask[self._alphabet.ends] = False
             if not mask.any() and not self.may_end:
-                raise SessionError(
-                    f"nothing that is allowed so far can be continued under the grammar; {SIMPLER}"
-                )
+                raise SessionError(f"the answer so far cannot be continued under the grammar; {SIMPLER}")
             self._mask = mask
         return self._mask
 
     def allows(self, token: int) -> bool:
-        """Whether a token may follow; asked of the matcher alone unless the mask is known."""
+        """Whether a token may follow. The mask is used if it is known, since one token is faster to check."""
         if not 0 <= token < self._alphabet.vocab_size or token in self._alphabet.ends:
             return False
         if self._mask is not None:
@@ -249,15 +251,13 @@ class LlgMatcher:
         return is_allowed
 
     def likely(self) -> tuple[int, float] | None:
-        """Of the ways to write a text that is forced: the commonest first token, and its share."""
+        """Of the tokenizations of forced text: the most frequent first token, and its share."""
         data = bytes(self._matcher.compute_ff_bytes())
         self._check()
         if not data or len(data) > 16 * MOST_SETTLED:
             return None
-        after = LlgMatcher(self._matcher.deep_copy(), self._alphabet)  # its mask is another
-        if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
-            return None
-        if after.is_over:
+        after = self._after(data)
+        if after is None or after.is_over:
             return None
         ways = self._alphabet.ways(data, after.mask())
         return (ways.first[0], ways.share) if ways.first and self.allows(ways.first[0]) else None
@@ -270,7 +270,7 @@ class LlgMatcher:
 
     def copy(self) -> LlgMatcher:
         other = LlgMatcher(self._matcher.deep_copy(), self._alphabet)
-        other._mask, other._forced = self._mask, self._forced  # of the same state; nobody changes them
+        other._mask, other._forced = self._mask, self._forced  # both are read only
         return other
 
     @property
@@ -282,21 +282,22 @@ class LlgMatcher:
         return self.may_end and not self.mask().any()
 
     def _settled(self, forced: list[int]) -> list[int]:
-        """The forced tokens that stay as they are whatever follows; the mask knows the others.
+        """The forced tokens that do not depend on the text after them. Others become the only ones of the
+        mask.
 
-        The library leaves out a last token that another could extend. With byte pairs what follows may move
-        the ends of tokens before: `"}}` is written as `"` and `}}`, but before a comma as `"}` and `},`.
+        llguidance leaves out a last token that another could extend. With byte-pair encoding, the text after
+        forced tokens can move their ends: `"}}` is `"` and `}}`, but before a comma it is `"}` and `},`.
         """
         if len(forced) > MOST_SETTLED:
             return forced[:MOST_SETTLED]
         data = bytes(self._matcher.compute_ff_bytes())
         if (num := self._matcher.validate_tokens(forced)) < len(forced):
-            # The name of a special token, such as <|mask|>, is text here: spelled by the longest tokens.
+            # The text of a special token, such as <|mask|>, becomes the longest plain tokens.
             return forced[:num] or self._longest(data)
         if len(data) > 16 * MOST_SETTLED:
             return forced
-        after = LlgMatcher(self._matcher.deep_copy(), self._alphabet)  # its mask is another
-        if not all(after._matcher.consume_token(token) for token in self._alphabet.write(data)):
+        after = self._after(data)
+        if after is None:
             return forced
         if after.is_over:
             return self._alphabet.write(data)
@@ -310,17 +311,23 @@ class LlgMatcher:
             self._mask[allowed] = True
         return forced[:num]
 
+    def _after(self, data: bytes) -> LlgMatcher | None:
+        """A matcher after the tokens of `data`, or None if they are not allowed."""
+        after = LlgMatcher(self._matcher.deep_copy(), self._alphabet)
+        tokens = self._alphabet.write(data)
+        return after if all(after._matcher.consume_token(token) for token in tokens) else None
+
     def _longest(self, data: bytes) -> list[int]:
         fits = self._alphabet.beginnings(data)
         return next(([token] for token in fits if self._matcher.validate_tokens([token]) == 1), [])
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise SessionError(f"the grammar went wrong ({_words(self._matcher.get_error())}); {SIMPLER}")
+            raise SessionError(f"the grammar failed ({_words(self._matcher.get_error())}); {SIMPLER}")
 
 
 def leaves_a_choice(matcher: LlgMatcher) -> bool:
-    """Whether anything but one text satisfies the grammar."""
+    """Whether more than one text satisfies the grammar."""
     matcher, left = matcher.copy(), MOST_CERTAIN
     while (forced := matcher.forced()) and left > 0:
         left -= len(forced)
@@ -330,7 +337,7 @@ def leaves_a_choice(matcher: LlgMatcher) -> bool:
 
 
 def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -340,7 +347,7 @@ def _escaped(text: str) -> str:
 
 
 def _words(message: str) -> str:
-    """The part of a message that is about the grammar, in a length that can be read."""
+    """The part of a library message that concerns the grammar, shortened."""
     words = " ".join(message.replace("<non-verbose/>", "").split())[:300]
     return "nothing satisfies it" if words == "NoExtensionBias" else words
 
@@ -351,7 +358,7 @@ def _no_panic(what: str, remedy: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, SessionError):
         raise
-    except BaseException as error:  # a panic of the Rust library is no Exception
+    except BaseException as error:  # a panic of the Rust library is not an Exception
         raise SessionError(f"{what} ({_words(str(error) or type(error).__name__)}); {remedy}") from error
 
 

@@ -1,7 +1,4 @@
-"""A row's grammar at work: which token may come next, which must, what of a guess is worth feeding.
-
-Token ids only: the grammar itself is a Matcher, and who reads schemas lies on a higher floor.
-"""
+"""The grammar of a row: which token may come next, which one must, and which proposals it allows."""
 
 from __future__ import annotations
 
@@ -16,36 +13,36 @@ from ..decode.proposals import Proposals
 from ..decode.sample import choose, confidence_of
 from ..errors import SessionError
 
-LIKELY = 0.6  # share of the ways to go on, from which the grammar itself is a source of proposals
-MOST_LED = 64  # proposals, with what is forced between them
-SURE = {"probability": 1.0, "margin": 1.0, "entropy": 0.0}  # of a token that is the only one
+LIKELY = 0.6  # share of the continuations from which on the grammar proposes a token by itself
+MOST_LED = 64  # proposals, forced tokens included
+SURE = {"probability": 1.0, "margin": 1.0, "entropy": 0.0}  # confidence of the only allowed token
 
 
 class Matcher(Protocol):
-    """What a grammar says of the answer so far. Knows no end-of-sequence token: the end is a state."""
+    """The state of an answer in a grammar. The end of the answer is a state, not a token."""
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must follow now, as the tokenizer writes them; none where there is a choice."""
+        """The tokens that must follow, as the tokenizer writes them; none if there is a choice."""
         ...
 
     def mask(self) -> np.ndarray:
-        """Bool [vocab]: the tokens that may follow, where nothing is forced. Raises SessionError for none."""
+        """Bool [vocab]: the tokens that may follow if none is forced. Raises SessionError if there are none."""
         ...
 
     def allows(self, token: int) -> bool:
-        """The mask's word on one token, which may cost less than all of them."""
+        """Whether the mask has one token; may be faster than the whole mask."""
         ...
 
     def likely(self) -> tuple[int, float] | None:
-        """Where nothing is forced: a token that is likely all the same, and how likely, or None."""
+        """If no token is forced: the most likely one by the grammar alone, with its share, or None."""
         ...
 
     def consume(self, token: int) -> None:
-        """The answer goes on with a token that may follow. Raises SessionError for another."""
+        """Continue the answer by a token. Raises SessionError if it is not allowed."""
         ...
 
     def copy(self) -> Matcher:
-        """The same state, to try out a continuation."""
+        """A matcher in the same state, for trying a continuation."""
         ...
 
     @property
@@ -55,12 +52,12 @@ class Matcher(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """Whether only the end may follow."""
         ...
 
 
 class Candidates(Protocol):
-    """Predictions for consecutive positions, as far as a choice needs them; arrays of one length."""
+    """Predictions for consecutive positions, in arrays of one length."""
 
     @property
     def token_ids(self) -> np.ndarray: ...
@@ -79,31 +76,31 @@ class Candidates(Protocol):
 
 
 class Guide:
-    """One row's matcher, and the forced tokens that are not appended yet.
+    """A row's matcher, and the queue of forced tokens that are not appended yet.
 
-    A forced run is always appended whole before the matcher is asked again, so the answer does not depend on
-    how many tokens a step gives. `can_ask`: whether the graph can return logits; without, nothing but its
-    top-k is chosen from. `most_masks`: those that the model was trained for; what further ones say is
-    proposed, and not accepted by tau.
+    All queued tokens are appended before the matcher is asked again, so that the answer does not depend on
+    the number of tokens in a step. `has_logits` says whether the graph can return logits; without them,
+    tokens are chosen from its top-k. `most_masks` is the number of masks that the model was trained for; tau
+    accepts no prediction of a later one.
     """
 
     def __init__(
-        self, matcher: Matcher, eos_ids: Collection[int], can_ask: bool, most_masks: int = 64
+        self, matcher: Matcher, eos_ids: Collection[int], has_logits: bool, most_masks: int = 64
     ) -> None:
-        self.matcher, self._can_ask, self.most_masks = matcher, can_ask, most_masks
+        self.matcher, self._has_logits, self.most_masks = matcher, has_logits, most_masks
         self._eos_ids = frozenset(eos_ids)
         self._queue: deque[int] = deque()
         self.begun = False
         self.wants_logits = False
-        """Set once a choice needed them: from then on every step returns them."""
+        """True after a choice that needed logits; later steps return them."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may follow, and no token can say so."""
+        """Whether the answer is complete and the model has no end-of-sequence token."""
         return not self._queue and not self._eos_ids and self.matcher.is_over
 
     def forced(self) -> int | None:
-        """The token that must come next, an end-of-sequence token included; None where there is a choice."""
+        """The token that must come next, end-of-sequence tokens included; None if there is a choice."""
         if not self._queue:
             self._queue.extend(self.matcher.forced())
         if self._queue:
@@ -111,7 +108,7 @@ class Guide:
         return min(self._eos_ids) if self._eos_ids and self.matcher.is_over else None
 
     def append(self, token: int) -> None:
-        """`token` is part of the answer now: the forced one where there is one, else an allowed one."""
+        """Append the forced token, if there is one, else an allowed one."""
         if self._queue:
             assert token == self._queue[0], "a forced run is appended whole"
             self._queue.popleft()
@@ -119,7 +116,7 @@ class Guide:
             self.matcher.consume(token)
 
     def allowed(self) -> np.ndarray:
-        """Bool [vocab]: what may follow where nothing is forced, end-of-sequence tokens included."""
+        """Bool [vocab]: the tokens that may follow if none is forced, end-of-sequence tokens included."""
         mask = self.matcher.mask().copy()
         for token in self._eos_ids:
             if token < len(mask):
@@ -129,11 +126,11 @@ class Guide:
     def choose(
         self, candidates: Candidates, i: int, config: GenerationConfig, seen: Sequence[int], strict: bool
     ) -> tuple[int, float] | None:
-        """The constrained model's token for the next position, by prediction `i`, and the model's confidence.
+        """The next token and its confidence, by prediction `i` under the grammar.
 
-        The likeliest allowed one, or with a temperature the one that is drawn among the allowed. None where
-        another step must tell: prediction `i` has too little to choose from, or (not `strict`) is no longer
-        what the model would say. Raises SessionError where no step of this graph could.
+        It is the most likely allowed token, or with a temperature a draw among the allowed ones. None means
+        that another step must predict again: prediction `i` has too few candidates, or (unless `strict`) its
+        context has changed. Raises SessionError if no step of this graph could tell.
         """
         if config.needs_logits:
             assert candidates.logits is not None, "logits were not exported: the session checks this first"
@@ -151,19 +148,17 @@ class Guide:
             places = np.flatnonzero(allowed[ids])
             if len(places):
                 at = int(places[0])
-                own, top = float(np.exp(logprobs[at])), float(np.exp(logprobs[0]))
-                other = {"probability": own, "margin": own - top}.get(
-                    metric, float(candidates.confidences[i])
-                )
-                return int(ids[at]), other
+                probability, top = float(np.exp(logprobs[at])), float(np.exp(logprobs[0]))
+                confidences = {"probability": probability, "margin": probability - top}
+                return int(ids[at]), confidences.get(metric, float(candidates.confidences[i]))
         if candidates.logits is not None:
             logits = candidates.logits[i]
             token = int(np.where(allowed, logits, -np.inf).argmax())
             return token, confidence_of(logits, token, metric)
-        if i == 0 and not self._can_ask:
-            kept = "its top-k holds" if candidates.topk_ids is not None else "this bundle gives"
+        if i == 0 and not self._has_logits:
+            source = "its top-k holds" if candidates.topk_ids is not None else "this bundle gives"
             raise SessionError(
-                f"the grammar allows none of the tokens that {kept} at this position, and there are no logits"
+                f"the grammar allows none of the tokens that {source} at this position, and there are no logits"
                 " to choose from; export the bundle with --logits",
                 code="unsupported_by_model",
             )
@@ -171,10 +166,10 @@ class Guide:
         return None
 
     def lead(self, guess: Proposals, least: float = 0.0) -> Proposals:
-        """The guess as far as the grammar allows it, with what it forces between and behind.
+        """The proposals of `guess` that the grammar allows, with forced tokens between and after them.
 
-        Where the guess ends, what the grammar makes likely stands in. No more once less than `least` is left
-        of the chance that all hold.
+        After the end of the guess, tokens follow that the grammar makes likely. It ends when the chance that
+        all proposals hold falls below `least`.
         """
         if self._queue:
             return guess
@@ -185,7 +180,7 @@ class Guide:
 
         def add(token: int, confidence: float) -> None:
             nonlocal at
-            # Behind another token than was guessed the rest of the guess is void.
+            # After a token other than the guessed one, the rest of the guess is void.
             at = at + 1 if at < len(guess) and guess.token_ids[at] == token else len(guess)
             token_ids.append(token)
             confidences.append(confidence)
@@ -202,10 +197,10 @@ class Guide:
                     sure.append(len(token_ids))
                     add(min(self._eos_ids), 1.0)
                 break
-            found = self._guessed(matcher, guess, at)
-            if found is None or (chance := chance * found[1]) < least:
+            proposal = self._guessed(matcher, guess, at)
+            if proposal is None or (chance := chance * proposal[1]) < least:
                 break
-            token, confidence = found
+            token, confidence = proposal
             add(token, confidence)
             if token in self._eos_ids:
                 break
@@ -213,7 +208,7 @@ class Guide:
         return Proposals(tuple(token_ids), tuple(confidences), guess.source, frozenset(sure))
 
     def _guessed(self, matcher: Matcher, guess: Proposals, at: int) -> tuple[int, float] | None:
-        """A token for a choice: the guess where it is allowed, else what the grammar makes likely."""
+        """A token for a choice: the guess if it is allowed, else one that the grammar makes likely."""
         if at < len(guess):
             token = guess.token_ids[at]
             if _may_follow(matcher, token, self._eos_ids):
@@ -223,5 +218,5 @@ class Guide:
 
 
 def _may_follow(matcher: Matcher, token: int, eos_ids: Collection[int]) -> bool:
-    """Whether a token may come next where nothing is forced, one that ends included."""
+    """Whether a token may come next if none is forced, end-of-sequence tokens included."""
     return matcher.may_end if token in eos_ids else matcher.allows(token)

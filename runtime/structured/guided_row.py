@@ -38,15 +38,15 @@ class GuidedRow(Row):
 
     @property
     def feeds_proposals(self) -> bool:
-        """Always: with a tau, too, the grammar proposes what is forced."""
+        """Always: the grammar proposes forced tokens, with a tau too."""
         return True
 
     def lead(self, proposals: Proposals) -> Proposals:
-        """`proposals` as far as the grammar allows them, with what it forces between and after them."""
+        """The proposals that the grammar allows, with forced tokens between and after them."""
         return self.guide.lead(proposals) if proposals else NONE
 
     def begin(self, most: int) -> Accepted | None:
-        """Append what the grammar forces before any prediction, until the row has `most` tokens."""
+        """Append the tokens that are forced before any prediction, until the row has `most` tokens."""
         if self.guide.begun:
             return None
         self.guide.begun = True
@@ -69,11 +69,11 @@ class GuidedRow(Row):
         return Accepted(self.index, tuple(forced), confidences, self.finish_reason, forced=places)
 
     def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted | None:
-        """Append tokens from the left: what the grammar forces, else what `_choice` accepts.
+        """Append tokens from the left: the forced one, else the one that `_choice` accepts.
 
-        Prediction i is for place i of the run. It may be used as long as the model saw the tokens that were
-        appended before it: `follows`. The first `num_proposals` places were fed as proposals; `num_verified`
-        of them are what was appended. None if nothing was appended: the next step asks again, with logits.
+        Prediction i is for position i of the run. It counts only while the model saw exactly the tokens that
+        were appended before it (`follows`). The first `num_proposals` positions were fed as proposals;
+        `num_verified` of those were appended. None if no token was appended: the next step returns logits.
         """
         config, guide = self.config, self.guide
         proposals = self.proposals.token_ids[:num_proposals]
@@ -114,10 +114,11 @@ class GuidedRow(Row):
     def _choice(
         self, predictions: Predictions, i: int, num_verified: int, num_proposals: int
     ) -> tuple[int, float] | None:
-        """Token and confidence for place i, where the grammar leaves a choice; None ends the run.
+        """Token and confidence for position i, if the grammar leaves a choice; None ends the run.
 
-        Prediction `num_verified` is the model's own next token. A later one is a mask's guess: exact mode
-        takes none, a tau those that pass and that the model was trained for.
+        Prediction `num_verified` is the model's own next token. Later ones are predictions of masks: exact
+        mode accepts none of them, a tau those that pass it, up to the number of masks that the model was
+        trained for.
         """
         config = self.config
         if self.guide.is_over or i >= len(predictions.token_ids):
@@ -142,8 +143,8 @@ class GuidedRow(Row):
     def _propose(
         self, predictions: Predictions, appended: Sequence[int], num_verified: int, num_proposals: int
     ) -> None:
-        """Move the cursor past verified proposals, and propose what was predicted after `appended`."""
-        # At least one token is fed again: its output is where the next prediction comes from.
+        """Move the cursor past the verified proposals, and propose the predictions after `appended`."""
+        # The last token is always fed again: the next prediction is its output.
         self.cursor = min(self.cursor + num_verified, len(self.tokens) - 1)
         self._count(predictions, len(appended), num_verified, num_proposals)
         self.proposals = NONE
@@ -153,9 +154,9 @@ class GuidedRow(Row):
         if num_verified == num_proposals:
             probabilities = predictions.probabilities.tolist()
             self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[num_proposals + 1 :]])
-            # Predictions after a token that is not the model's own are void.
-            own = predictions.token_ids[num_proposals:count].tolist()
-            if self.config.needs_logits or list(appended[num_proposals:]) == own:
+            # Predictions after a token that differs from the model's own one are void.
+            predicted_ids = predictions.token_ids[num_proposals:count].tolist()
+            if self.config.needs_logits or list(appended[num_proposals:]) == predicted_ids:
                 predicted = self.candidates(predictions, self.config, count)[:]
                 guess = Proposals(tuple(predicted), tuple(probabilities[count:]))
         self.proposals = self.guide.lead(guess, 0.0 if self.config.exact else LEAST)
@@ -163,7 +164,7 @@ class GuidedRow(Row):
     def _count(
         self, predictions: Predictions, num_appended: int, num_verified: int, num_proposals: int
     ) -> None:
-        """Statistics of a step; proposals that the grammar forced are neither proposed nor verified."""
+        """Count a step; forced proposals count neither as proposed nor as verified."""
         num_forced = self.proposals.num_sure
         self.stats.proposed += num_proposals - num_forced(num_proposals)
         self.stats.verified += num_verified - num_forced(num_verified)

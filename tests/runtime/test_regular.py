@@ -21,10 +21,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.errors import BundleError
-from mars_export.runtime.structured.automaton_file import parsed, written
+from mars_export.runtime.structured.automaton_file import parse, to_bytes
+from mars_export.runtime.structured.compiler import compile_grammar
 from mars_export.runtime.structured.grammar import Grammars
-from mars_export.runtime.structured.maker import compiled
-from mars_export.runtime.structured.regular.automaton import Automaton, built
+from mars_export.runtime.structured.regular.automaton import Automaton, build
 from mars_export.runtime.structured.regular.expression import (
     LAST,
     characters,
@@ -133,7 +133,7 @@ def single_bytes() -> Tokenizer:
 def differences(config: GenerationConfig, dialect: Dialect = "list", walks: int = 20) -> list[Any]:
     """Beginnings of answers behind which the automaton and llguidance allow other bytes."""
     need("llguidance", "grammar")
-    automaton = compiled(config, dialect, SEPARATORS)
+    automaton = compile_grammar(config, dialect, SEPARATORS)
     grammars = Grammars(single_bytes().to_str(), 257, [END], dialect, SEPARATORS)
     draw = random.Random(1)
     for _ in range(walks):
@@ -174,7 +174,7 @@ def test_integers_between_bounds(low: int | None, width: int | None) -> None:
     if width is not None:
         schema["maximum"] = (low or 0) + width
     assert differences(GenerationConfig(schema=schema, separators=SEPARATORS), walks=6) == []
-    automaton = built(schema_expression(schema, SEPARATORS))
+    automaton = build(schema_expression(schema, SEPARATORS))
     for number in {*range(-30, 31), low or 0, (low or 0) - 1, (low or 0) + (width or 0), 123456}:
         found = automaton.walk(str(number).encode())
         assert (found in automaton.ends) == jsonschema.Draft202012Validator(schema).is_valid(number)
@@ -184,7 +184,7 @@ def test_integers_between_bounds(low: int | None, width: int | None) -> None:
 def test_calls_have_the_language_of_the_library(dialect: Dialect) -> None:
     config = GenerationConfig(tools=TOOLS, separators=SEPARATORS)
     assert differences(config, dialect, walks=60) == []
-    automaton = compiled(config, dialect, SEPARATORS)
+    automaton = compile_grammar(config, dialect, SEPARATORS)
     if dialect == "tags":
         call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
         for said in ("", "hi <tool_cal", f"a<{call}", f"<tool_cal{call} \u00e9 {call}<"):
@@ -203,7 +203,7 @@ REGEXES = [
 @pytest.mark.parametrize("regex", REGEXES)
 def test_a_regex_has_the_language_of_the_library(regex: str) -> None:
     assert differences(GenerationConfig(regex=regex.replace("(?:", "("))) == []
-    automaton = built(pattern_expression(regex))
+    automaton = build(pattern_expression(regex))
     draw = random.Random(7)
     for _ in range(100):
         said = "".join(draw.choice('abcdfoX01\u00e9\u00e8.tx"-]+A') for _ in range(draw.randrange(6)))
@@ -213,7 +213,7 @@ def test_a_regex_has_the_language_of_the_library(regex: str) -> None:
 def test_classes_are_those_of_ascii() -> None:
     """llguidance's are Unicode's, of the version it was built with."""
     for letter in "dws":
-        automaton = built(pattern_expression(f"\\{letter}|\u00e9"))
+        automaton = build(pattern_expression(f"\\{letter}|\u00e9"))
         for code in range(256):
             said, ours = chr(code), re.fullmatch(f"\\{letter}", chr(code), re.ASCII) is not None
             assert (automaton.walk(said.encode()) in automaton.ends) == (ours or code == 0xE9)
@@ -239,9 +239,9 @@ def test_characters_are_written_in_utf8(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_the_automaton_is_the_smallest() -> None:
-    assert len(built(pattern_expression("(abc|dbc|ebc)x*")).edges) == 4
-    assert len(built(pattern_expression("(a|aa)*")).edges) == 1
-    assert len(built(sequence(text("abc"))).edges) == 4
+    assert len(build(pattern_expression("(abc|dbc|ebc)x*")).edges) == 4
+    assert len(build(pattern_expression("(a|aa)*")).edges) == 1
+    assert len(build(sequence(text("abc"))).edges) == 4
 
 
 BEYOND: list[tuple[Any, str]] = [
@@ -282,7 +282,7 @@ BEYOND: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("schema", "word"), BEYOND, ids=[word for _, word in BEYOND])
 def test_what_is_beyond_is_refused_by_its_name(schema: Any, word: str) -> None:
     with pytest.raises(SessionError, match=re.escape(word)):
-        compiled(GenerationConfig(schema=schema), "list", SEPARATORS)
+        compile_grammar(GenerationConfig(schema=schema), "list", SEPARATORS)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_what_is_beyond_is_refused_by_its_name(schema: Any, word: str) -> None:
 )  # fmt: skip
 def test_a_regex_of_another_dialect_is_refused(regex: str) -> None:
     with pytest.raises(SessionError, match="regex: .* at character"):
-        built(pattern_expression(regex))
+        build(pattern_expression(regex))
 
 
 DOUBLING = {f"a{i}": {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/a{i - 1}"}, {
@@ -312,7 +312,7 @@ HUGE: list[dict[str, Any]] = [
 def test_what_is_too_large_is_refused_in_time(request_: dict[str, Any]) -> None:
     begun = time.process_time()
     with pytest.raises(SessionError, match=r"simpler|too large|repeats too much|fewer or shorter"):
-        compiled(GenerationConfig(**request_), "list", SEPARATORS)
+        compile_grammar(GenerationConfig(**request_), "list", SEPARATORS)
     assert time.process_time() - begun < 60
 
 
@@ -322,26 +322,26 @@ def test_deep_schemas_are_compiled() -> None:
         schema = {
             "type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False,
         }  # fmt: skip
-    automaton = built(schema_expression(schema, SEPARATORS))
+    automaton = build(schema_expression(schema, SEPARATORS))
     said = '{"a": ' * 25 + '"x"' + "}" * 25
     assert automaton.walk(said.encode()) in automaton.ends
 
 
 def good() -> Automaton:
-    return built(pattern_expression("[A-Z]{2}(x|yz)*"))
+    return build(pattern_expression("[A-Z]{2}(x|yz)*"))
 
 
 def test_a_file_gives_the_same_automaton() -> None:
-    assert parsed(written(good()), "it") == good()
+    assert parse(to_bytes(good()), "it") == good()
 
 
 def test_files_that_are_no_automata_are_refused() -> None:
-    content = written(good())
+    content = to_bytes(good())
     states = len(good().edges)
 
     def error(data: bytes) -> str:
         with pytest.raises(BundleError) as caught:
-            parsed(data, "it")
+            parse(data, "it")
         return str(caught.value)
 
     def changed(at: int, data: bytes) -> bytes:
@@ -354,14 +354,14 @@ def test_files_that_are_no_automata_are_refused() -> None:
     assert "more than" in error(changed(8, huge)) and "more than" in error(changed(12, huge))
     assert "or none" in error(changed(8, bytes(4)))
     assert "bytes are not" in error(content[:-1]) and "bytes are not" in error(content + b"x")
-    assert "one behind the other" in error(changed(16, huge))
+    assert "edges of its states are not in order" in error(changed(16, huge))
     assert "leads nowhere" in error(changed(16 + 4 * (states + 1), huge))
     assert "no answer can end" in error(content[:-1] + b"\0")
     assert "no state" in error(content[:-1] + b"\xff")
     for at in range(16, len(content)):
         for byte in (0, 1, 127, 255):
             try:
-                found = parsed(changed(at, bytes([byte])), "it")
+                found = parse(changed(at, bytes([byte])), "it")
             except BundleError:
                 continue
             assert all(target < states for edges in found.edges for _, _, target in edges)

@@ -27,13 +27,13 @@ from mars_export import Batcher, BundleError, Commit, GenerationConfig, Session,
 from mars_export.runtime.bundle.manifest import StoredGrammar
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.decode.schedule import Limits, Schedule
-from mars_export.runtime.structured.automaton_file import parsed
-from mars_export.runtime.structured.bundled import described, remove, store
+from mars_export.runtime.structured.automaton_file import parse
+from mars_export.runtime.structured.automaton_matcher import AutomatonState, Transitions, VocabularyBytes
+from mars_export.runtime.structured.catalog import entries, remove, store
+from mars_export.runtime.structured.compiler import compile_grammar, compile_into
 from mars_export.runtime.structured.grammar import Alphabet, Grammars, LlgMatcher
 from mars_export.runtime.structured.guide import Guide
 from mars_export.runtime.structured.guided_row import GuidedRow
-from mars_export.runtime.structured.maker import compiled, make
-from mars_export.runtime.structured.stored import Vocabulary, Walk, Walker
 
 GIVEN = json.loads((ROOT / "tests/conformance/grammar.json").read_text())
 SEPARATORS = (", ", ": ")
@@ -77,22 +77,25 @@ def bundle(bundles: Named, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def given_vocabulary() -> Vocabulary:
-    return Vocabulary(Tokenizer.from_str(GIVEN["tokenizer"]), GIVEN["vocab_size"])
+def given_vocabulary() -> VocabularyBytes:
+    return VocabularyBytes(Tokenizer.from_str(GIVEN["tokenizer"]), GIVEN["vocab_size"])
 
 
 def same_states(
     request: dict[str, Any], tokenizer: Tokenizer, vocab_size: int, end: int, dialect: Any
 ) -> int:
-    """Walk random answers beside llguidance; how many states were compared."""
+    """Transitions random answers beside llguidance; how many states were compared."""
     need("llguidance", "grammar")
-    config, vocabulary = GenerationConfig(separators=SEPARATORS, **request), Vocabulary(tokenizer, vocab_size)
+    config, vocabulary = (
+        GenerationConfig(separators=SEPARATORS, **request),
+        VocabularyBytes(tokenizer, vocab_size),
+    )
     grammars = Grammars(tokenizer.to_str(), vocab_size, [end], dialect, SEPARATORS)
     alphabet = Alphabet(vocabulary, vocab_size, [end])
-    walk, num = Walk(compiled(config, dialect, SEPARATORS), vocabulary), 0
+    walk, num = Transitions(compile_grammar(config, dialect, SEPARATORS), vocabulary), 0
     for seed in range(12):
         draw = random.Random(seed)
-        theirs, ours = grammars.matcher(config), LlgMatcher(Walker(walk), alphabet)
+        theirs, ours = grammars.matcher(config), LlgMatcher(AutomatonState(walk), alphabet)
         for _ in range(50):
             num += 1
             forced = ours.forced()
@@ -123,13 +126,13 @@ def test_every_state_is_that_of_the_library(request_: dict[str, Any], dialect: s
     assert same_states(request_, tiny.tokenizer(), tiny.VOCAB_SIZE, tiny.ENDOFTEXT, dialect) > 12
 
 
-def test_every_state_of_the_conformance_file(given_vocabulary: Vocabulary) -> None:
+def test_every_state_of_the_conformance_file(given_vocabulary: VocabularyBytes) -> None:
     alphabet = Alphabet(given_vocabulary, GIVEN["vocab_size"], [GIVEN["end"]])
     for file in GIVEN["files"]:
-        automaton = parsed(b64decode(file["file"]), file["name"])
-        walk = Walk(automaton, given_vocabulary)
+        automaton = parse(b64decode(file["file"]), file["name"])
+        walk = Transitions(automaton, given_vocabulary)
         for state in file["states"]:
-            matcher = LlgMatcher(Walker(walk), alphabet)
+            matcher = LlgMatcher(AutomatonState(walk), alphabet)
             for token in state["tokens"]:
                 matcher.consume(token)
             assert list(matcher.forced()) == state["forced"]
@@ -141,14 +144,18 @@ def test_every_state_of_the_conformance_file(given_vocabulary: Vocabulary) -> No
 
 
 @pytest.mark.parametrize("case", GIVEN["answers"], ids=lambda case: case["name"])
-def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabulary: Vocabulary) -> None:
+def test_every_answer_of_the_conformance_file(
+    case: dict[str, Any], given_vocabulary: VocabularyBytes
+) -> None:
     model = Scripted(
         case["script"], len(GIVEN["prompt"]), GIVEN["vocab_size"], case["seed"], case["top_k"],
         case["logits"], case["max_slots"],
     )  # fmt: skip
-    walk = Walk(parsed(b64decode(GIVEN["files"][case["grammar"]]["file"]), "it"), given_vocabulary)
+    walk = Transitions(parse(b64decode(GIVEN["files"][case["grammar"]]["file"]), "it"), given_vocabulary)
     alphabet = Alphabet(given_vocabulary, GIVEN["vocab_size"], [GIVEN["end"]])
-    guide = Guide(LlgMatcher(Walker(walk), alphabet), [GIVEN["end"]], case["logits"], case["block"] - 1)
+    guide = Guide(
+        LlgMatcher(AutomatonState(walk), alphabet), [GIVEN["end"]], case["logits"], case["block"] - 1
+    )
     names = ("tau", "max_new_tokens", "window", "lookup")
     config = GenerationConfig(**{name: case[name] for name in names})
     row = GuidedRow(0, GIVEN["prompt"], config, [GIVEN["end"]], guide=guide)
@@ -166,8 +173,8 @@ def test_every_answer_of_the_conformance_file(case: dict[str, Any], given_vocabu
 
 
 def test_a_session_follows_a_grammar_of_its_bundle(bundle: Path) -> None:
-    make(bundle, "person", GenerationConfig(schema=PERSON))
-    make(bundle, "code", GenerationConfig(regex="[A-Z]{2}[0-9]{4}"))
+    compile_into(bundle, "person", GenerationConfig(schema=PERSON))
+    compile_into(bundle, "code", GenerationConfig(regex="[A-Z]{2}[0-9]{4}"))
     session = Session.open(bundle)
     texts, settings = [], list[dict[str, Any]]([{}, {"tau": 1.0}, {"tau": 0.5}])
     for setting in settings:
@@ -196,12 +203,12 @@ def test_a_session_follows_a_grammar_of_its_bundle(bundle: Path) -> None:
 
 def test_grammars_are_stored_replaced_and_removed(bundle: Path) -> None:
     before = {file.name for file in bundle.iterdir()}
-    first = make(bundle, "g", GenerationConfig(choice=("a", "b")), {"asked": "by a test"})
-    other = make(bundle, "same", GenerationConfig(choice=("b", "a")))
+    first = compile_into(bundle, "g", GenerationConfig(choice=("a", "b")), {"asked": "by a test"})
+    other = compile_into(bundle, "same", GenerationConfig(choice=("b", "a")))
     assert first.file == other.file, "one language has one file"
-    again = make(bundle, "g", GenerationConfig(choice=("a", "c")))
+    again = compile_into(bundle, "g", GenerationConfig(choice=("a", "c")))
     assert again.file != first.file
-    assert [row.grammar.name for row in described(bundle)] == ["same", "g"]
+    assert [row.grammar.name for row in entries(bundle)] == ["same", "g"]
     assert {file.name for file in bundle.iterdir()} - before == {first.file, again.file}
     remove(bundle, "same")
     remove(bundle, "g")
@@ -210,7 +217,7 @@ def test_grammars_are_stored_replaced_and_removed(bundle: Path) -> None:
         remove(bundle, "g")
     for name in ("../x", "", "a b", "x" * 65):
         with pytest.raises(SessionError, match="a grammar is named with"):
-            make(bundle, name, GenerationConfig(choice=("a",)))
+            compile_into(bundle, name, GenerationConfig(choice=("a",)))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +227,7 @@ def test_grammars_are_stored_replaced_and_removed(bundle: Path) -> None:
 def test_manifests_with_odd_grammars_are_refused(bundle: Path, field: str, value: str, word: str) -> None:
     from mars_export.runtime.bundle.manifest import parse_manifest
 
-    make(bundle, "g", GenerationConfig(choice=("a", "b")))
+    compile_into(bundle, "g", GenerationConfig(choice=("a", "b")))
     manifest = json.loads((bundle / "manifest.json").read_text())
     manifest["grammars"][0][field] = value
     with pytest.raises(BundleError, match=word):
@@ -261,7 +268,7 @@ def test_the_commands(bundle: Path, tmp_path: Path) -> None:
     assert "no grammar `c`" in failed.stderr
     odd = _file(tmp_path, {"oneOf": []})
     assert "`oneOf`" in run("grammar", bundle, "--schema", odd, "--name", "x").stderr
-    assert "give what the answer must look like" in run("grammar", bundle, "--name", "x").stderr
+    assert "no grammar to compile: give a schema" in run("grammar", bundle, "--name", "x").stderr
 
 
 def _file(directory: Path, value: object) -> Path:

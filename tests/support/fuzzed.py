@@ -9,7 +9,7 @@ from pathlib import Path
 from mars_export import GenerationConfig
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime.structured.maker import make
+from mars_export.runtime.structured.compiler import compile_into
 from support import tiny
 
 
@@ -20,8 +20,8 @@ def bundle(path: Path) -> Path:
             tiny.write(tiny.TINIES["llama"], Path(checkpoint))
             options = ExportOptions(block=6, metrics=True, logits=True, top_k=4)
             export_onnx(open_checkpoint(checkpoint), path, options)
-        make(path, "g0", GenerationConfig(regex="[a-z]{2,9}( ok)?"))
-        make(path, "g1", GenerationConfig(choice=("yes", "no", "yes, but")))
+        compile_into(path, "g0", GenerationConfig(regex="[a-z]{2,9}( ok)?"))
+        compile_into(path, "g1", GenerationConfig(choice=("yes", "no", "yes, but")))
     return path
 
 

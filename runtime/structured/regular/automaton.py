@@ -1,6 +1,4 @@
-"""A deterministic automaton over bytes, the smallest of its language: built from an expression, walked byte
-by byte. Knows no tokens.
-"""
+"""The smallest deterministic automaton over bytes that accepts a regular language."""
 
 from __future__ import annotations
 
@@ -9,34 +7,44 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import SessionError
-from .expression import Characters, Choice, Expression, Interrupted, Range, Repeat, Sequence_, Text, utf8
+from .expression import (
+    Alternatives,
+    Characters,
+    Concatenation,
+    Expression,
+    Interrupted,
+    Literal,
+    Range,
+    Repeat,
+    utf8,
+)
 
 MOST_STATES = 1 << 17
 MOST_EDGES = 1 << 20
-MOST_NODES = 300_000  # before it is deterministic
-MOST_WORK = 20_000_000  # steps from set to set: some seconds
+MOST_NODES = 300_000  # of the nondeterministic automaton
+MOST_WORK = 20_000_000  # steps of the subset construction: a few seconds
 SIMPLER = "make the schema, regex or tools simpler: fewer, shorter or less deeply nested parts"
 
 Edge = tuple[int, int, int]
-"""From a byte to a byte, both included, and the state behind."""
+"""First byte, last byte (included), next state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """States from 0, where it begins; `edges` of each in the order of bytes; an answer may end in `ends`."""
+    """States are numbers; it starts in 0. `edges` of a state are in byte order. Answers may end in `ends`."""
 
     edges: tuple[tuple[Edge, ...], ...]
     ends: frozenset[int]
 
     def step(self, state: int, byte: int) -> int | None:
-        """The state behind `byte`; None where it may not follow."""
+        """The state after `byte`, or None if `byte` is not allowed."""
         for low, high, target in self.edges[state]:
             if low <= byte <= high:
                 return target
         return None
 
     def walk(self, data: bytes, state: int = 0) -> int | None:
-        """The state behind all of `data`; None where it may not follow."""
+        """The state after all of `data`, or None if `data` is not allowed."""
         at: int | None = state
         for byte in data:
             if at is None:
@@ -45,7 +53,7 @@ class Automaton:
         return at
 
     def only(self, state: int) -> tuple[int, int] | None:
-        """The one byte that must follow, and the state behind; None where there is a choice, or an end."""
+        """The only byte that may follow, with the next state; None if there is a choice or an end."""
         edges = self.edges[state]
         if state in self.ends or len(edges) != 1 or edges[0][0] != edges[0][1]:
             return None
@@ -56,22 +64,38 @@ class Automaton:
         return sum(map(len, self.edges))
 
 
-def built(expression: Expression) -> Automaton:
-    """The smallest automaton of a language. Raises SessionError for one that is too large, or empty."""
+def build(expression: Expression) -> Automaton:
+    """The smallest automaton of a language. Raises SessionError if it is too large or accepts nothing."""
     nodes = _Nodes()
     start = nodes.new()
     final = nodes.add(expression, start)
-    moves, ends, classes = _determined(nodes, start, final)
-    moves, ends = _smallest(*_trimmed(moves, ends))
-    edges = tuple(tuple(_ranges(each, classes)) for each in moves)
-    made = Automaton(edges, frozenset(ends))
-    if made.num_edges > MOST_EDGES:
+    moves, ends, classes = _determinize(nodes, start, final)
+    moves, ends = _minimize(*_trim(moves, ends))
+    edges = tuple(tuple(_ranges(move, classes)) for move in moves)
+    automaton = Automaton(edges, frozenset(ends))
+    if automaton.num_edges > MOST_EDGES:
         raise SessionError(f"the grammar needs more than {MOST_EDGES} edges; {SIMPLER}")
-    return made
+    return automaton
+
+
+def live_states(targets: Iterable[Iterable[int]], ends: Iterable[int]) -> set[int]:
+    """The states from which an end can be reached; `targets` are the next states of each state."""
+    sources: defaultdict[int, list[int]] = defaultdict(list)
+    for state, reached in enumerate(targets):
+        for target in reached:
+            sources[target].append(state)
+    todo = list(ends)
+    live = set(todo)
+    while todo:
+        for state in sources[todo.pop()]:
+            if state not in live:
+                live.add(state)
+                todo.append(state)
+    return live
 
 
 class _Nodes:
-    """Thompson's automaton: edges of byte ranges, and empty ones."""
+    """A nondeterministic automaton by Thompson's construction: edges of byte ranges, and empty edges."""
 
     def __init__(self) -> None:
         self.edges: list[list[tuple[tuple[Range, ...], int]]] = []
@@ -79,24 +103,24 @@ class _Nodes:
 
     def new(self) -> int:
         if len(self.edges) >= MOST_NODES:
-            raise SessionError(f"the grammar is too large: more than {MOST_NODES} places; {SIMPLER}")
+            raise SessionError(f"the grammar is too large: more than {MOST_NODES} nodes; {SIMPLER}")
         self.edges.append([])
         self.empty.append([])
         return len(self.edges) - 1
 
     def add(self, expression: Expression, start: int) -> int:
-        """Lead from `start` through the expression; returns where it ends, a node without edges so far."""
-        if isinstance(expression, Text):
+        """Add the expression after node `start`, and return the node after it, which has no edges yet."""
+        if isinstance(expression, Literal):
             for byte in expression.data:
                 start = self._edge(start, ((byte, byte),))
             return start
         if isinstance(expression, Characters):
             return self._characters(expression.ranges, start, self.new())
-        if isinstance(expression, Sequence_):
+        if isinstance(expression, Concatenation):
             for part in expression.parts:
                 start = self.add(part, start)
             return start
-        if isinstance(expression, Choice):
+        if isinstance(expression, Alternatives):
             end = self.new()
             for option in expression.options:
                 first = self.new()
@@ -113,7 +137,7 @@ class _Nodes:
         return end
 
     def _characters(self, ranges: Iterable[Range], start: int, end: int) -> int:
-        # Tails are shared: characters that differ in their first bytes only.
+        # Characters that differ only in their first bytes share the nodes of the others.
         ends: dict[tuple[Range, ...], int] = {(): end}
         first: defaultdict[int, list[Range]] = defaultdict(list)
         for head, *tail in utf8(ranges):
@@ -147,29 +171,29 @@ class _Nodes:
         return end
 
     def _interrupted(self, expression: Interrupted, start: int) -> int:
-        """A node for each beginning of the mark that the text may have come to."""
+        """One node for each prefix of the mark that the text may end with."""
         mark = expression.mark
-        places = [self.new() for _ in mark]
+        prefixes = [self.new() for _ in mark]
         inside, end = self.new(), self.new()
-        self.empty[start].append(places[0])
-        for k, place in enumerate(places):
-            self.empty[place].append(end)
+        self.empty[start].append(prefixes[0])
+        for k, node in enumerate(prefixes):
+            self.empty[node].append(end)
             for byte in range(128):
-                seen = mark[:k] + bytes([byte])
-                fits = next(n for n in range(len(seen), -1, -1) if mark[:n] == seen[len(seen) - n :])
-                target = inside if fits == len(mark) else places[fits]
-                self.edges[place].append((((byte, byte),), target))
-            self._characters([(0x80, 0xD7FF), (0xE000, 0x10FFFF)], place, places[0])
-        self.empty[self.add(expression.inner, inside)].append(places[0])
+                text = mark[:k] + bytes([byte])
+                size = next(n for n in range(len(text), -1, -1) if text.endswith(mark[:n]))
+                target = inside if size == len(mark) else prefixes[size]
+                self.edges[node].append((((byte, byte),), target))
+            self._characters([(0x80, 0xD7FF), (0xE000, 0x10FFFF)], node, prefixes[0])
+        self.empty[self.add(expression.inner, inside)].append(prefixes[0])
         return end
 
 
 Moves = list[dict[int, int]]
-"""Of each state: by class of bytes the state behind."""
+"""For each state: the next state by byte class."""
 
 
 def _classes(nodes: _Nodes) -> tuple[list[list[int]], dict[tuple[Range, ...], tuple[int, ...]]]:
-    """Bytes that no edge tells apart, as lists of bytes; and the classes of each set of ranges."""
+    """Classes of bytes that no edge tells apart, and the classes that each set of ranges consists of."""
     sets = dict.fromkeys(ranges for edges in nodes.edges for ranges, _ in edges)
     marks: list[list[int]] = [[] for _ in range(256)]
     for i, ranges in enumerate(sets):
@@ -187,13 +211,13 @@ def _classes(nodes: _Nodes) -> tuple[list[list[int]], dict[tuple[Range, ...], tu
     return list(classes.values()), {ranges: tuple(of[i]) for i, ranges in enumerate(sets)}
 
 
-def _determined(nodes: _Nodes, start: int, final: int) -> tuple[Moves, set[int], list[list[int]]]:
+def _determinize(nodes: _Nodes, start: int, final: int) -> tuple[Moves, set[int], list[list[int]]]:
     classes, of = _classes(nodes)
-    edges = [[(of[ranges], target) for ranges, target in each] for each in nodes.edges]
+    edges = [[(of[ranges], target) for ranges, target in node] for node in nodes.edges]
     closures: dict[int, frozenset[int]] = {}
 
     def closure(node: int) -> frozenset[int]:
-        """What is reached without a byte, as far as it matters."""
+        """The nodes that empty edges reach, without those that have empty edges only."""
         if node not in closures:
             seen, todo = {node}, [node]
             while todo:
@@ -214,16 +238,16 @@ def _determined(nodes: _Nodes, start: int, final: int) -> tuple[Moves, set[int],
             ends.add(len(moves))
         reached: defaultdict[int, set[int]] = defaultdict(set)
         for node in state:
-            for each, target in edges[node]:
-                behind = closure(target)
-                work += len(each) * len(behind)
-                for number in each:
-                    reached[number] |= behind
+            for numbers_of_edge, target in edges[node]:
+                targets = closure(target)
+                work += len(numbers_of_edge) * len(targets)
+                for number in numbers_of_edge:
+                    reached[number] |= targets
         if work > MOST_WORK:
             raise SessionError(f"the grammar is too complicated to compile; {SIMPLER}")
         move = {}
-        for number, targets in reached.items():
-            key = frozenset(targets)
+        for number, nodes_reached in reached.items():
+            key = frozenset(nodes_reached)
             if key not in numbers:
                 numbers[key] = len(numbers)
                 todo.append(key)
@@ -234,28 +258,18 @@ def _determined(nodes: _Nodes, start: int, final: int) -> tuple[Moves, set[int],
     return moves, ends, classes
 
 
-def _trimmed(moves: Moves, ends: set[int]) -> tuple[Moves, set[int]]:
-    """Without states from which no end is reached."""
-    before: list[list[int]] = [[] for _ in moves]
-    for state, move in enumerate(moves):
-        for target in move.values():
-            before[target].append(state)
-    good, todo = set(ends), list(ends)
-    while todo:
-        for state in before[todo.pop()]:
-            if state not in good:
-                good.add(state)
-                todo.append(state)
-    if 0 not in good:
+def _trim(moves: Moves, ends: set[int]) -> tuple[Moves, set[int]]:
+    """Remove the states from which no end can be reached."""
+    live = live_states((move.values() for move in moves), ends)
+    if 0 not in live:
         raise SessionError("nothing satisfies the grammar; change the schema, regex or tools")
-    kept = sorted(good)
-    number = {state: i for i, state in enumerate(kept)}
-    trimmed = [{c: number[t] for c, t in moves[state].items() if t in good} for state in kept]
+    number = {state: i for i, state in enumerate(sorted(live))}
+    trimmed = [{c: number[t] for c, t in moves[state].items() if t in live} for state in number]
     return trimmed, {number[state] for state in ends}
 
 
-def _smallest(moves: Moves, ends: set[int]) -> tuple[Moves, set[int]]:
-    """Hopcroft's algorithm: states that no continuation tells apart become one."""
+def _minimize(moves: Moves, ends: set[int]) -> tuple[Moves, set[int]]:
+    """Hopcroft's algorithm: merge states that no continuation tells apart."""
     before: list[list[tuple[int, int]]] = [[] for _ in moves]
     for state, move in enumerate(moves):
         for number, target in move.items():
@@ -284,19 +298,19 @@ def _smallest(moves: Moves, ends: set[int]) -> tuple[Moves, set[int]]:
                     block_of[state] = len(blocks)
                 waiting.add(len(blocks))
                 blocks.append(smaller)
-    return _in_order(moves, ends, block_of)
+    return _renumber(moves, ends, block_of)
 
 
-def _in_order(moves: Moves, ends: set[int], block_of: Sequence[int]) -> tuple[Moves, set[int]]:
-    """The blocks as states, numbered as they are reached from the first, byte by byte."""
-    one: dict[int, int] = {}
+def _renumber(moves: Moves, ends: set[int], block_of: Sequence[int]) -> tuple[Moves, set[int]]:
+    """The blocks as states, numbered in the order in which a breadth-first walk reaches them."""
+    member: dict[int, int] = {}
     for state, block in enumerate(block_of):
-        one.setdefault(block, state)
+        member.setdefault(block, state)
     numbers, todo = {block_of[0]: 0}, deque([block_of[0]])
     ordered: Moves = []
     while todo:
         move = {}
-        for number, target in sorted(moves[one[todo.popleft()]].items()):
+        for number, target in sorted(moves[member[todo.popleft()]].items()):
             block = block_of[target]
             if block not in numbers:
                 numbers[block] = len(numbers)
@@ -308,13 +322,8 @@ def _in_order(moves: Moves, ends: set[int], block_of: Sequence[int]) -> tuple[Mo
 
 def _ranges(move: dict[int, int], classes: Sequence[Sequence[int]]) -> Iterator[Edge]:
     pairs = sorted((byte, target) for number, target in move.items() for byte in classes[number])
-    low, last, behind = None, -2, -1
-    for byte, target in pairs:
-        if low is not None and byte == last + 1 and target == behind:
-            last = byte
-            continue
-        if low is not None:
-            yield low, last, behind
-        low, last, behind = byte, byte, target
-    if low is not None:
-        yield low, last, behind
+    start = 0
+    for i, (byte, target) in enumerate(pairs):
+        if pairs[i + 1 : i + 2] != [(byte + 1, target)]:
+            yield pairs[start][0], byte, target
+            start = i + 1

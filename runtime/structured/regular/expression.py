@@ -1,6 +1,4 @@
-"""What a regular language is built from: texts, characters, sequences, choices, repetitions. Knows no schema
-and no automaton.
-"""
+"""Expressions of regular languages: literals, characters, concatenations, alternatives, repetitions."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ LENGTHS = ((0x0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))  # char
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """These very bytes."""
+class Literal:
+    """Exactly these bytes."""
 
     data: bytes
 
@@ -30,22 +28,22 @@ class Characters:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence_:
-    """One part after the other."""
+class Concatenation:
+    """All parts, in order."""
 
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One of these."""
+class Alternatives:
+    """One of the options."""
 
     options: tuple[Expression, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`part` at least `least` times, at most `most` times; None for as often as one likes."""
+    """`part`, `least` to `most` times; None for no upper bound."""
 
     part: Expression
     least: int
@@ -54,30 +52,30 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Any text, in which `mark` (ASCII) stands only where `inner` follows, after which the text goes on."""
+    """Any text. After each `mark` (ASCII) in it `inner` must follow; then the text continues."""
 
     mark: bytes
     inner: Expression
 
 
-Expression = Text | Characters | Sequence_ | Choice | Repeat | Interrupted
+Expression = Literal | Characters | Concatenation | Alternatives | Repeat | Interrupted
 
-EMPTY = Text(b"")
+EMPTY = Literal(b"")
 
 
-def text(value: str) -> Text:
-    return Text(value.encode("utf-8"))
+def text(value: str) -> Literal:
+    return Literal(value.encode("utf-8"))
 
 
 def sequence(*parts: Expression) -> Expression:
-    return parts[0] if len(parts) == 1 else Sequence_(parts)
+    return parts[0] if len(parts) == 1 else Concatenation(parts)
 
 
 def choice(options: Iterable[Expression]) -> Expression:
-    # Texts that are the same become one; what is nested is not looked into, for it may be shared many times.
-    kept = {option.data if isinstance(option, Text) else id(option): option for option in options}
-    each = tuple(kept.values())
-    return each[0] if len(each) == 1 else Choice(each)
+    # Only literals are compared: a nested expression may be shared many times, so comparing it is slow.
+    distinct = {option.data if isinstance(option, Literal) else id(option): option for option in options}
+    unique = tuple(distinct.values())
+    return unique[0] if len(unique) == 1 else Alternatives(unique)
 
 
 def optional(part: Expression) -> Expression:
@@ -85,7 +83,7 @@ def optional(part: Expression) -> Expression:
 
 
 def characters(ranges: Iterable[Range]) -> Characters:
-    """Of ranges in any order, overlapping ones joined; surrogates are no characters."""
+    """One of these characters; ranges may overlap and be in any order. Surrogates are left out."""
     joined: list[Range] = []
     for low, high in sorted(_without(ranges, *SURROGATES)):
         if joined and low <= joined[-1][1] + 1:
@@ -97,16 +95,16 @@ def characters(ranges: Iterable[Range]) -> Characters:
 
 def other_characters(ranges: Sequence[Range]) -> Characters:
     """All characters but these."""
-    left, found = 0, []
+    start, gaps = 0, []
     for low, high in characters(ranges).ranges:
-        if low > left:
-            found.append((left, low - 1))
-        left = high + 1
-    return characters([*found, (left, LAST)] if left <= LAST else found)
+        if low > start:
+            gaps.append((start, low - 1))
+        start = high + 1
+    return characters([*gaps, (start, LAST)] if start <= LAST else gaps)
 
 
 def utf8(ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:
-    """The byte ranges, one after the other, that write characters of these ranges."""
+    """The UTF-8 encodings of these characters, as sequences of byte ranges."""
     for low, high in ranges:
         for first, last in LENGTHS:
             if low <= last and high >= first:

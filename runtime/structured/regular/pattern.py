@@ -1,6 +1,4 @@
-"""Regular expressions as text, read into expressions: a small common part of all dialects. Everything else is
-refused by its name.
-"""
+"""Parsing regular expressions: the common part of all dialects. Anything else is refused by name."""
 
 from __future__ import annotations
 
@@ -33,13 +31,13 @@ class _Reader:
         return self.source[self.at : self.at + 1]
 
     def take(self, what: str) -> bool:
-        found = self.source.startswith(what, self.at)
-        self.at += len(what) if found else 0
-        return found
+        is_next = self.source.startswith(what, self.at)
+        self.at += len(what) if is_next else 0
+        return is_next
 
     def wrong(self, what: str) -> SessionError:
         return SessionError(
-            f"regex: {what} at character {self.at + 1}: a stored grammar knows characters, classes, groups,"
+            f"regex: {what} at character {self.at + 1}: a stored grammar has characters, classes, groups,"
             " |, *, +, ? and {n,m} (docs/structured.md); write it with these"
         )
 
@@ -82,11 +80,11 @@ class _Reader:
 
     def code(self, character: str) -> int:
         if 0xD800 <= ord(character) <= 0xDFFF:
-            raise self.wrong("half a character (a lone surrogate)")
+            raise self.wrong("a lone surrogate")
         return ord(character)
 
     def escaped(self) -> tuple[list[Range], bool]:
-        """Behind a backslash: the characters that are meant, and whether all others are."""
+        """After a backslash: the characters of the class, and whether it is the complement that counts."""
         character = self.next()
         self.at += 1
         if character.lower() in CLASSES:
@@ -122,23 +120,23 @@ class _Reader:
             elif low is not None:
                 ranges.append((low, low))
         self.at += 1
-        found = other_characters(ranges) if is_other else characters(ranges)
-        if not found.ranges:
-            raise self.wrong("a class of no character")
-        return found
+        members = other_characters(ranges) if is_other else characters(ranges)
+        if not members.ranges:
+            raise self.wrong("a class without characters")
+        return members
 
     def member(self, ranges: list[Range]) -> int | None:
-        """A character of a class, or None for a class in it, which is added."""
+        """The next character of a class; None after adding a nested class, such as \\d, to `ranges`."""
         if not self.take("\\"):
             character = self.next()
             if not character:
                 raise self.wrong("a class without its end")
             self.at += 1
             return self.code(character)
-        found, is_other = self.escaped()
-        if not is_other and len(found) == 1 and found[0][0] == found[0][1]:
-            return found[0][0]
-        ranges += other_characters(found).ranges if is_other else found
+        escaped, is_other = self.escaped()
+        if not is_other and len(escaped) == 1 and escaped[0][0] == escaped[0][1]:
+            return escaped[0][0]
+        ranges += other_characters(escaped).ranges if is_other else escaped
         return None
 
     def repeated(self, part: Expression) -> Expression:
@@ -174,9 +172,9 @@ class _Reader:
 
 
 def pattern_expression(source: str) -> Expression:
-    """The texts that a regular expression matches as a whole. Raises SessionError that names the rest."""
+    """The language of a regular expression that must match the whole text. Raises SessionError."""
     reader = _Reader(source)
-    found = reader.choice()
+    expression = reader.choice()
     if reader.next():
         raise reader.wrong(f"`{reader.next()}`")
-    return found
+    return expression

@@ -1,7 +1,7 @@
-"""JSON schemas whose answers form a regular language, as expressions. What is beyond is refused by its name.
+"""JSON schemas as regular expressions. Keywords that need more than a regular language are refused by name.
 
-The language is that of the grammar library for the same schema (tests/runtime/test_regular.py holds both
-together): properties in the schema's order, one way to write white space, no escapes where none are needed.
+The language equals that of llguidance for the same schema (tests/runtime/test_regular.py compares both):
+properties in the schema's order, one form of white space, and only the escapes that are needed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .expression import (
     EMPTY,
     LAST,
     Expression,
+    Literal,
     Repeat,
-    Text,
     characters,
     choice,
     optional,
@@ -47,9 +47,9 @@ SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t":
 PLAIN = characters([(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, LAST)])
 CONTROLS = [*range(0x20), 0x7F]
 NUMBER = sequence(
-    optional(Text(b"-")),
-    choice([Text(b"0"), sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), 0, None))]),
-    optional(sequence(Text(b"."), Repeat(characters([(48, 57)]), 1, None))),
+    optional(Literal(b"-")),
+    choice([Literal(b"0"), sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), 0, None))]),
+    optional(sequence(Literal(b"."), Repeat(characters([(48, 57)]), 1, None))),
     optional(
         sequence(
             characters([(69, 69), (101, 101)]),
@@ -61,7 +61,7 @@ NUMBER = sequence(
 
 
 class Schemas:
-    """Expressions of one schema and its parts; `root` is where local references count from."""
+    """Expressions of one schema and its parts. Local references start at `root`."""
 
     def __init__(self, root: Any, separators: Separators) -> None:
         self._root = root
@@ -70,7 +70,7 @@ class Schemas:
         self._known: dict[str, Expression] = {}
 
     def expression(self, schema: Any, where: str) -> Expression:
-        """Raises SessionError that names what is not regular, or not supported."""
+        """The expression of a schema. Raises a SessionError that names the first unsupported part."""
         if not isinstance(schema, Mapping):
             raise _beyond(where, f"`{json.dumps(schema)[:40]}` allows anything or nothing")
         keys = set(schema) - NOTES
@@ -90,20 +90,22 @@ class Schemas:
         return choice([self._of_kind(kind, schema, where) for kind in kinds])
 
     def literal(self, value: Any) -> Expression:
-        """The ways to write one value."""
+        """All texts of one value."""
         if isinstance(value, str):
-            return sequence(Text(b'"'), *map(_written, value), Text(b'"'))
+            return sequence(Literal(b'"'), *map(_written, value), Literal(b'"'))
         if isinstance(value, Mapping):
             items = [sequence(self._name(name), self.literal(inner)) for name, inner in value.items()]
-            return sequence(Text(b"{"), *self._joined(items), Text(b"}"))
+            return sequence(Literal(b"{"), *self._joined(items), Literal(b"}"))
         if isinstance(value, list | tuple):
-            return sequence(Text(b"["), *self._joined([self.literal(inner) for inner in value]), Text(b"]"))
+            return sequence(
+                Literal(b"["), *self._joined([self.literal(inner) for inner in value]), Literal(b"]")
+            )
         if isinstance(value, float):
             return text(f"{Decimal(repr(value)):f}".removesuffix(".0"))
         return text(json.dumps(value))
 
     def _combined(self, keyword: str, schema: Mapping[str, Any], keys: set[str], where: str) -> Expression:
-        """A schema that another keyword than `type` decides."""
+        """A schema that `keyword` determines rather than `type`."""
         if beside := keys - {keyword, "type"} or (
             keys - {keyword} if keyword in ("$ref", "anyOf") else set()
         ):
@@ -114,16 +116,16 @@ class Schemas:
         if keyword == "anyOf":
             if not isinstance(value, list) or not value:
                 raise _beyond(where, "an empty `anyOf`")
-            return choice([self.expression(each, f"{where}.anyOf[{i}]") for i, each in enumerate(value)])
+            return choice([self.expression(option, f"{where}.anyOf[{i}]") for i, option in enumerate(value)])
         values = [value] if keyword == "const" else value
         if not isinstance(values, list):
-            raise _beyond(where, "an `enum` that is no list")
+            raise _beyond(where, "an `enum` that is not a list")
         kinds = schema.get("type")
         kinds = kinds if isinstance(kinds, list) or kinds is None else [kinds]
-        fitting = [each for each in values if kinds is None or _kinds_of(each) & set(map(str, kinds))]
+        fitting = [v for v in values if kinds is None or _kinds_of(v) & set(map(str, kinds))]
         if not fitting:
             raise _beyond(where, f"`{keyword}`: nothing satisfies it")
-        return choice([self.literal(each) for each in fitting])
+        return choice([self.literal(v) for v in fitting])
 
     def _referred(self, reference: Any, where: str) -> Expression:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -132,14 +134,14 @@ class Schemas:
             raise _beyond(where, f"recursion by `$ref` {reference[:60]}")
         if reference in self._known:
             return self._known[reference]
-        found = self._root
+        target = self._root
         for part in reference.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or key not in found:
+            if not isinstance(target, Mapping) or key not in target:
                 raise SessionError(f"{where}: `$ref` {reference[:60]} leads nowhere; correct the schema")
-            found = found[key]
+            target = target[key]
         self._open.append(reference)
-        self._known[reference] = self.expression(found, reference)
+        self._known[reference] = self.expression(target, reference)
         self._open.pop()
         return self._known[reference]
 
@@ -150,12 +152,12 @@ class Schemas:
             return self._array(schema, where)
         if kind == "string":
             least, most = _counts(schema, "minLength", "maxLength", where)
-            return sequence(Text(b'"'), Repeat(CHARACTER, least, most), Text(b'"'))
+            return sequence(Literal(b'"'), Repeat(CHARACTER, least, most), Literal(b'"'))
         if kind == "integer":
             return _integers(schema, where)
         if kind == "number":
             return NUMBER
-        return choice([Text(b"true"), Text(b"false")]) if kind == "boolean" else Text(b"null")
+        return choice([Literal(b"true"), Literal(b"false")]) if kind == "boolean" else Literal(b"null")
 
     def _object(self, schema: Mapping[str, Any], where: str) -> Expression:
         if schema.get("additionalProperties", True) is not False:
@@ -169,29 +171,30 @@ class Schemas:
             (sequence(self._name(name), self.expression(inner, f"{where}.{name}")), name in required)
             for name, inner in properties.items()
         ]
-        # What may follow the first i properties, once one is there, and where none is.
-        behind: Expression = EMPTY
-        alone: Expression = EMPTY
+        # From the last property to the first: the rest after another property (with a separator), and the
+        # rest if no property is written yet.
+        after: Expression = EMPTY
+        first: Expression = EMPTY
         for item, is_required in reversed(items):
-            begun = sequence(item, behind)
-            alone = begun if is_required else choice([begun, alone])
-            rest = sequence(self._item, item)
-            behind = sequence(rest if is_required else optional(rest), behind)
-        return sequence(Text(b"{"), alone, Text(b"}"))
+            begun = sequence(item, after)
+            first = begun if is_required else choice([begun, first])
+            separated = sequence(self._item, item)
+            after = sequence(separated if is_required else optional(separated), after)
+        return sequence(Literal(b"{"), first, Literal(b"}"))
 
     def _array(self, schema: Mapping[str, Any], where: str) -> Expression:
         if "items" not in schema:
             raise _beyond(where, "an array without `items`, which holds anything")
         least, most = _counts(schema, "minItems", "maxItems", where)
         if most == 0:
-            return Text(b"[]")
+            return Literal(b"[]")
         item = self.expression(schema["items"], f"{where}.items")
         rest = Repeat(sequence(self._item, item), max(least - 1, 0), None if most is None else most - 1)
         inner = sequence(item, rest)
-        return sequence(Text(b"["), inner if least else optional(inner), Text(b"]"))
+        return sequence(Literal(b"["), inner if least else optional(inner), Literal(b"]"))
 
     def _name(self, name: str) -> Expression:
-        """A property's name is written in one way."""
+        """A property's name and the separator after it."""
         return sequence(text(json.dumps(name, ensure_ascii=False)), self._key)
 
     def _joined(self, items: Sequence[Expression]) -> Iterator[Expression]:
@@ -202,15 +205,15 @@ class Schemas:
 
 
 def schema_expression(schema: Any, separators: Separators, where: str = "schema") -> Expression:
-    """The answers that satisfy a JSON schema. Raises SessionError for what is beyond the regular subset."""
+    """The answers that satisfy a JSON schema. Raises SessionError for schemas beyond the regular subset."""
     return Schemas(schema, separators).expression(schema, where)
 
 
 def _written(character: str) -> Expression:
-    """The ways to write a character inside of a string."""
+    """All texts of a character in a string."""
     code = ord(character)
     if 0xD800 <= code <= 0xDFFF:
-        raise SessionError("a value holds half a character (a lone surrogate); correct it")
+        raise SessionError("a value of the schema holds a lone surrogate; correct it")
     ways = [f"\\{SHORT[character]}"] if character in SHORT else []
     if code in CONTROLS:
         ways += [f"\\u{first}{second}" for first in [f"00{code >> 4:x}"] for second in _cases(code & 15)]
@@ -222,14 +225,14 @@ def _cases(digit: int) -> list[str]:
 
 
 HEX = characters([(48, 57), (65, 70), (97, 102)])
-# Any character of a string: the same ways as `_written` gives, with their beginnings in common.
+# Any character of a string: the texts of `_written`, with common beginnings.
 ESCAPED = choice(
     [
         characters([(ord(letter),) * 2 for letter in SHORT.values()]),
-        sequence(Text(b"u00"), choice([sequence(characters([(48, 49)]), HEX), text("7f"), text("7F")])),
+        sequence(Literal(b"u00"), choice([sequence(characters([(48, 49)]), HEX), text("7f"), text("7F")])),
     ]
 )
-CHARACTER = choice([PLAIN, sequence(Text(b"\\"), ESCAPED)])
+CHARACTER = choice([PLAIN, sequence(Literal(b"\\"), ESCAPED)])
 
 
 def _integers(schema: Mapping[str, Any], where: str) -> Expression:
@@ -242,8 +245,8 @@ def _integers(schema: Mapping[str, Any], where: str) -> Expression:
     least, most = max(lows, default=None), min(highs, default=None)
     if least is not None and most is not None and least > most:
         raise _beyond(where, f"integers from {least} to {most}: there are none")
-    minus = Text(b"-")
-    # As the grammar library has it: -0 is a number where both bounds are open, or lie on both sides of it.
+    minus = Literal(b"-")
+    # As in llguidance, -0 is an integer if both bounds are open, or if it is between them.
     has_minus_zero = (least is None) == (most is None) and (least or -1) < 0 <= (1 if most is None else most)
     ways = []
     if least is None or least < 0:
@@ -255,7 +258,7 @@ def _integers(schema: Mapping[str, Any], where: str) -> Expression:
 
 
 def _numerals(least: int, most: int | None) -> Expression:
-    """Numbers from 0 on, as digits without leading zeros."""
+    """Nonnegative integers as digits without leading zeros."""
     size = len(str(least))
     if most is None:
         more = sequence(characters([(49, 57)]), Repeat(characters([(48, 57)]), size, None))
@@ -268,7 +271,7 @@ def _numerals(least: int, most: int | None) -> Expression:
 
 
 def _between(low: str, high: str) -> Expression:
-    """Digits of one length, from `low` to `high`."""
+    """Integers from `low` to `high`, which have the same number of digits."""
     if low == high:
         return text(low)
     if low[0] == high[0]:
@@ -296,15 +299,15 @@ def _bound(schema: Mapping[str, Any], name: str, where: str) -> int | float | No
 
 
 def _counts(schema: Mapping[str, Any], least: str, most: str, where: str) -> tuple[int, int | None]:
-    found: list[int | None] = []
+    counts: list[int | None] = []
     for name in (least, most):
         value = schema.get(name)
         if name in schema and (
             isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TIMES
         ):
-            raise _beyond(where, f"`{name}` {json.dumps(value)[:40]}; from 0 to {MOST_TIMES} it may be")
-        found.append(value)
-    low, high = found[0] or 0, found[1]
+            raise _beyond(where, f"`{name}` {json.dumps(value)[:40]}; it may be 0 to {MOST_TIMES}")
+        counts.append(value)
+    low, high = counts[0] or 0, counts[1]
     if high is not None and low > high:
         raise _beyond(where, f"`{least}` {low} and `{most}` {high}: nothing satisfies both")
     return low, high
@@ -324,6 +327,6 @@ def _names(keys: set[str]) -> str:
 
 def _beyond(where: str, what: str) -> SessionError:
     return SessionError(
-        f"{where[:200]}: {what}: not in what a stored grammar can say (docs/structured.md lists it); change"
-        " the schema, or give it with each request"
+        f"{where[:200]}: {what}: stored grammars do not support it (docs/structured.md has the list); change"
+        " the schema, or send it with each request"
     )

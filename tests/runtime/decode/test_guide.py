@@ -78,7 +78,7 @@ def test_any_cut_into_steps_gives_the_constrained_answer(
     schedule = Schedule(backend, BLOCK, MASK, limits, Policy(lambda: table))
     batch = []
     for i, (prompt, config, grammar, eos) in enumerate(rows):
-        guide = None if grammar is None else Guide(random_automaton(grammar), eos, can_ask=True)
+        guide = None if grammar is None else Guide(random_automaton(grammar), eos, has_logits=True)
         batch.append(GuidedRow(i, prompt, config, eos, guide) if guide else Row(i, prompt, config, eos))
     events = run(schedule, batch)
     for row, (prompt, config, grammar, eos) in zip(batch, rows, strict=True):

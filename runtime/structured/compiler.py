@@ -1,6 +1,4 @@
-"""What requests may ask of the form of an answer, compiled once and stored in a bundle. Knows no command and
-no model.
-"""
+"""Compiling schemas, regular expressions, choices and tools to automata that a bundle stores."""
 
 from __future__ import annotations
 
@@ -15,31 +13,31 @@ from ..bundle.open import open_bundle
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text import toolcalls
-from .automaton_file import file_name, written
-from .bundled import check_name, store
-from .regular.automaton import Automaton, built
-from .regular.expression import Choice, Expression, Interrupted, choice, sequence, text
+from .automaton_file import file_name, to_bytes
+from .catalog import check_name, store
+from .regular.automaton import Automaton, build
+from .regular.expression import Alternatives, Expression, Interrupted, choice, sequence, text
 from .regular.pattern import pattern_expression
 from .regular.schema import Separators, schema_expression
 
 SEPARATORS = (", ", ": ")
 
 
-def make(
+def compile_into(
     path: str | Path, name: str, config: GenerationConfig, evidence: Mapping[str, Any] | None = None
 ) -> StoredGrammar:
-    """Compile what `config` asks of the form of an answer and store it in the bundle at `path` as `name`.
+    """Compile the grammar of `config` and store it as `name` in the bundle at `path`.
 
-    One of the same name is replaced. Raises SessionError for what is no regular language or too large, and
-    for a bundle without a tokenizer; BundleError where the bundle cannot be written.
+    It replaces a grammar of the same name. Raises SessionError if the language is not regular or too large,
+    or if the bundle has no tokenizer; BundleError if the bundle cannot be written.
     """
     check_name(name)
     manifest = open_bundle(path).manifest
     if manifest.text is None:
         raise SessionError(f"{path}: a grammar needs a tokenizer, this bundle has none")
     separators = config.separators or SEPARATORS
-    automaton = compiled(config, toolcalls.dialect_of(manifest.text.chat_template), separators)
-    content = written(automaton)
+    automaton = compile_grammar(config, toolcalls.dialect_of(manifest.text.chat_template), separators)
+    content = to_bytes(automaton)
     kind = next(kind for kind in ("schema", "regex", "choice", "tools") if getattr(config, kind) is not None)
     grammar = StoredGrammar(
         name=name,
@@ -56,14 +54,16 @@ def make(
     return grammar
 
 
-def compiled(config: GenerationConfig, dialect: toolcalls.Dialect, separators: Separators) -> Automaton:
-    """The automaton of the answers that `config` allows. Raises SessionError as `make` does."""
+def compile_grammar(
+    config: GenerationConfig, dialect: toolcalls.Dialect, separators: Separators
+) -> Automaton:
+    """The automaton of the answers that `config` allows. Raises SessionError."""
     if not config.is_structured:
-        raise SessionError("give what the answer must look like: a schema, tools, a regex or choices")
+        raise SessionError("no grammar to compile: give a schema, tools, a regex or choices")
     try:
-        return built(_expression(config, dialect, separators))
+        return build(_expression(config, dialect, separators))
     except RecursionError as error:
-        raise SessionError("the grammar is nested too deep; make it flatter") from error
+        raise SessionError("the grammar is nested too deeply; make it flatter") from error
 
 
 def _expression(config: GenerationConfig, dialect: toolcalls.Dialect, separators: Separators) -> Expression:
@@ -72,9 +72,9 @@ def _expression(config: GenerationConfig, dialect: toolcalls.Dialect, separators
     if config.choice is not None:
         return choice(map(text, config.choice))
     if config.schema is not None:
-        assert isinstance(config.schema, str), "a config says what is asked for, and holds JSON text"
+        assert isinstance(config.schema, str), "a config holds schemas as JSON text"
         return schema_expression(json.loads(config.schema), separators)
-    assert isinstance(config.tools, str), "a config says what is asked for, and holds JSON text"
+    assert isinstance(config.tools, str), "a config holds tools as JSON text"
     tools = json.loads(config.tools)
     if dialect == "list":
         return schema_expression(toolcalls.list_schema(tools), separators, "tools")
@@ -82,9 +82,9 @@ def _expression(config: GenerationConfig, dialect: toolcalls.Dialect, separators
 
 
 def _calls(tools: Sequence[dict[str, Any]], separators: Separators) -> Expression:
-    """What stands behind the tag that opens a call."""
+    """The text after the tag that opens a call."""
     item, key = separators
-    return Choice(
+    return Alternatives(
         tuple(
             sequence(
                 text(f'\n{{"name"{key}{_name(tool)}{item}"arguments"{key}'),

@@ -1,7 +1,6 @@
-"""Grammars of the bundle at work: automata over bytes, asked in tokens, as the grammar library is.
+"""Matching stored grammars: automata over bytes with the token interface of llguidance's matcher.
 
-Knows files of bundles and the tokenizer's vocabulary; what is forced, and how it is written,
-runtime/structured/grammar.py decides for both.
+LlgMatcher in runtime/structured/grammar.py drives both.
 """
 
 from __future__ import annotations
@@ -18,43 +17,43 @@ from tokenizers import Tokenizer
 
 from ..bundle.open import Bundle
 from .automaton_file import read_automaton
-from .bundled import find
+from .catalog import find
 from .grammar import Alphabet, LlgMatcher
 from .regular.automaton import Automaton
 
-OPEN = 16  # automata that are kept
-MOST_MASKS = 4096  # states whose masks are kept, of each
+MOST_OPEN = 16  # cached automata
+MOST_MASKS = 4096  # cached masks of each automaton
 LOOK_BACK = 4  # forced tokens at the end that a longer token may replace
 
 
 class StoredGrammars:
-    """The grammars of one bundle, each read when it is first asked for. May be used from several threads."""
+    """The grammars of one bundle, each read at its first use. Thread-safe."""
 
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
         self._bundle = bundle
         manifest = bundle.manifest
-        self._vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size)
+        self._vocabulary = VocabularyBytes(tokenizer, manifest.model.vocab_size)
         self._alphabet = Alphabet(self._vocabulary, manifest.model.vocab_size, manifest.tokens.eos)
-        self._walks: OrderedDict[str, Walk] = OrderedDict()
+        self._walks: OrderedDict[str, Transitions] = OrderedDict()
         self._lock = threading.Lock()
 
     def matcher(self, name: str) -> LlgMatcher:
-        """A matcher at the beginning of an answer. Raises SessionError for an unknown name, BundleError for a
-        bad file.
+        """A matcher at the beginning of an answer. Raises SessionError for an unknown name and BundleError
+        for a bad file.
         """
         file = find(self._bundle.manifest, name, self._bundle.path).file
         with self._lock:
             if file not in self._walks:
-                self._walks[file] = Walk(read_automaton(self._bundle, file), self._vocabulary)
+                self._walks[file] = Transitions(read_automaton(self._bundle, file), self._vocabulary)
             self._walks.move_to_end(file)
-            while len(self._walks) > OPEN:
+            while len(self._walks) > MOST_OPEN:
                 self._walks.popitem(last=False)
             walk = self._walks[file]
-        return LlgMatcher(Walker(walk), self._alphabet)
+        return LlgMatcher(AutomatonState(walk), self._alphabet)
 
 
-class Vocabulary:
-    """The tokens of a tokenizer as bytes; special ones have none: nothing that is written may hold them."""
+class VocabularyBytes:
+    """The tokens of a tokenizer as bytes. Special tokens have none, since no answer may contain them."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = _within_a_text(tokenizer)
@@ -67,8 +66,8 @@ class Vocabulary:
         return b"".join(self.texts[token] for token in tokens)
 
     def tokenize_bytes(self, data: bytes) -> list[int]:
-        """As the tokenizer writes it; what is no UTF-8 by the longest tokens."""
-        found: list[int] = []
+        """The tokens of a text by the tokenizer; bytes that are not UTF-8 become the longest tokens that fit."""
+        tokens: list[int] = []
         while data:
             try:
                 data.decode("utf-8")
@@ -76,34 +75,34 @@ class Vocabulary:
             except UnicodeDecodeError as error:
                 good = error.start
             if good:
-                found += self._tokenizer.encode(data[:good].decode("utf-8"), add_special_tokens=False).ids
+                tokens += self._tokenizer.encode(data[:good].decode("utf-8"), add_special_tokens=False).ids
             bad = good
             while bad < len(data) and not _begins_well(data[bad:]):
                 bad += 1
-            found += self._greedy(data[good:bad])
+            tokens += self._greedy(data[good:bad])
             data = data[bad:]
-        return found
+        return tokens
 
     def extensions(self, data: bytes) -> list[bytes]:
-        """What longer tokens that begin with `data` have behind it."""
-        at, found = bisect_left(self._sorted, data), []
+        """The rests of the longer tokens that begin with `data`."""
+        at, rests = bisect_left(self._sorted, data), []
         while at < len(self._sorted) and self._sorted[at].startswith(data):
             if len(self._sorted[at]) > len(data):
-                found.append(self._sorted[at][len(data) :])
+                rests.append(self._sorted[at][len(data) :])
             at += 1
-        return found
+        return rests
 
     def _greedy(self, data: bytes) -> list[int]:
-        found = []
+        tokens = []
         while data:
-            fits = [data[:size] for size in range(min(len(data), self.longest), 0, -1)]
-            token = next((self._first[text] for text in fits if text in self._first), None)
+            prefixes = [data[:size] for size in range(min(len(data), self.longest), 0, -1)]
+            token = next((self._first[text] for text in prefixes if text in self._first), None)
             if token is None:
-                data = data[1:]  # a byte that no token has
+                data = data[1:]  # no token has this byte
                 continue
-            found.append(token)
+            tokens.append(token)
             data = data[len(self.texts[token]) :]
-        return found
+        return tokens
 
     @cached_property
     def _first(self) -> dict[bytes, int]:
@@ -112,9 +111,7 @@ class Vocabulary:
 
     @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All tokens with a text: their ids, their lengths, and their bytes [tokens, longest]; long ones
-        last.
-        """
+        """The ids, the lengths and the bytes [tokens, longest] of all tokens with a text, by length."""
         tokens = sorted((t for t, text in enumerate(self.texts) if text), key=lambda t: len(self.texts[t]))
         lengths = np.array([len(self.texts[token]) for token in tokens], np.int64)
         padded = np.zeros((len(tokens), self.longest), np.uint8)
@@ -123,12 +120,12 @@ class Vocabulary:
         return np.array(tokens, np.int64), lengths, padded
 
 
-class Walk:
-    """What is known of an automaton over one vocabulary; shared by its walkers."""
+class Transitions:
+    """An automaton over one vocabulary: the masks and the forced tokens of its states, shared by all answers."""
 
-    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
+    def __init__(self, automaton: Automaton, vocabulary: VocabularyBytes) -> None:
         self.automaton, self.vocabulary = automaton, vocabulary
-        edges = [(state, *edge) for state, each in enumerate(automaton.edges) for edge in each]
+        edges = [(state, *edge) for state, out in enumerate(automaton.edges) for edge in out]
         table = np.array(edges, np.int64).reshape(-1, 4)
         self._keys = table[:, 0] * 256 + table[:, 1]
         self._last, self._targets = table[:, 0] * 256 + table[:, 2], table[:, 3]
@@ -137,7 +134,7 @@ class Walk:
         self._lock = threading.Lock()
 
     def bits(self, state: int) -> bytes:
-        """The tokens that may follow, a bit each, the lowest first."""
+        """The mask of the tokens that may follow, one bit for each, the lowest first."""
         with self._lock:
             if state in self._masks:
                 self._masks.move_to_end(state)
@@ -155,21 +152,21 @@ class Walk:
         tokens, lengths, padded = self.vocabulary.rows
         alive = np.arange(len(tokens))
         states = np.full(len(tokens), state, np.int64)
-        found = []
+        allowed = []
         for i in range(self.vocabulary.longest):
             keys = states * 256 + padded[alive, i]
             at = np.searchsorted(self._keys, keys, "right") - 1
             good = (at >= 0) & (self._last[at] >= keys) if len(self._keys) else np.zeros(len(keys), bool)
             alive, states = alive[good], self._targets[at[good]] if len(self._keys) else states[good]
             is_whole = lengths[alive] == i + 1
-            found.append(tokens[alive[is_whole]])
+            allowed.append(tokens[alive[is_whole]])
             alive, states = alive[~is_whole], states[~is_whole]
             if not len(alive):
                 break
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        return np.concatenate(allowed) if allowed else np.zeros(0, np.int64)
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """The bytes that must follow, and the state behind them."""
+        """The bytes that must follow, and the state after them."""
         data = bytearray()
         while (only := self.automaton.only(state)) is not None:
             data.append(only[0])
@@ -177,7 +174,7 @@ class Walk:
         return bytes(data), state
 
     def forced_tokens(self, state: int, last: int | None) -> list[int]:
-        """These bytes as they are written behind the token `last`, if that changes nothing in it."""
+        """The forced bytes as tokens. They are tokenized with the token `last` before them, if that keeps it."""
         with self._lock:
             if (state, last) in self._forced:
                 self._forced.move_to_end((state, last))
@@ -196,12 +193,12 @@ class Walk:
         return tokens
 
     def _chopped(self, tokens: list[int], state: int) -> list[int]:
-        """Without those at the end that a longer token may replace, where `state` lies behind them."""
+        """`tokens` without those at the end that a longer token may replace; `state` follows them."""
         vocabulary = self.vocabulary
         end = vocabulary.decode_bytes(tokens[-LOOK_BACK:])[-vocabulary.longest :]
         for i in range(len(end)):
-            behind = vocabulary.extensions(end[i:])
-            if any(self.automaton.walk(more, state) is not None for more in behind):
+            rests = vocabulary.extensions(end[i:])
+            if any(self.automaton.walk(rest, state) is not None for rest in rests):
                 length = 0
                 for num, token in enumerate(reversed(tokens), 1):
                     length += len(vocabulary.texts[token])
@@ -210,12 +207,12 @@ class Walk:
         return tokens
 
 
-class Walker:
-    """One answer's state in an automaton, with the words of the grammar library's matcher."""
+class AutomatonState:
+    """The state of one answer in an automaton, with the methods of llguidance's matcher."""
 
     __slots__ = ("_last", "_state", "_walk")
 
-    def __init__(self, walk: Walk, state: int = 0, last: int | None = None) -> None:
+    def __init__(self, walk: Transitions, state: int = 0, last: int | None = None) -> None:
         self._walk, self._state, self._last = walk, state, last
 
     def compute_ff_bytes(self) -> bytes:
@@ -236,12 +233,12 @@ class Walker:
         return True
 
     def validate_tokens(self, tokens: Sequence[int]) -> int:
-        """How many of them may follow one another."""
+        """The number of tokens, from the first, that may follow."""
         probe = self.deep_copy()
         return next((i for i, token in enumerate(tokens) if not probe.consume_token(token)), len(tokens))
 
-    def deep_copy(self) -> Walker:
-        return Walker(self._walk, self._state, self._last)
+    def deep_copy(self) -> AutomatonState:
+        return AutomatonState(self._walk, self._state, self._last)
 
     def is_accepting(self) -> bool:
         return self._state in self._walk.automaton.ends
@@ -254,7 +251,7 @@ class Walker:
 
 
 def _begins_well(data: bytes) -> bool:
-    """Whether a whole character stands at the beginning."""
+    """Whether `data` begins with a whole character."""
     try:
         data[:4].decode("utf-8")
         return True
@@ -263,7 +260,7 @@ def _begins_well(data: bytes) -> bool:
 
 
 def _within_a_text(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as it writes what does not begin a text: without a space put in front."""
+    """The tokenizer for text in the middle of an answer: it puts no space before it."""
     parsed = json.loads(tokenizer.to_str())
     parts = [parsed.get("normalizer"), parsed.get("pre_tokenizer")]
     for part in parts:
@@ -271,7 +268,7 @@ def _within_a_text(tokenizer: Tokenizer) -> Tokenizer:
             continue
         parts += part.get("normalizers", []) + part.get("pretokenizers", [])
         if "normalizers" in part:
-            part["normalizers"] = [each for each in part["normalizers"] if each["type"] != "Prepend"]
+            part["normalizers"] = [step for step in part["normalizers"] if step["type"] != "Prepend"]
         if part["type"] == "Metaspace":
             part["prepend_scheme"] = "never"
     if (parsed.get("normalizer") or {}).get("type") == "Prepend":

@@ -1,4 +1,4 @@
-"""What requests ask of the form of answers, as guides over one bundle's tokens. Compiles nothing itself."""
+"""Guides for the structured answers of one bundle."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text.tokenizer import Text
 from ..text.toolcalls import dialect_of
+from .automaton_matcher import StoredGrammars
 from .grammar import Grammars, leaves_a_choice
 from .guide import Guide
-from .stored import StoredGrammars
 
 
-class Guides:
-    """Guides of a bundle whose graph returns `outputs`. May be used from several threads."""
+class GuideFactory:
+    """Makes guides for a bundle whose graph returns `outputs`. Thread-safe."""
 
     def __init__(self, bundle: Bundle, text: Text | None, outputs: Collection[str]) -> None:
         self._bundle, self._text, self._outputs = bundle, text, outputs
         self._grammars: Grammars | None = None
         self._stored: StoredGrammars | None = None
-        self._reading = threading.Lock()
+        self._lock = threading.Lock()
 
     def of(self, config: GenerationConfig) -> Guide:
-        """A guide at the beginning of an answer. Raises SessionError where this bundle cannot give it."""
+        """A guide at the beginning of an answer. Raises SessionError if this bundle cannot give one."""
         manifest, info = self._bundle.manifest, self._bundle.manifest.text
         assert self._text is not None and info is not None, "checked before"
-        with self._reading:
+        with self._lock:
             if config.grammar is not None:
                 self._stored = self._stored or StoredGrammars(self._bundle, self._text.tokenizer)
             elif self._grammars is None:
@@ -52,7 +52,7 @@ class Guides:
         if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
             raise SessionError(
                 "schema, regex, choice, tools and grammar need a bundle exported with --top-k 16 or --logits:"
-                " where the likeliest token is not allowed, another must be chosen",
+                " when the most likely token is not allowed, another one must be chosen",
                 code="unsupported_by_model",
                 field=config.structure,
             )

@@ -1,4 +1,4 @@
-"""Grammars kept in a bundle: described, stored, removed. Knows no session and no schema."""
+"""The grammars of a bundle: listing, storing and removing them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import SessionError
 
 
 def check_name(name: str) -> None:
-    """Raise SessionError for what cannot be a grammar's name."""
+    """Raise SessionError if `name` cannot name a grammar."""
     if GRAMMAR_NAME.fullmatch(name) is None:
         raise SessionError(
             "a grammar is named with letters, digits, dots, dashes and underscores, 64 at most, not"
@@ -24,7 +24,7 @@ def check_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class CatalogEntry:
     """A grammar and the size of its file."""
 
     grammar: StoredGrammar
@@ -35,7 +35,7 @@ class Described:
 
     @property
     def settings(self) -> list[tuple[str, str]]:
-        """The grammar itself and what it was compiled from, as name and text."""
+        """Its fields and its evidence, each as name and text."""
         known = {"name": self.grammar.name, "kind": self.grammar.kind, "states": self.grammar.states}
         lines = [*known.items(), ("file", self.grammar.file), ("bytes", self.num_bytes)]
         return [(name, shown(value)) for name, value in [*lines, *self.grammar.evidence.items()]]
@@ -49,7 +49,7 @@ class Described:
 
 
 def find(manifest: Manifest, name: str, where: str | Path) -> StoredGrammar:
-    """Raises SessionError that lists the names there are."""
+    """The grammar `name`. Raises a SessionError that lists the known names."""
     for grammar in manifest.grammars:
         if grammar.name == name:
             return grammar
@@ -59,16 +59,16 @@ def find(manifest: Manifest, name: str, where: str | Path) -> StoredGrammar:
     )
 
 
-def described(path: str | Path, name: str | None = None) -> list[Described]:
+def entries(path: str | Path, name: str | None = None) -> list[CatalogEntry]:
     """The grammars of the bundle at `path`, or the one named `name`."""
     manifest = open_bundle(path).manifest
     sizes = {entry.path: entry.size for entry in manifest.files}
-    wanted = manifest.grammars if name is None else (find(manifest, name, path),)
-    return [Described(grammar, sizes[grammar.file]) for grammar in wanted]
+    grammars = manifest.grammars if name is None else (find(manifest, name, path),)
+    return [CatalogEntry(grammar, sizes[grammar.file]) for grammar in grammars]
 
 
 def store(path: str | Path, grammar: StoredGrammar, content: bytes) -> None:
-    """Put a grammar into the bundle at `path`, in place of one of its name. Raises BundleError."""
+    """Store a grammar in the bundle at `path`. It replaces one of the same name. Raises BundleError."""
     entry = FileEntry(grammar.file, len(content), hashlib.sha256(content).hexdigest())
 
     def change(manifest: Manifest) -> Manifest:
@@ -79,7 +79,7 @@ def store(path: str | Path, grammar: StoredGrammar, content: bytes) -> None:
 
 
 def remove(path: str | Path, name: str) -> None:
-    """Take a grammar out of the bundle, and its file. Raises SessionError for an unknown name."""
+    """Remove a grammar and its file from the bundle. Raises SessionError for an unknown name."""
 
     def change(manifest: Manifest) -> Manifest:
         find(manifest, name, path)
