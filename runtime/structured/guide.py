@@ -26,7 +26,8 @@ class Matcher(Protocol):
         ...
 
     def mask(self) -> np.ndarray:
-        """Bool [vocab]: the tokens that may follow if none is forced. Raises SessionError if there are none."""
+        """Bool [vocab]: the tokens that may follow if none is forced. Raises SessionError if there are none.
+        """
         ...
 
     def allows(self, token: int) -> bool:
@@ -158,8 +159,8 @@ class Guide:
         if i == 0 and not self._has_logits:
             source = "its top-k holds" if candidates.topk_ids is not None else "this bundle gives"
             raise SessionError(
-                f"the grammar allows none of the tokens that {source} at this position, and there are no logits"
-                " to choose from; export the bundle with --logits",
+                f"the grammar allows none of the tokens that {source} at this position, and there are no"
+                " logits to choose from; export the bundle with --logits",
                 code="unsupported_by_model",
             )
         self.wants_logits = self.wants_logits or i == 0

@@ -357,7 +357,7 @@ def test_files_that_are_no_automata_are_refused() -> None:
     assert "edges of its states are not in order" in error(changed(16, huge))
     assert "leads nowhere" in error(changed(16 + 4 * (states + 1), huge))
     assert "no answer can end" in error(content[:-1] + b"\0")
-    assert "no state" in error(content[:-1] + b"\xff")
+    assert "an end that is not a state" in error(content[:-1] + b"\xff")
     for at in range(16, len(content)):
         for byte in (0, 1, 127, 255):
             try:
