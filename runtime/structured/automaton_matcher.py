@@ -66,7 +66,8 @@ class VocabularyBytes:
         return b"".join(self.texts[token] for token in tokens)
 
     def tokenize_bytes(self, data: bytes) -> list[int]:
-        """The tokens of a text by the tokenizer; bytes that are not UTF-8 become the longest tokens that fit.
+        """The tokens of a text by the tokenizer; bytes that are not UTF-8 become the longest
+        tokens that fit.
         """
         tokens: list[int] = []
         while data:
@@ -122,7 +123,8 @@ class VocabularyBytes:
 
 
 class Transitions:
-    """An automaton over one vocabulary: the masks and the forced tokens of its states, shared by all answers.
+    """An automaton over one vocabulary: the masks and the forced tokens of its states, shared by
+    all answers.
     """
 
     def __init__(self, automaton: Automaton, vocabulary: VocabularyBytes) -> None:
@@ -176,7 +178,8 @@ class Transitions:
         return bytes(data), state
 
     def forced_tokens(self, state: int, last: int | None) -> list[int]:
-        """The forced bytes as tokens. They are tokenized with the token `last` before them, if that keeps it.
+        """The forced bytes as tokens. They are tokenized with the token `last` before them, if
+        that keeps it.
         """
         with self._lock:
             if (state, last) in self._forced:

@@ -26,7 +26,8 @@ class Matcher(Protocol):
         ...
 
     def mask(self) -> np.ndarray:
-        """Bool [vocab]: the tokens that may follow if none is forced. Raises SessionError if there are none.
+        """Bool [vocab]: the tokens that may follow if none is forced. Raises SessionError if
+        there are none.
         """
         ...
 
