@@ -11,8 +11,8 @@ from mars_export import GenerationConfig, Session
 from mars_export.calibration.tasks.tasks import Task, load
 from mars_export.calibration.tau.record import Trace, record
 from mars_export.runtime.decode.config import Window
-from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.row import Row
 
 DATA = Path(__file__).resolve().parent.parent / "examples" / "default-checkpoint" / "data"

@@ -1,1 +1,1 @@
-"""Runs bundles: numpy and one backend, never torch."""
+"""Runs bundles with numpy and one backend library; it never imports torch."""

@@ -1,20 +1,19 @@
-"""The acceptance rule of MARS, left to right. Ten lines that decide; tests/conformance holds them and their
-C++ twin together.
+"""The two acceptance rules of MARS: by confidence, and by verification. The C++ runtime has the same rules,
+and the files in tests/conformance test both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 METRICS = ("probability", "margin", "entropy")
 
 
 def is_one_token(tau: float, metric: str) -> bool:
-    """Whether `tau` means exactly one token a step, so that no masks are needed: tau >= 1, for entropy tau <=
-    0.
+    """Whether `tau` means one token a step, so that no masks are needed: tau >= 1, for entropy tau <= 0.
 
-    A rule of its own, because in floating point a confident probability rounds to exactly 1.0 (paper: tau =
-    1.0 is ordinary one-token decoding).
+    Comparing confidences is not enough: a confident probability rounds to exactly 1.0 (paper: tau = 1.0 is
+    ordinary one-token decoding).
     """
     return tau <= 0.0 if metric == "entropy" else tau >= 1.0
 
@@ -32,31 +31,33 @@ def accept(
     eos_ids: Collection[int],
     limit: int,
 ) -> int:
-    """How many of the predictions to accept, from the left: 0 only if there are none or `limit` is 0.
+    """How many predictions to accept, from the left: the first, then each one whose confidence passes `tau`.
 
-    The first always; then each next one while its confidence passes `tau`; none after an end-of-sequence
-    token; at most `limit`. `token_ids` and `confidences` have equal length, in position order.
+    Nothing after an end-of-sequence token, and at most `limit`. `token_ids` and `confidences` have equal
+    length, in position order.
     """
-    most = min(limit, len(token_ids), 1 if is_one_token(tau, metric) else len(token_ids))
-    count = 0
-    while count < most and (
-        count == 0 or (passes(confidences[count], tau, metric) and token_ids[count - 1] not in eos_ids)
-    ):
-        count += 1
-    return count
+    limit = min(limit, 1) if is_one_token(tau, metric) else limit
+    return _run_length(token_ids, eos_ids, limit, lambda i: passes(confidences[i], tau, metric))
 
 
 def verify(token_ids: Sequence[int], proposals: Sequence[int], eos_ids: Collection[int], limit: int) -> int:
-    """How many of the model's own next tokens stand, from the left: 0 only if there are none or `limit` is 0.
+    """How many of the model's own next tokens to accept, from the left: the first, then each one whose
+    preceding proposal was right.
 
-    `token_ids[j]` is what the model itself says, one token at a time, behind `proposals[:j]`. The first
-    always stands; each next one while the proposal before it was that very token; none after an
-    end-of-sequence token; at most `limit`. So what stands is the one-token answer, whatever was proposed.
+    `token_ids[j]` is what the model predicts after `proposals[:j]`. Nothing after an end-of-sequence token,
+    and at most `limit`. So the accepted tokens are those of one-token decoding, whatever was proposed.
     """
-    most = min(limit, len(token_ids), len(proposals) + 1)
+    limit = min(limit, len(proposals) + 1)
+    return _run_length(token_ids, eos_ids, limit, lambda i: token_ids[i - 1] == proposals[i - 1])
+
+
+def _run_length(
+    token_ids: Sequence[int], eos_ids: Collection[int], limit: int, may_follow: Callable[[int], bool]
+) -> int:
+    """Tokens of the accepted run. It reads no token after the last that it needs: drawing one takes time."""
     count = 0
-    while count < most and (
-        count == 0 or (token_ids[count - 1] == proposals[count - 1] and token_ids[count - 1] not in eos_ids)
+    while count < min(limit, len(token_ids)) and (
+        count == 0 or (may_follow(count) and token_ids[count - 1] not in eos_ids)
     ):
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""The closed family of errors. Each message says what is wrong, where, and what to do about it."""
+"""All errors that mars-export raises on purpose. Messages say what happened, why, and what to do."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 
 class MarsError(Exception):
-    """Anything that a user of mars-export can put right.
+    """A problem that a user of mars-export can fix. The command line prints the message and exits with 1.
 
-    The command line prints it as one block and exits with 1. `code` is one of those that docs/serving.md
-    lists; `field` is the setting that is to blame, or "prompt", where one is.
+    `code` is one of the codes that docs/serving.md lists; `field` is the setting at fault, or "prompt".
     """
 
     code = "failed"
@@ -21,38 +20,37 @@ class MarsError(Exception):
 
 
 class CheckpointError(MarsError):
-    """The checkpoint cannot be read, or is not a MARS checkpoint we can export."""
+    """The checkpoint cannot be read, or is not a MARS checkpoint that can be exported."""
 
 
 class ExportError(MarsError):
-    """The checkpoint is fine but the bundle cannot be written or does not agree with it."""
+    """The bundle cannot be written, or does not agree with the checkpoint."""
 
 
 class PrecisionError(ExportError):
-    """The checkpoint is fine, and a wider precision than this one can hold it."""
+    """The weights do not fit this precision; a wider one can hold them."""
 
 
 class BundleError(MarsError):
-    """The bundle is damaged, unsafe, or of a format this version does not read."""
+    """The bundle is damaged, unsafe, or in a format that this version does not read."""
 
 
 class SessionError(MarsError):
-    """The bundle is fine but cannot run here, or the request cannot be served."""
+    """The bundle cannot run on this machine, or the request cannot be served."""
 
     code = "invalid_value"
 
 
 class DeviceLost(SessionError):
-    """The device has failed for good: no request of this process will be answered on it any more. Start the
-    process again.
-    """
+    """The device failed, and this process cannot use it any more. Start the process again."""
 
     code = "failed"
 
 
 class Overloaded(SessionError):
-    """Nothing is wrong with the request, there is no room for it now: too many wait, or too many of its
-    client. `retry_after` seconds from now there may be (a guess from how long answers took).
+    """There is no room for the request now: too many requests wait, or too many of the same client.
+
+    `retry_after`: seconds after which to try again, estimated from how long answers took.
     """
 
     code = "overloaded"
@@ -66,17 +64,16 @@ class Overloaded(SessionError):
 
 
 class CalibrationError(MarsError):
-    """The task or its answers do not allow the wanted calibration."""
+    """The task or its answers do not allow this calibration."""
 
 
 class MarsWarning(UserWarning):
-    """Something that works, and not as well as it could. The command line prints it in one block, too."""
+    """Something works, but not as well as it could. The command line prints it like an error."""
 
 
 def listed(problems: Sequence[str], most: int = 20) -> str:
-    """Problems as the end of a message: each on a line of its own, and how many more there are
-    than `most`. What is long in one (a foreign file's name for something) is cut out.
-    """
-    short = [p if len(p) <= 1000 else f"{p[:700]}...{p[-200:]}" for p in problems[:most]]
-    shown = [*short, *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
-    return "".join(f"\n  {problem}" for problem in shown)
+    """Problems as the end of a message, one a line: at most `most`, then how many more. Long ones are cut."""
+    lines = [p if len(p) <= 1000 else f"{p[:700]}...{p[-200:]}" for p in problems[:most]]
+    if len(problems) > most:
+        lines.append(f"and {len(problems) - most} more")
+    return "".join(f"\n  {line}" for line in lines)

@@ -1,6 +1,6 @@
-"""The machine and its user: memory, cores, load, processor, cache directory.
+"""What this machine offers the process: memory, cores, processor, GPUs, the user's cache directory.
 
-Knows Linux; elsewhere it says less.
+The details come from Linux; on other systems most of them are unknown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CPUINFO, BOARD = Path("/proc/cpuinfo"), Path("/proc/device-tree/model")
 GPUS = Path("/proc/driver/nvidia/gpus")
 MEMINFO = Path("/proc/meminfo")
 GROUP, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Of a control group, by the version of its files: the limit, what is used, and the limit of swap.
+# Files of a control group, by its version: memory limit, usage, swap limit.
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "-")
 VERSION_2 = ("memory.max", "memory.current", "memory.swap.max")
-NO_LIMIT = 1 << 60  # version 1 says none by a number as large as it can
+NO_LIMIT = 1 << 60  # version 1 has a huge number in place of no limit
 # Instructions that multiply unsigned by signed bytes. All but avx2's add in 32 bits, avx2's in 16.
 BYTE_PRODUCTS = {
     "vnni": {"avx512_vnni", "avx_vnni", "amx_int8"},
@@ -32,9 +32,7 @@ CACHE_VARIABLE = "MARS_EXPORT_CACHE"
 
 
 def forget_peak() -> bool:
-    """Begin a new measurement of `peak`. False where that is not allowed: it counts from the
-    process's start.
-    """
+    """Start a new measurement of `peak`. False if the system does not allow it."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -43,28 +41,23 @@ def forget_peak() -> bool:
 
 
 def peak() -> int:
-    """The most bytes this process held at once since `forget_peak`; 0 where unknown."""
+    """The most bytes that this process held at once since `forget_peak` or its start; 0 if unknown."""
     return _kilobytes(Path("/proc/self/status"), "VmHWM") or 0
 
 
 def resident() -> int:
-    """The bytes this process holds now; 0 where unknown."""
+    """Bytes that this process holds now, 0 if unknown."""
     return _kilobytes(Path("/proc/self/status"), "VmRSS") or 0
 
 
 def available() -> int | None:
-    """Bytes that this process may still take: free memory, or its control group's limit. None
-    where unknown.
-    """
+    """Bytes that this process may still take, by free memory and control groups; None if unknown."""
     limits = (_kilobytes(MEMINFO, "MemAvailable"), group_left())
-    known = [limit for limit in limits if limit is not None]
-    return min(known) if known else None
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def require(num_bytes: int, what: str, advice: str) -> None:
-    """Raise SessionError where this process cannot have so many bytes for `what`; `advice` says what else to
-    do.
-    """
+    """Raise SessionError if there are not `num_bytes` of memory for `what`; `advice` is how to need less."""
     free = available()
     if free is not None and num_bytes > free:
         raise SessionError(
@@ -75,24 +68,25 @@ def require(num_bytes: int, what: str, advice: str) -> None:
 
 
 def group_left() -> int | None:
-    """Bytes that the control groups of this process leave it, swap included, None without a limit.
+    """Bytes that the control groups of this process leave it, swap included; None without a limit.
 
-    What they hold of files counts as free: it goes when others need the room.
+    Cached files count as free memory, because the kernel drops them when memory is short.
     """
-    lefts = []
+    rooms = []
     for group, version in _groups("memory"):
         files = VERSION_1 if version == 1 else VERSION_2
         most, used = _number(group / files[0]), _number(group / files[1])
         if most is not None and used is not None and most < NO_LIMIT:
-            swap = _kilobytes(MEMINFO, "SwapFree") or 0
-            swap = min([swap, *([] if (more := _number(group / files[2])) is None else [more])])
-            lefts.append(most - used + _cached(group) + swap)
-    return min(lefts) if lefts else None
+            swap, swap_limit = _kilobytes(MEMINFO, "SwapFree") or 0, _number(group / files[2])
+            rooms.append(
+                most - used + _cached(group) + (swap if swap_limit is None else min(swap, swap_limit))
+            )
+    return min(rooms, default=None)
 
 
 def cores() -> int:
-    """Logical cores that this process may keep busy: those of its affinity mask, or as many as its control
-    group's limit of processor time is worth, rounded up.
+    """Logical cores that this process may keep busy, by its affinity mask and by the CPU limit of its control
+    groups, rounded up.
     """
     try:
         count = len(os.sched_getaffinity(0))
@@ -111,14 +105,14 @@ def cores() -> int:
 
 
 def default_threads() -> int | None:
-    """Threads of a session where none are asked for: None, the library's own choice, unless this process may
-    use a part of the machine only.
+    """Threads of a session by default: None for the library's choice, unless this process may use only some
+    of the machine's cores.
     """
     return cores() if cores() < (os.cpu_count() or 1) else None
 
 
 def load() -> float | None:
-    """How many programs ran in the last minute, on average; None on a system without such a figure."""
+    """The average number of running programs in the last minute; None if the system has no such figure."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -126,12 +120,12 @@ def load() -> float | None:
 
 
 def is_busy() -> bool:
-    """Whether more programs than cores ran in the last minute: what is measured now is not worth keeping."""
+    """Whether more programs than cores ran in the last minute, so that a measurement is not worth keeping."""
     return (load() or 0.0) > (os.cpu_count() or 1)
 
 
 def processor(cpuinfo: Path = CPUINFO) -> str:
-    """The processor's name; on Arm that of the board, and the implementer and part of its cores."""
+    """The processor's name; on Arm the name of the board, and the implementer and part of its cores."""
     text = _text(cpuinfo)
     if name := re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE):
         return name[1].strip()
@@ -143,13 +137,13 @@ def processor(cpuinfo: Path = CPUINFO) -> str:
 
 
 def gpus() -> list[str]:
-    """Names of this machine's NVIDIA GPUs; none where the driver has no list of them, as on Jetson."""
+    """Names of this machine's NVIDIA GPUs; empty if the driver does not list them, as on Jetson."""
     texts = [_text(path) for path in sorted(GPUS.glob("*/information"))]
     return [name[1].strip() for text in texts if (name := re.search(r"^Model:(.*)$", text, re.MULTILINE))]
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
-    """Words of the processor's description, its instruction sets among them; empty where unknown."""
+    """The words of the processor's description, which include its instruction sets; empty if unknown."""
     return frozenset(re.findall(r"\w+", _text(cpuinfo)))
 
 
@@ -161,29 +155,29 @@ def byte_products(cpuinfo: Path = CPUINFO) -> str:
 
 
 def cache_dir() -> Path | None:
-    """Where this user keeps what can be made again: `$MARS_EXPORT_CACHE`, else `mars-export` in ~/.cache.
+    """The user's cache directory: `$MARS_EXPORT_CACHE`, else `mars-export` in ~/.cache.
 
     None for a user without a home.
     """
     try:
-        if chosen := os.environ.get(CACHE_VARIABLE):
-            return Path(chosen).expanduser()
+        if directory := os.environ.get(CACHE_VARIABLE):
+            return Path(directory).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mars-export"
     except RuntimeError:
         return None
 
 
 def _groups(kind: str) -> Iterator[tuple[Path, int]]:
-    """The control groups of this process that limit `kind`, with those above them, whose limits hold too, and
-    the version of their files.
+    """The control groups of this process that limit `kind`, with their parents, whose limits hold too, and
+    their version.
     """
     for line in _text(OWN_GROUPS).splitlines():
         _, kinds, name = line.split(":", 2)
         if kinds and kind not in kinds.split(","):
             continue
         root = GROUP / kind if kinds else GROUP
-        own = root / name.lstrip("/")
-        for group in (own, *own.parents):  # in a container the name may be one of the machine's
+        leaf = root / name.lstrip("/")
+        for group in (leaf, *leaf.parents):  # in a container the name may be a path of the host
             if group == root.parent:
                 break
             yield group, 1 if kinds else 2
@@ -197,17 +191,17 @@ def _text(path: Path) -> str:
 
 
 def _cached(group: Path) -> int:
-    """Bytes of files that a control group has in memory."""
+    """Bytes of cached files in a control group."""
     words = re.findall(r"^(?:total_)?(?:in)?active_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-    return sum(map(int, words[-2:]))  # version 1 has its own first, and then with all groups below
+    return sum(map(int, words[-2:]))  # version 1 lists the group alone first, then with its children
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
     """The bytes of a line such as `MemAvailable:  123 kB`."""
-    found = re.search(rf"^{name}:\s+(\d+)", _text(path), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    line = re.search(rf"^{name}:\s+(\d+)", _text(path), re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
 
 
 def _number(path: Path) -> int | None:
-    found = re.fullmatch(r"(\d+)\s*", _text(path))
-    return int(found[1]) if found else None
+    number = re.fullmatch(r"(\d+)\s*", _text(path))
+    return int(number[1]) if number else None

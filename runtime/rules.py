@@ -1,4 +1,4 @@
-"""What an option's values may be, said in its annotation: `Annotated[int, integer(1)]`. Knows no option."""
+"""Rules for the fields of a dataclass, written in their annotations: `Annotated[int, integer(1)]`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ LARGEST = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Whether a value is right, and what one is in words."""
+    """A test of a value, and a description of the values that pass it."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def broken(value: Any) -> dict[str, str]:
-    """What is wrong with the fields of a dataclass, by the rules in its annotations: words by name. None is
-    right where the annotation allows it.
+    """The fields of a dataclass that break the rule of their annotation: name -> what is wrong.
+
+    None passes if the annotation allows it.
     """
+    problems = {}
     kind: Any = type(value)
-    given = {name: getattr(value, name) for name in _rules(kind)}
-    return {
-        name: f"{name} must be {rule.words}, not {given[name]!r}"
-        for name, (rule, may_be_none) in _rules(kind).items()
-        if not (given[name] is None and may_be_none) and not rule.holds(given[name])
-    }
+    for name, (rule, may_be_none) in _rules(kind).items():
+        content = getattr(value, name)
+        if not (content is None and may_be_none) and not rule.holds(content):
+            problems[name] = f"{name} must be {rule.words}, not {content!r}"
+    return problems
 
 
 @cache
@@ -46,7 +47,7 @@ def is_integer(value: object, low: float = -inf) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A finite one, which a float holds."""
+    """Whether `value` is a finite number that fits in a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
@@ -55,7 +56,7 @@ def integer(low: int, words: str = "") -> Rule:
 
 
 def number(words: str, low: float = 0, high: float = inf, *, above: bool = False) -> Rule:
-    """`above`: `low` itself is wrong."""
+    """From `low` to `high`; `above` excludes `low` itself."""
     return Rule(words, lambda v: is_number(v) and low <= v <= high and not (above and v == low))
 
 

@@ -22,7 +22,7 @@ from mars_export.exporter.checkpoint.vocabulary import Vocabulary
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.turns import ChatTurns
-from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.pace.cost import Cost
 
 BLOCK = 6
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.decode.cost import step_seconds
+from ...runtime.decode.pace.cost import step_seconds
 from ...runtime.errors import CalibrationError
 from ...runtime.session.session import Session
 from ..rounds import Rounds

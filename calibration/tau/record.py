@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtime.decode.backend import StepOutput
+from ...runtime.decode.backend import Feed, StepOutput
 from ...runtime.decode.config import GenerationConfig
-from ...runtime.decode.feed import Feed
-from ...runtime.decode.proposals import NONE
+from ...runtime.decode.pace.proposals import NONE
 from ...runtime.decode.row import Accepted, Predictions, Row
 from ...runtime.decode.schedule import Limits, Schedule, run
 from ...runtime.session.session import Session

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
-from ..decode import cost
 from ..decode.config import GenerationConfig
+from ..decode.pace import cost
 from ..device.name import DeviceName
 from ..device.ort.backend import PROVIDERS, version_and_devices
 from ..device.variants import Here, choose, look_around, why_not

@@ -1,1 +1,1 @@
-"""Prompt in, tokens out: the loop, its rows, its policy. Speaks token ids only."""
+"""The decoding loop: prompt token ids in, answer token ids out."""

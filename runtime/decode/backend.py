@@ -1,6 +1,4 @@
-"""What the decoding loop asks of a device: KV rows and one forward. Each backend is one file that implements
-this.
-"""
+"""The interface between the decoding loop and a device: KV rows, and one forward of the model."""
 
 from __future__ import annotations
 
@@ -11,6 +9,26 @@ from typing import Any, Protocol
 import numpy as np
 
 GROWTH = 128  # entries: capacity grows in multiples of this
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one row feeds into a step, from its cursor on: `known` tokens, `proposals`, then `masks`.
+
+    The outputs are those of the last known token, of every proposal and of every mask, in this order.
+    """
+
+    known: int
+    proposals: int = 0
+    masks: int = 0
+
+    @property
+    def slots(self) -> int:
+        return self.known + self.proposals + self.masks
+
+    @property
+    def outputs(self) -> int:
+        return min(self.known, 1) + self.proposals + self.masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +47,7 @@ class StepOutput:
 
 
 class Cache(Protocol):
-    """KV memory of some rows. Rows are contiguous, so that a step can run on any run of neighbours."""
+    """KV memory of some rows. Rows are contiguous, so that a step can run on any neighbouring rows."""
 
     @property
     def capacity(self) -> int:
@@ -37,7 +55,7 @@ class Cache(Protocol):
         ...
 
     def reserve(self, capacity: int) -> None:
-        """Make room for at least `capacity` entries a row, keeping what is there."""
+        """Make room for at least `capacity` entries a row, keeping the entries."""
         ...
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -46,23 +64,23 @@ class Cache(Protocol):
 
     @property
     def entry_bytes(self) -> int:
-        """What one entry of one row takes."""
+        """Size of one entry of one row."""
         ...
 
     def save(self, row: int, length: int) -> Any:
-        """A copy of the first `length` entries of a row, of nothing behind them; it outlives this cache."""
+        """Copy the first `length` entries of a row. The copy outlives this cache."""
         ...
 
     def load(self, row: int, saved: Any, length: int) -> None:
-        """Make the first `length` entries of what was saved those of `row`; all of it has room there."""
+        """Write the first `length` entries of a saved copy into `row`, which has room for the whole copy."""
         ...
 
     def bring(self, arrays: Sequence[np.ndarray]) -> Any:
-        """What `load` takes, of host arrays [kv_heads, length, head_dim], one of each KV tensor."""
+        """Make a copy for `load` from host arrays [kv_heads, length, head_dim], one for each KV tensor."""
         ...
 
     def fetch(self, saved: Any) -> list[np.ndarray]:
-        """What was saved, as such host arrays."""
+        """A saved copy as such host arrays."""
         ...
 
 
@@ -86,14 +104,14 @@ class Backend(Protocol):
 
     @property
     def max_capacity(self) -> int:
-        """Most entries a row can ever hold."""
+        """Most entries that a row can ever hold."""
         ...
 
     @property
     def firm_slots(self) -> int | None:
-        """From so many slots on, an entry has the same bits whatever step of any row writes it.
+        """From this many slots on, an entry has the same bits whatever step of any row writes it.
 
-        None where they depend on the step's size: then only equal steps write equal entries.
+        None if the bits depend on the step's size: then only steps of equal size write equal entries.
         """
         ...
 
@@ -121,9 +139,9 @@ class Backend(Protocol):
         ...
 
 
-def bucket(needed: int, present: int) -> int:
-    """The capacity to grow to from `present` when `needed` entries are wanted: at least a quarter more, in
-    steps of GROWTH.
+def bucket(length: int, capacity: int) -> int:
+    """The capacity to grow to from `capacity` so that `length` entries fit: at least a quarter more, in steps
+    of GROWTH.
     """
-    target = max(needed, present + present // 4)
+    target = max(length, capacity + capacity // 4)
     return -(-target // GROWTH) * GROWTH

@@ -1,16 +1,17 @@
-"""Active rows and their KV memory: arrays in, one forward, arrays out. Knows no order of work and moves no
-cursor.
-"""
+"""The active rows and their KV memory: one forward over neighbouring rows, and how many rows fit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from .backend import Backend, StepOutput
-from .feed import Feed
+from ..errors import SessionError
+from .backend import GROWTH, Backend, Feed, StepOutput
 from .row import Row
+
+SLOTS = 64  # entries that a step of wider neighbours may need after a row's last token
 
 
 class Batch:
@@ -24,31 +25,31 @@ class Batch:
     def forward(self, first: int, feeds: Sequence[Feed]) -> StepOutput:
         """Run one step on the active rows first, first + 1, ... with these feeds.
 
-        Output j of a row belongs to its last known token for j = 0, then to its proposals, then to its masks;
-        a row with no known tokens has its masks' outputs from j = 0 on.
+        Output 0 of a row belongs to its last known token; then come its proposals and its masks. A row
+        without known tokens has its masks' outputs from 0 on.
         """
         rows = self.active[first : first + len(feeds)]
         slots = max([feed.slots for feed in feeds])
         outputs = max(1, *[feed.outputs for feed in feeds])
-        # Lists, and one array of each at the end: behind a forward nothing is in the processor's caches, and
-        # each of numpy's functions that is touched costs microseconds then.
+        # Lists, and one array of each at the end: after a forward the processor's caches are cold, and each
+        # call of numpy costs microseconds.
         input_ids, output_index, cursors = [], [], []
         for row, feed in zip(rows, feeds, strict=True):
             known, cursor = feed.known, row.cursor
-            fed = row.tokens[cursor : cursor + known]
+            tokens = row.tokens[cursor : cursor + known]
             if feed.proposals:
-                fed += row.proposals.token_ids[: feed.proposals]
-            input_ids.append(fed + [self.mask_id] * (slots - known - feed.proposals))
-            asked = list(range(known - 1 if known else 0, feed.slots))
-            output_index.append(asked + [0] * (outputs - len(asked)))
+                tokens += row.proposals.token_ids[: feed.proposals]
+            input_ids.append(tokens + [self.mask_id] * (slots - known - feed.proposals))
+            slot_index = list(range(known - 1 if known else 0, feed.slots))
+            output_index.append(slot_index + [0] * (outputs - len(slot_index)))
             cursors.append(cursor)
         self.cache.reserve(max(cursors) + slots)
         want_logits = any(row.wants_logits for row in rows)
-        ids, kv_length, index = [np.array(each, np.int64) for each in (input_ids, cursors, output_index)]
+        ids, kv_length, index = [np.array(v, np.int64) for v in (input_ids, cursors, output_index)]
         return self.backend.step(self.cache, first, ids, kv_length, index, want_logits)
 
     def room(self, row: Row) -> int:
-        """Slots that a step has behind the row's known tokens; below 0 where they do not even fit."""
+        """Slots of a step after the row's known tokens; below 0 if these do not fit."""
         known = row.num_pending
         room = self.backend.max_capacity - row.cursor - known
         if self.backend.max_slots is not None:
@@ -58,28 +59,81 @@ class Batch:
         return room
 
     def fits(self, row: Row) -> bool:
-        """Whether the row's pending tokens still have room in the context."""
+        """Whether the row's pending tokens fit in the context."""
         return len(row.tokens) <= self.backend.max_capacity
 
-    def recall(self, place: int, piece: int, most: int | None = None) -> None:
-        """Begin a row with what the store of prefixes has of its prompt, if it has a share in one. `most`:
-        entries to which saved ones may widen the rows, None for any number.
+    def recall(self, place: int, chunk: int, most: int | None = None) -> None:
+        """Load the beginning of the row's prompt from the prefix cache.
+
+        `most`: entries to which a saved prefix may widen the rows, None for any number.
         """
         row = self.active[place]
         if row.stem is not None:
             capacity = self.backend.max_capacity
-            row.cursor = row.stem.recall(self.cache, place, row.tokens, piece, capacity, most)
+            row.cursor = row.stem.recall(self.cache, place, row.tokens, chunk, capacity, most)
             row.stats.cached_tokens = row.cursor
 
     def keep(self, place: int) -> None:
-        """Let the store of prefixes have the row's final entries."""
+        """Offer the row's final entries to the prefix cache."""
         row = self.active[place]
         if row.stem is not None:
             row.stem.keep(self.cache, place, row.tokens)
 
     def move(self, source: int, target: int) -> None:
-        """The row at `source` gets the place `target`, with its final entries unless it is over."""
+        """Move the row at `source` to `target`, with its final entries unless it has ended."""
         if source != target:
             row = self.active[target] = self.active[source]
             if row.finish_reason is None:
                 self.cache.move(source, target, row.cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class KvBudget:
+    """How many rows fit in `num_bytes` of KV memory; None for no limit but `max_rows`.
+
+    A batch allocates as many entries for each row as its longest row needs, of `entry_bytes` each.
+    `max_capacity`: most entries of a row. `fixed`: a row always takes that many.
+    """
+
+    max_rows: int
+    num_bytes: int | None = None
+    entry_bytes: int = 1
+    max_capacity: int = 0
+    fixed: bool = False
+
+    def num_rows(self, rows: Sequence[Row]) -> int:
+        """Rows of a batch that holds `rows`: at least 1, at most `max_rows`."""
+        if self.num_bytes is None:
+            return self.max_rows
+        most = self.num_bytes // max(map(self._row_bytes, rows))
+        return max(1, min(self.max_rows, most))
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all rows together."""
+        if self.num_bytes is None:
+            return self.max_rows * self.max_capacity
+        return self.num_bytes // self.entry_bytes
+
+    def most_entries(self, num_rows: int) -> int | None:
+        """Entries that each of `num_rows` rows may have, None for any number."""
+        if self.num_bytes is None or self.fixed:
+            return None
+        return self.num_bytes // (self.entry_bytes * num_rows)
+
+    def check(self, row: Row) -> None:
+        """Raise SessionError for a row that does not fit even alone."""
+        if self.num_bytes is not None and (num_bytes := self._row_bytes(row)) > self.num_bytes:
+            raise SessionError(
+                f"a prompt of {row.stats.prompt_tokens} tokens with max_new_tokens"
+                f" {row.config.max_new_tokens} may take {num_bytes / 1e6:.2f} MB of KV memory, this service"
+                f" gives {self.num_bytes / 1e6:.2f} MB (kv_bytes); shorten the prompt or max_new_tokens"
+            )
+
+    def _row_bytes(self, row: Row) -> int:
+        """The most that one row takes, with the quarter by which memory grows at least."""
+        if self.fixed:
+            return self.max_capacity * self.entry_bytes
+        length = row.stats.prompt_tokens + row.config.max_new_tokens
+        entries = min(length, self.max_capacity) + SLOTS
+        return -(-entries * 5 // (4 * GROWTH)) * GROWTH * self.entry_bytes

@@ -1,19 +1,15 @@
-"""The paper's cache loop: whole finished blocks are committed, and rows wait for each other at block
-boundaries.
-"""
+"""The paper's cache loop: whole blocks are committed, and rows wait for each other at block boundaries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from ..errors import SessionError
-from .backend import Backend, StepOutput
-from .failing import Failing
-from .feed import Feed
+from .backend import Backend, Feed, StepOutput
 from .row import Accepted, Predictions, Row
-from .schedule import Limits, Schedule, run
+from .schedule import ErrorsEnd, Limits, Schedule, run
 
-SCRATCH = Feed(0, 0, 1)  # of a row that waits between two working ones: told from theirs by identity
+UNUSED = Feed(0, 0, 1)  # of a row that waits between two working ones; recognized by identity
 
 
 def decode_blocks(
@@ -21,10 +17,10 @@ def decode_blocks(
 ) -> Iterator[list[Accepted]]:
     """Decode `rows` with block commit; yields what each forward accepted.
 
-    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the block as it stands, accepted
-    tokens and then masks, against the frozen cache; masks never reach past the block's end. When every row's
-    block is full, one more forward writes the blocks into the cache; its last output predicts the next
-    block's first token. Raises SessionError as `check_blocks` does.
+    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the accepted tokens of the
+    current block and then masks, at most up to the block's end, against the frozen cache. When every row's
+    block is full, one more forward writes the blocks into the cache; its last output predicts the first token
+    of the next block. Raises SessionError as `check_blocks` does.
     """
     check_blocks(backend, rows, cache_block)
     limits = Limits.of_rows(max(1, len(rows)))
@@ -40,7 +36,7 @@ def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> Non
         )
     if any(row.config.is_structured for row in rows):
         raise SessionError(
-            "a grammar needs cursor commit: what it forces goes beyond a block; leave commit as it is"
+            "a grammar needs cursor commit: forced tokens may go beyond a block; leave commit as it is"
         )
     if any(row.config.exact for row in rows):
         raise SessionError(
@@ -50,19 +46,16 @@ def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> Non
 
 
 class BlockSchedule(Schedule):
-    """The same loop with another way to commit: cursors move when whole blocks are full."""
+    """The same loop with another commit: cursors move when whole blocks are full."""
 
     def __init__(self, backend: Backend, block: int, mask_id: int, limits: Limits, cache_block: int) -> None:
         super().__init__(backend, block, mask_id, limits)
         self._cache_block = cache_block
-        self._first: dict[
-            int, Predictions
-        ] = {}  # by row: what the last commit predicts for the block's first token
+        # By row: the last commit's prediction of the block's first token.
+        self._first: dict[int, Predictions] = {}
 
     def _length(self, row: Row) -> int:
-        """Tokens in the row's present block; the last block before the end of the context is shorter, even
-        empty.
-        """
+        """Tokens of the row's current block; at the end of the context fewer, even none."""
         return min(self._cache_block, self.backend.max_capacity - row.cursor)
 
     def _is_full(self, row: Row) -> bool:
@@ -72,46 +65,43 @@ class BlockSchedule(Schedule):
         return Feed(row.num_pending)
 
     def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> None:
-        """A commit: what was pending is final, and the prediction behind it is kept."""
+        """A commit: pending tokens are final, and the next prediction is kept."""
         row.cursor += feed.known
         row.stats.forwards += 1
         self._first[row.index] = Predictions.of(output, i, 1, row.config.metric)
 
     def _decode(self, rows: list[Row]) -> list[Accepted]:
-        short = [i for i, row in enumerate(rows) if not self._is_full(row)]
-        if not short:
+        incomplete = [i for i, row in enumerate(rows) if not self._is_full(row)]
+        if not incomplete:
             return self._commit(rows)
-        feeds = {i: self._inner_feed(rows[i]) for i in short}
+        feeds = {i: self._inner_feed(rows[i]) for i in incomplete}
         events: list[Accepted] = []
-        for i in short:
+        for i in incomplete:
             if not feeds[i].slots:  # one-token mode at the start of a block: the commit predicted its token
-                with Failing([rows[i]], events):
+                with ErrorsEnd([rows[i]], events):
                     events += filter(None, [rows[i].accept(self._first[rows[i].index])])
-        working = [i for i in short if feeds[i].slots]
+        working = [i for i in incomplete if feeds[i].slots]
         if working:
-            # A waiting row's cursor does not move, and nothing of its scratch mask is kept.
+            # Neighbouring rows run together. The cursor of a row that waits does not move.
             span = range(working[0], working[-1] + 1)
-            fed = [feeds[i] if i in working else SCRATCH for i in span]
-            events += self._run([rows[i] for i in span], fed, self._take_inner)
+            span_feeds = [feeds[i] if i in working else UNUSED for i in span]
+            events += self._run([rows[i] for i in span], span_feeds, self._take_inner)
         return sorted(events, key=lambda event: event.row)
 
     def _commit(self, rows: list[Row]) -> list[Accepted]:
-        """Write every full block into the cache; returns the rows that this ends, because their context is
-        full.
-        """
-        ended = [row.finish("capacity") for row in rows if self._length(row) == 0]
+        """Write every full block into the cache. Rows whose context is full end."""
+        events = [row.finish("capacity") for row in rows if self._length(row) == 0]
         self._drop_finished()
-        rows = self._decoding()
-        return ended + (
-            self._run(rows, [Feed(row.num_pending) for row in rows], self._take_first) if rows else []
-        )
+        if rows := self._decoding():
+            events += self._run(rows, [Feed(row.num_pending) for row in rows], self._take_first)
+        return events
 
     def _inner_feed(self, row: Row) -> Feed:
         known = row.num_pending
         return Feed(known, 0, min(row.most_masks(self.block), max(1, self._length(row) - known) - 1))
 
     def _take_inner(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        if feed is SCRATCH:
+        if feed is UNUSED:
             return None
         row.stats.forwards += 1
         predictions = Predictions.of(output, i, feed.outputs, row.config.metric)

@@ -1,4 +1,4 @@
-"""What a request may ask for. Values are checked where they are built."""
+"""The settings of one request."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
-from ..accept import METRICS, is_one_token
+from ..accept import METRICS, is_one_token, passes
+from ..answer_format import Json, canonical, format_problems
 from ..errors import SessionError
 from ..rules import Rule, broken, integer, is_integer, number, one_of
-from .structure import Json, canonical, structure_problems
 
 Window = Literal["auto", "full"] | int
-DEFAULT_TAU = 0.95  # of the paper's tables, where tau is wanted and not given
+DEFAULT_TAU = 0.95  # of the paper's tables, for exact=False without a tau
 WINDOW = Rule(
     '"auto", "full" or an integer of 1 or more',
     lambda value: value in ("auto", "full") or is_integer(value, 1),
@@ -31,25 +31,35 @@ SEED = Rule("an integer of 0 to 2**64 - 1", lambda value: is_integer(value, 0) a
 class GenerationConfig:
     """Settings of one request.
 
-    exact (the default): several tokens a step, and the very text of one-token decoding. tau: confidence bound
-    instead, the speed/quality knob; tau >= 1 (entropy: tau <= 0) is one-token mode. Giving a tau turns exact
-    off, giving both is an error. metric: probability, margin (top-2) or entropy (nats). window: predictions
-    of new positions made in one step, `full` for the bundle's block; `auto` chooses their number step by
-    step, for speed (docs/decoding.md). lookup: propose, too, what followed the last so many tokens when they
-    stood in the prompt or the answer before (exact only); 0 is off. eos_ids: None for the model's own. stop:
-    strings that end the text and are not part of it; it, eos_ids and choice take lists, too. temperature 0 is
-    greedy; above it a candidate is drawn, and its own probability is what tau is compared with. top_k 0,
-    top_p 1 and min_p 0 are off; min_p keeps tokens at least that much as likely as the likeliest. seed: draws
-    depend on it and on the position only; at a tau a fixed window makes the text repeatable, too.
-    repetition_penalty 1 is off. cache_salt: only requests with the same one share KV entries.
+    tau: the confidence a prediction needs to be accepted without verification. Lower is faster and riskier;
+        tau >= 1 (entropy: tau <= 0) is one-token mode. A tau turns exact mode off; giving both is an error.
+    metric: the confidence: probability, margin (over the second most likely token) or entropy (nats).
+    max_new_tokens: most tokens of the answer.
+    window: predictions of new positions in one step; "full" for the bundle's block, "auto" for the number
+        that is fastest, chosen step by step (docs/decoding.md).
+    eos_ids: end-of-sequence tokens; None for the model's. A list is accepted, as for stop and choice.
+    stop: strings that end the text and are not part of it.
+    temperature: 0 is greedy. Above it tokens are drawn, and tau applies to the drawn token's confidence.
+    top_k: draw from the k most likely tokens; 0 is off.
+    top_p: draw from the smallest set of this probability; 1 is off.
+    seed: draws depend on it and on the position only. With a tau, the text is repeatable if the window is
+        fixed, too.
+    repetition_penalty: of tokens that the prompt or the answer contains; 1 is off.
+    exact: the default. Several tokens a step, and the text of one-token decoding.
+    lookup: propose, too, what followed the last `lookup` tokens where they occurred before (exact mode only);
+        0 is off.
+    min_p: draw from tokens at least this much as likely as the most likely one; 0 is off.
+    cache_salt: only requests with the same salt share KV entries.
+    schema: the answer is JSON of this schema, a text or a mapping. It becomes JSON text here.
+    regex: the answer matches this regular expression.
+    choice: the answer is one of these strings.
+    tools: the answer is calls of these functions, in OpenAI's form, as text or as a list.
+    separators: between the items of a JSON answer and after a key; None for `", "` and `": "`. There is no
+        other white space.
+    grammar: the answer follows this grammar of the bundle (`mars-export grammar`).
 
-    At most one of these says what the answer must look like (docs/structured.md): schema: a JSON schema, as
-    text or as a mapping; regex; choice: one of these strings; tools: functions in OpenAI's form, as text or
-    as a list, of which the answer is calls; grammar: the name of one that is kept in the bundle (`mars-export
-    grammar`). Schema and tools become JSON text here. separators: between the items of a JSON answer, and
-    behind a key, with no other white space; None for `", "` and `": "`.
-
-    Raises SessionError that lists every value out of range.
+    At most one of schema, regex, choice, tools and grammar may be set (docs/structured.md). Raises
+    SessionError that lists every invalid value.
     """
 
     tau: Annotated[float | None, number("a number of 0 or more")] = None
@@ -75,31 +85,32 @@ class GenerationConfig:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str | list):
-            object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        for name in ("eos_ids", "choice"):
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        if isinstance(self.stop, str):
+            put("stop", (self.stop,))
+        for name in ("stop", "eos_ids", "choice"):
             if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+                put(name, tuple(getattr(self, name)))
         if self.exact is None:
-            object.__setattr__(self, "exact", self.tau is None)
+            put("exact", self.tau is None)
         if self.exact is False and self.tau is None:
-            object.__setattr__(self, "tau", DEFAULT_TAU)
+            put("tau", DEFAULT_TAU)
         for name in ("schema", "tools"):
-            object.__setattr__(self, name, canonical(name, getattr(self, name)))
-        wrong = list(broken(self).items())
-        wrong += structure_problems(
+            put(name, canonical(name, getattr(self, name)))
+        problems = list(broken(self).items())
+        problems += format_problems(
             self.schema, self.regex, self.choice, self.tools, self.separators, self.grammar
         )
         if self.exact is True and self.tau is not None:
-            wrong.append(
-                (
-                    "tau",
-                    f"exact and tau exclude each other: exact gives the one-token text whatever is"
-                    f" proposed, tau {self.tau!r} accepts what is likely; give one of them",
-                )
+            problem = (
+                "exact and tau exclude each other: exact gives the one-token text whatever is"
+                f" proposed, tau {self.tau!r} accepts what is likely; give one of them"
             )
-        if wrong:
-            raise SessionError("; ".join(problem for _, problem in wrong), field=wrong[0][0])
+            problems.append(("tau", problem))
+        if problems:
+            raise SessionError("; ".join(problem for _, problem in problems), field=problems[0][0])
 
     @property
     def is_greedy(self) -> bool:
@@ -107,17 +118,17 @@ class GenerationConfig:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether tokens are chosen from logits on the host, rather than by the graph's own argmax."""
+        """Whether the host chooses tokens from logits; otherwise the graph's argmax does."""
         return not self.is_greedy or self.repetition_penalty != 1
 
     @property
     def is_structured(self) -> bool:
-        """Whether a grammar decides what the answer may look like."""
+        """Whether a grammar constrains the answer."""
         return self.structure is not None
 
     @property
     def structure(self) -> str | None:
-        """The field that says what the answer must look like."""
+        """The field that constrains the answer."""
         names = ("schema", "regex", "choice", "tools", "grammar")
         return next((name for name in names if getattr(self, name) is not None), None)
 
@@ -125,11 +136,15 @@ class GenerationConfig:
     def one_token(self) -> bool:
         return self.tau is not None and is_one_token(self.tau, self.metric)
 
+    def passes(self, confidence: float) -> bool:
+        """Whether a confidence reaches tau; never in exact mode, which has none."""
+        return self.tau is not None and passes(confidence, self.tau, self.metric)
+
     def with_values(self, **changes: Any) -> GenerationConfig:
-        """A checked copy with some fields changed. A tau turns exact off, exact=True takes tau away."""
-        known = {f.name for f in fields(self)}
-        if unknown := sorted(set(changes) - known):
-            raise SessionError(f"unknown settings: {', '.join(unknown)} (known: {', '.join(sorted(known))})")
+        """A checked copy with some fields changed. A tau turns exact mode off, exact=True removes tau."""
+        names = {f.name for f in fields(self)}
+        if unknown := sorted(set(changes) - names):
+            raise SessionError(f"unknown settings: {', '.join(unknown)} (known: {', '.join(sorted(names))})")
         if "tau" in changes and "exact" not in changes:
             changes["exact"] = None
         elif changes.get("exact") is True and "tau" not in changes:
@@ -138,10 +153,10 @@ class GenerationConfig:
 
 
 def repeatable(config: GenerationConfig, *, has_window: bool, has_seed: bool = False) -> GenerationConfig:
-    """`config` with full windows where a text that is drawn, or asked for with a seed, would else depend on
-    measured costs: at a tau, unless the user chose a window. Exact mode does not depend on windows.
+    """`config` with a full window if its text would otherwise depend on measured costs: if it has a tau,
+    no window of the user's, and is sampled or has a seed. Exact mode does not depend on windows.
     """
-    at_tau = not config.exact and not config.one_token
-    if at_tau and not has_window and (has_seed or not config.is_greedy):
+    has_tau = not config.exact and not config.one_token
+    if has_tau and not has_window and (has_seed or not config.is_greedy):
         return config.with_values(window="full", tau=config.tau)
     return config

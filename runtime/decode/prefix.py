@@ -1,11 +1,11 @@
-"""KV entries of what was read before, by its token ids. Knows no text, and devices by their caches only."""
+"""The prefix cache: KV entries of earlier prompts and answers, by their token ids."""
 
 from __future__ import annotations
 
 import threading
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from .backend import bucket
 if TYPE_CHECKING:
     from .backend import Cache
 
-FOUR_BYTES = "I"  # an array's type of 32-bit numbers wherever C's int has four bytes
-SPARE = 64  # entries behind a prompt that are reserved with it: the first steps need them
+FOUR_BYTES = "I"  # the type code of 32-bit numbers wherever C's int has four bytes
+SPARE = 64  # entries that are reserved after a prompt, for the first steps
 
 Group = tuple[str, int]
-"""Who may share: the salt, and the size of the pieces where entries depend on it (else 1)."""
+"""Rows that may share entries: the salt, and the size of chunks if entries depend on it (else 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a cache made of its first `length` entries."""
+    """A cache's copy of its first `length` entries."""
 
     data: Any
     length: int
@@ -37,7 +37,7 @@ class Saved:
 
 @dataclass(slots=True)
 class Entry:
-    """KV entries of exactly the ids of `key`. A `fixed` one stays when one comes that begins with it."""
+    """KV entries of exactly the ids of `key`. A `fixed` one stays when a longer one begins with it."""
 
     group: Group
     key: bytes
@@ -48,11 +48,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """queries: prompts that were looked up; hits: those of which something was there. query_tokens: of all
-    these prompts; hit_tokens: those of them that were there.
+    """Counts of a prefix cache since it was created.
 
-    saved, evicted: entries that came, and that went because memory was short; failed: those that could not be
-    copied. entries, num_bytes: what is there now.
+    queries: prompts that were looked up.
+    hits: prompts of which a beginning was found.
+    query_tokens: tokens of all these prompts.
+    hit_tokens: tokens of them that were found.
+    saved: entries that were added.
+    evicted: entries that were dropped because memory was short.
+    failed: entries that could not be copied.
+    entries: entries now.
+    num_bytes: size of these.
     """
 
     queries: int = 0
@@ -67,20 +73,18 @@ class PrefixStats:
 
 
 class Prefixes:
-    """Entries of at most `budget` bytes; the least recently used go first. May be used from any thread.
+    """Entries of at most `budget` bytes; the least recently used are evicted first. Thread-safe.
 
-    `firm_slots` as a backend says it. An entry that is being copied when it goes lives on until that is done.
+    `firm_slots`: the backend's. An entry that is evicted while it is copied lives until the copy is done.
     """
 
     def __init__(self, budget: int, firm_slots: int | None = None) -> None:
         self.budget, self.firm_slots = budget, firm_slots
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[Group, bytes], Entry] = OrderedDict()  # the last is the latest used
-        self._sorted: dict[Group, list[bytes]] = {}  # neighbours begin alike
+        self._sorted: dict[Group, list[bytes]] = {}  # keys with a common beginning are neighbours
         self._num_bytes = 0  # of the entries and of those that are being copied
-        self._counts = dict.fromkeys(
-            ("queries", "hits", "query_tokens", "hit_tokens", "saved", "evicted", "failed"), 0
-        )
+        self._counts: Counter[str] = Counter()
 
     @property
     def stats(self) -> PrefixStats:
@@ -88,27 +92,29 @@ class Prefixes:
             return PrefixStats(**self._counts, entries=len(self._entries), num_bytes=self._num_bytes)
 
     def stem(self, salt: str = "", marks: Sequence[int] = ()) -> Stem | None:
-        """A row's share; `marks`: lengths of its prompt that others may begin with. None without a budget."""
+        """A row's connection to this cache; None if the budget is 0.
+
+        `marks`: lengths of the prompt's beginnings that other prompts may share.
+        """
         return Stem(self, salt, marks) if self.budget > 0 else None
 
     def clear(self) -> None:
-        """Forget everything that was saved."""
+        """Drop all entries."""
         with self._lock:
             for name in list(self._entries):
                 self._drop(name)
 
     def count(self, query_tokens: int, hit_tokens: int) -> None:
-        """Note what became of one prompt that was looked up."""
+        """Count one prompt that was looked up."""
         with self._lock:
-            for name, more in (("queries", 1), ("hits", hit_tokens > 0)):
-                self._counts[name] += more
-            self._counts["query_tokens"] += query_tokens
-            self._counts["hit_tokens"] += hit_tokens
+            self._counts.update(
+                queries=1, hits=int(hit_tokens > 0), query_tokens=query_tokens, hit_tokens=hit_tokens
+            )
 
     def match(self, group: Group, ids: Sequence[int], marks: Sequence[int] = ()) -> tuple[Saved, int] | None:
-        """The entry that has most of the beginning of `ids`, and how much; None where none has any.
+        """The entry with the longest common beginning with `ids`, and the length of that; None for no entry.
 
-        Entries of the lengths `marks` are taken for used, too.
+        Entries of the lengths `marks` count as used, too.
         """
         key = _key(ids)
         with self._lock:
@@ -116,10 +122,10 @@ class Prefixes:
             if not length:
                 return None
             if (group, key[: 4 * length]) in self._entries:
-                best = key[: 4 * length]  # no more than is needed: a longer one may grow old
+                best = key[: 4 * length]  # the shortest that is enough: a longer one may grow old
             self._entries.move_to_end((group, best))
             saved = self._entries[group, best].saved
-            for mark in marks:  # behind what it is in, so that the part which others need stays the longest
+            for mark in marks:  # later than `best`, so that the part which others share stays the longest
                 if (group, key[: 4 * mark]) in self._entries:
                     self._entries.move_to_end((group, key[: 4 * mark]))
             return saved, length
@@ -133,45 +139,41 @@ class Prefixes:
         *,
         fixed: bool = False,
     ) -> None:
-        """Take in what `copy` makes, unless it is there or has no room. What fails is counted, no more."""
+        """Add the entry that `copy` makes, unless it is there or does not fit. A failed copy is counted."""
         key = _key(ids)
         with self._lock:
-            if not key or num_bytes > self.budget or self._is_there(group, key, fixed):
+            if not key or num_bytes > self.budget or self._covers(group, key, fixed):
                 return
             self._drop_beginning(group, key)
             while self._entries and self._num_bytes + num_bytes > self.budget:
                 self._drop(next(iter(self._entries)))
                 self._counts["evicted"] += 1
             if self._num_bytes + num_bytes > self.budget:
-                return  # others are copying
+                return  # entries that are being copied take the rest
             self._num_bytes += num_bytes
         saved = None
         try:
-            with suppress(Exception):  # memory, most likely: the answer does not depend on it
+            with suppress(Exception):  # most likely a lack of memory; the answer does not depend on the copy
                 saved = copy()
         finally:
             with self._lock:
                 self._num_bytes -= num_bytes
                 if saved is None:
                     self._counts["failed"] += 1
-                elif not self._is_there(group, key, fixed):  # another row may have been faster
+                elif not self._covers(group, key, fixed):  # another row may have been faster
                     self._drop_beginning(group, key)
                     self._add(Entry(group, key, saved, num_bytes, fixed))
 
-    # --- with the lock held ---
+    # --- the caller holds the lock ---
 
-    def _is_there(self, group: Group, key: bytes, fixed: bool) -> bool:
-        if fixed:
-            entry = self._entries.get((group, key))
-            if entry is not None:
-                entry.fixed = True
-                self._entries.move_to_end((group, key))
-            return entry is not None
+    def _covers(self, group: Group, key: bytes, fixed: bool) -> bool:
+        """Whether an entry has all ids of `key`, and no others if it should be `fixed`. Marks it as used."""
         keys = self._sorted.get(group, [])
-        if not _begins_one(keys, key):
+        i = bisect_left(keys, key)
+        if i == len(keys) or not (keys[i] == key if fixed else keys[i].startswith(key)):
             return False
-        at = bisect_left(keys, key)
-        self._entries.move_to_end((group, keys[at]))
+        self._entries[group, keys[i]].fixed |= fixed
+        self._entries.move_to_end((group, keys[i]))
         return True
 
     def _add(self, entry: Entry) -> None:
@@ -182,11 +184,11 @@ class Prefixes:
         self._counts["saved"] += 1
 
     def _drop_beginning(self, group: Group, key: bytes) -> None:
-        """The entry that `key` begins with goes: its neighbour, since what stands between begins with it."""
+        """Drop the longest entry that `key` begins with, unless it is fixed."""
         keys = self._sorted.get(group, [])
-        at = bisect_left(keys, key) - 1
-        if at >= 0 and key.startswith(keys[at]) and not self._entries[group, keys[at]].fixed:
-            self._drop((group, keys[at]))
+        i = bisect_left(keys, key) - 1  # keys in between would begin with it, too
+        if i >= 0 and key.startswith(keys[i]) and not self._entries[group, keys[i]].fixed:
+            self._drop((group, keys[i]))
 
     def _drop(self, name: tuple[Group, bytes]) -> None:
         entry = self._entries.pop(name)
@@ -198,10 +200,10 @@ class Prefixes:
 
 
 class Stem:
-    """What one row takes from the store and gives to it. Used by the thread that runs the row.
+    """One row's connection to the prefix cache. Used by the thread that runs the row.
 
-    `firm` counts the row's leading entries that have the bits which any other row's would have: only they are
-    given. Nothing behind the row's cursor is among them.
+    `firm` counts the row's leading entries whose bits are those that any other row would have. Only these are
+    saved; they end at the row's cursor or before it.
     """
 
     def __init__(self, store: Prefixes, salt: str, marks: Sequence[int]) -> None:
@@ -214,54 +216,52 @@ class Stem:
         cache: Cache,
         place: int,
         tokens: Sequence[int],
-        piece: int,
+        chunk: int,
         capacity: int,
         most_entries: int | None = None,
     ) -> int:
-        """Load what the store has of `tokens`, and return how many that is. Something is always left to feed.
+        """Load the longest saved beginning of `tokens`, and return its length. The last tokens are never
+        loaded, because a step must feed something.
 
-        What is left takes the very steps, or firm ones, that a row takes which begins at 0 and reads by
-        `piece`. A long entry is left alone where rows as wide would exceed `most_entries`.
+        The rest takes the same steps, or firm ones, as a row that reads `tokens` from 0 in chunks. An entry
+        is not loaded if rows of its length would exceed `most_entries`.
         """
         firm_slots = self._store.firm_slots
-        if firm_slots is not None and piece < firm_slots:
-            return 0  # its steps give other bits than those that are saved
-        grain = piece if firm_slots is None else 1
+        if firm_slots is not None and chunk < firm_slots:
+            return 0  # the row's chunks give other bits than the saved entries have
+        grain = chunk if firm_slots is None else 1
         self._group = (self._salt, grain)
         self._marks = tuple(mark // grain * grain for mark in self._marks)
-        last = (len(tokens) - 1) // piece * piece  # where the last piece begins
+        last = (len(tokens) - 1) // chunk * chunk  # where the last chunk begins
         most = last if firm_slots is None else max(last, len(tokens) - firm_slots)
-        found = self._store.match(self._group, tokens[:most], self._marks)
-        if found is not None:
-            saved, length = found
+        match = self._store.match(self._group, tokens[:most], self._marks)
+        if match is not None:
+            saved, length = match
             if firm_slots is None:
-                length -= length % piece
-            elif length < last:  # the step to the piece's end must be firm
-                length -= max(0, firm_slots - (piece - length % piece))
-            with suppress(Exception):  # memory, most likely: the row reads all of its prompt, and says so
-                own = min(len(tokens) + SPARE, capacity)
-                is_wide = saved.length > max(own, cache.capacity)
-                if (
-                    is_wide
-                    and most_entries is not None
-                    and bucket(saved.length, cache.capacity) > most_entries
-                ):
-                    length = 0
+                length -= length % chunk
+            elif length < last:  # the step to the chunk's end must be firm
+                length -= max(0, firm_slots - (chunk - length % chunk))
+            with suppress(Exception):  # most likely a lack of memory: the row reads all of its prompt
+                room = min(len(tokens) + SPARE, capacity)
+                if saved.length > max(room, cache.capacity) and most_entries is not None:
+                    length = length if bucket(saved.length, cache.capacity) <= most_entries else 0
                 if length > 0:
-                    cache.reserve(max(saved.length, own))
+                    cache.reserve(max(saved.length, room))
                     cache.load(place, saved.data, length)
                     self.firm = length
         self._store.count(len(tokens), self.firm)
         return self.firm
 
-    def saw(self, before: int, cursor: int, slots: int, *, is_piece: bool) -> None:
-        """A step of `slots` slots moved the row's cursor; `is_piece`: it read a whole piece of a prompt."""
+    def saw(self, before: int, cursor: int, slots: int, *, is_chunk: bool) -> None:
+        """Note that a step of `slots` slots moved the row's cursor from `before`; `is_chunk`: it read a whole
+        chunk of a prompt.
+        """
         firm_slots = self._store.firm_slots
-        if before == self.firm and (is_piece if firm_slots is None else slots >= firm_slots):
+        if before == self.firm and (is_chunk if firm_slots is None else slots >= firm_slots):
             self.firm = cursor
 
     def keep(self, cache: Cache, place: int, tokens: Sequence[int]) -> None:
-        """Give the store the row's firm entries, and the beginnings that are marked by themselves."""
+        """Save the row's firm entries, and the marked beginnings by themselves."""
         if self._group is None:
             return
         for length, fixed in [*((mark, True) for mark in self._marks), (self.firm, False)]:
@@ -276,7 +276,7 @@ def _copy(cache: Cache, place: int, length: int) -> Saved:
 
 
 def _key(ids: Sequence[int]) -> bytes:
-    """Four bytes for each id, the highest first: keys are sorted as their ids are."""
+    """Four bytes for each id, the highest first, so that keys are sorted like their ids."""
     packed = array(FOUR_BYTES, ids)
     if byteorder == "little":
         packed.byteswap()
@@ -284,15 +284,9 @@ def _key(ids: Sequence[int]) -> bytes:
 
 
 def _nearest(keys: list[bytes], key: bytes) -> tuple[int, bytes]:
-    """Of the sorted `keys` the one that has most of `key`'s beginning, and how many ids that is."""
-    at = bisect_left(keys, key)
-    return max(((_common(other, key), other) for other in keys[max(0, at - 1) : at + 1]), default=(0, b""))
-
-
-def _begins_one(keys: list[bytes], key: bytes) -> bool:
-    """Whether one of the sorted `keys` begins with `key`, or is it."""
-    at = bisect_left(keys, key)
-    return at < len(keys) and keys[at].startswith(key)
+    """The most ids that one of the sorted `keys` has in common with the beginning of `key`, and that one."""
+    i = bisect_left(keys, key)
+    return max(((_common(other, key), other) for other in keys[max(0, i - 1) : i + 1]), default=(0, b""))
 
 
 def _common(one: bytes, other: bytes) -> int:

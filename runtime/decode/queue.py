@@ -1,4 +1,4 @@
-"""Rows that wait for a place: clients take turns, and the rows of each come in their order. Runs nothing."""
+"""The queue of waiting rows: clients take turns, and the rows of each client keep their order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .row import Row
 
 
 class Queue:
-    """Iterated over, rows come as they would get their places: the first of each client, then the second of
-    each, and so on. A client whose row got a place is the last of all clients then.
+    """Iterates over rows in the order in which they would start: the first row of each client, then the
+    second of each, and so on. After a row has started, its client comes last.
 
-    So whoever sends a hundred requests at once waits for them, and nobody else does. Rows of nobody are those
+    So a client that sends a hundred requests at once delays only itself. Rows without a client count as rows
     of one client.
     """
 
@@ -26,29 +26,29 @@ class Queue:
         return bool(self._rows)
 
     def __iter__(self) -> Iterator[Row]:
-        """Costs no more than what is asked for: usually the first rows will do."""
-        rounds = [iter(rows) for rows in self._rows.values()]
-        while rounds:
-            left = []
-            for rows in rounds:
+        """Lazy, because usually the first rows are enough."""
+        clients = [iter(rows) for rows in self._rows.values()]
+        while clients:
+            remaining = []
+            for rows in clients:
                 if (row := next(rows, None)) is not None:
                     yield row
-                    left.append(rows)
-            rounds = left
+                    remaining.append(rows)
+            clients = remaining
 
     def add(self, row: Row) -> None:
-        """The last of its client."""
+        """Add a row after the others of its client."""
         self._rows.setdefault(row.client, deque()).append(row)
 
     def take(self, row: Row) -> None:
-        """The row gets its place; its client's turn is over."""
+        """Remove a row that starts; its client's turn is over."""
         rows = self._rows.pop(row.client)
         rows.remove(row)
         if rows:
             self._rows[row.client] = rows
 
     def drop_finished(self) -> None:
-        """Rows that were ended while they waited go; nobody's turn changes."""
+        """Remove rows that ended while they waited. The turns of clients do not change."""
         for client, rows in list(self._rows.items()):
             if any(row.finish_reason is not None for row in rows):
                 self._rows[client] = deque(row for row in rows if row.finish_reason is None)

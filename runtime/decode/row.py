@@ -1,6 +1,4 @@
-"""One sequence of a batch: its tokens, its cursor, what it asked for and how it ended. Knows nothing of the
-device.
-"""
+"""One sequence of a batch: its tokens, its cursor, its settings and how it ended."""
 
 from __future__ import annotations
 
@@ -10,29 +8,28 @@ from typing import Literal
 
 import numpy as np
 
-from ..accept import accept, passes, verify
-from .backend import StepOutput
+from ..accept import accept, verify
+from .backend import Feed, StepOutput
 from .config import GenerationConfig
-from .feed import Feed
-from .pass_rates import PassRates
+from .pace.estimates import Foresight, Hopes, PassRates
+from .pace.proposals import NONE, Lookup, Proposals, Proposer
+from .pace.split import Chances
 from .prefix import Stem
-from .proposals import NONE, Foresight, Hopes, Lookup, Proposals, Proposer
 from .sample import Draws
-from .split import Chances
 from .stats import Stats
 
-LEAST = 0.5  # chance that proposals hold, below which a row with a tau makes no more
-ENOUGH = 3.0  # tokens that proposals promise, from which no other source is asked
+LEAST = 0.5  # a row with a tau makes no proposals whose chance to hold is lower
+ENOUGH = 3.0  # expected tokens of the proposals, from which the proposer is not asked for others
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens.
+    """What one step gave one row. The row's last event has a `finish_reason`, and may have no tokens.
 
-    `error` is what ended the row, if it failed; its finish_reason is then "cancelled". The first `verified`
-    tokens had been proposed and held; those at the places `forced` are a grammar's.
+    `error`: what ended the row, if it failed; its finish_reason is then "cancelled". `verified`: how many of
+    the first tokens were proposals that held. `forced`: positions of the tokens that a grammar forced.
     """
 
     row: int
@@ -48,7 +45,7 @@ class Accepted:
 class Predictions:
     """Consecutive predictions for one row, the first for its next unknown position; arrays of one length.
 
-    `confidences` are of the metric that the row asked for, `probabilities` always probabilities.
+    `confidences` are in the metric of the row's config, `probabilities` always probabilities.
     """
 
     token_ids: np.ndarray
@@ -70,11 +67,11 @@ class Predictions:
         token_ids = output.token_ids[row, :count]
         if output.topk_ids is None or output.topk_logprobs is None:
             return cls(token_ids, confidences, probabilities, logits)
-        wide = output.topk_ids[row, :count], output.topk_logprobs[row, :count]
-        return cls(token_ids, confidences, probabilities, logits, *wide)
+        topk = output.topk_ids[row, :count], output.topk_logprobs[row, :count]
+        return cls(token_ids, confidences, probabilities, logits, *topk)
 
     def then(self, later: Predictions) -> Predictions:
-        """These predictions followed by `later` ones."""
+        """These predictions followed by `later` ones, without top-k."""
         logits = (
             None
             if self.logits is None or later.logits is None
@@ -89,14 +86,19 @@ class Predictions:
 
 
 class Row:
-    """A sequence being decoded.
+    """A sequence that is being decoded.
 
-    `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that
-    `tokens[cursor:]` is pending. `proposals` are guesses of what follows, not part of the answer until
-    verified. `config` may be replaced while the row runs: the next step uses the new one. `stop` sees each
-    accepted token and says whether it completes a stop condition. `hopes` are shared by the rows of a
-    session. `proposer`: another source of proposals than the row's masks. `stem`: the row's share in a store
-    of prefixes. `client` is whose row it is, None for nobody's.
+    index: its number, which its events carry.
+    tokens: the prompt and all accepted tokens.
+    cursor: the number of final KV entries, so `tokens[cursor:]` is pending.
+    proposals: predicted next tokens that are not verified yet.
+    config: may be replaced while the row runs; the next step uses the new one.
+    stop: called with each accepted token; True if the token completes a stop condition.
+    hopes: shared by the rows of a session.
+    proposer: another source of proposals than the row's masks.
+    stem: the row's connection to the prefix cache.
+    client: whose row it is; None for no client.
+    on_start: called before each forward of the row.
     """
 
     def __init__(
@@ -108,7 +110,6 @@ class Row:
         stop: Callable[[int], bool] | None = None,
         stats: Stats | None = None,
         hopes: Hopes | None = None,
-        proposer: Proposer | None = None,
         stem: Stem | None = None,
     ) -> None:
         self.index, self.config, self.stop, self.stem = index, config, stop, stem
@@ -121,9 +122,9 @@ class Row:
         self.pass_rates = PassRates()
         self.hopes, self.foresight = hopes or Hopes(), Foresight()
         self.proposals = NONE
-        self.proposer = proposer if proposer is not None else Lookup(config.lookup) if config.lookup else None
+        self.proposer: Proposer | None = Lookup(config.lookup) if config.lookup else None
         self.client: Hashable = None
-        self.on_start: Callable[[], None] | None = None  # before each forward
+        self.on_start: Callable[[], None] | None = None
 
     @property
     def pending(self) -> list[int]:
@@ -138,8 +139,10 @@ class Row:
         """Tokens that may still be generated."""
         return self.config.max_new_tokens - self.stats.tokens
 
+    # --- what the next step feeds ---
+
     def start(self) -> None:
-        """It is about to take part in a forward."""
+        """Note that the row takes part in the next forward."""
         self.stats.starts()
         if self.on_start is not None:
             self.on_start()
@@ -155,7 +158,7 @@ class Row:
 
     @property
     def num_proposals(self) -> int:
-        """Proposals that may be fed: none that ends the sequence, for the output before it says as much."""
+        """Proposals that may be fed. An end-of-sequence proposal is not: the output before it decides."""
         if not self.feeds_proposals:
             return 0
         token_ids = self.proposals.token_ids
@@ -163,95 +166,29 @@ class Row:
         return max(0, min(end, self.remaining - 1))
 
     def most_masks(self, block: int) -> int:
-        """Masks that the next step may feed if it feeds no proposals: none that can not be used."""
+        """Most masks that the next step may feed without proposals; no more than can be used."""
         config = self.config
         if config.one_token:
             return 0
-        # A proposal too many costs its slot and no quality, and one mask beyond the block often holds.
-        block = block + 1 if block > 1 and self.feeds_proposals else block - 1
-        most = min(config.window - 1, block) if isinstance(config.window, int) else block
+        # One mask too many costs its slot and no quality, and its proposal often holds.
+        most = block + 1 if block > 1 and self.feeds_proposals else block - 1
+        if isinstance(config.window, int):
+            most = min(config.window - 1, most)
         return max(0, min(most, self.remaining - (2 if config.exact else 1)))
 
-    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        """What `feed` gave: its known tokens are final now, and what the rule and the limits allow is
-        accepted.
-
-        `i` is the row's place in `output`. None: nothing is accepted, the next step asks again.
-        """
-        self.cursor += feed.known
-        self.stats.forwards += 1
-        return self.accept(Predictions.of(output, i, feed.outputs, self.config.metric), feed.proposals)
-
-    def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted | None:
-        """Accept from the left; the first `num_proposals` proposals were fed and are verified or dropped."""
-        config = self.config  # another thread may put a new one there at any time
-        token_ids = self.candidates(predictions, config)
-        tau = 1.0 if config.tau is None else config.tau
-        proposals = self.proposals.token_ids[:num_proposals] if num_proposals else ()
-        if config.exact or proposals:
-            count = verify(token_ids, proposals, self.eos_ids, self.remaining)
-            confidences = self._confidences(predictions, token_ids, count)
-        else:
-            confidences = self._confidences(predictions, token_ids, len(token_ids))
-            count = accept(token_ids, confidences, tau, config.metric, self.eos_ids, self.remaining)
-        for i, token in enumerate(token_ids[:count]):
-            self.tokens.append(token)
-            if token in self.eos_ids:
-                self.finish_reason = "eos"
-            elif self.stop is not None and self.stop(token):
-                count, self.finish_reason = i + 1, "stop"
-                break
-        num_held = max(0, count - 1) if config.exact or proposals else 0
-        if config.exact or proposals:
-            self._settle(token_ids, predictions.probabilities.tolist(), count, num_proposals)
-        else:
-            self.proposals = NONE
-            # Where something else than tau ended the run, the row is over.
-            self.pass_rates.saw(count, [passes(c, tau, config.metric) for c in confidences])
-        self.stats.count(count)
-        if self.finish_reason is None and self.remaining <= 0:
-            self.finish_reason = "length"
-        given, sure = tuple(token_ids[:count]), tuple(confidences[:count])
-        return Accepted(self.index, given, sure, self.finish_reason, verified=num_held)
-
-    def _settle(self, token_ids: Sequence[int], probabilities: list[float], count: int, num_fed: int) -> None:
-        """Proposals that held are final like known tokens; what was predicted behind is proposed next."""
-        num_held = max(0, count - 1)
-        self.cursor += num_held
-        self.stats.proposed += num_fed
-        self.stats.verified += num_held
-        if self.finish_reason is None:  # else more may have held than were needed
-            self.hopes.saw(self.proposals, num_fed, num_held)
-        if num_held < num_fed or self.finish_reason is not None:
-            # Predictions behind a wrong token are void: fresh masks are better guesses (docs/archive.md).
-            self.proposals = NONE
-            return
-        self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))
-        self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
-
-    def begin(self, most: int) -> Accepted | None:  # noqa: ARG002 - for rows whose answer has a fixed beginning
-        """What is known of the answer before any prediction, until the row has `most` tokens, or None."""
-        return None
-
-    def lead(self, proposals: Proposals) -> Proposals:
-        """What of another source's proposals may be fed."""
-        return proposals
-
-    def look_around(self, most: int) -> None:
-        """Take another source's proposals where they promise more; it is asked where those at hand promise
-        little.
-        """
+    def consult_proposer(self, most: int) -> None:
+        """Replace the proposals by those of the proposer if these promise more."""
         if self.proposer is None or not self.config.exact or most < 1:
             return
-        own = self._promise(self.proposals)
-        if own >= ENOUGH:
+        promise = self._promise(self.proposals)
+        if promise >= ENOUGH:
             return
         others = self.lead(self.proposer.propose(self.tokens, most))
-        if self._promise(others) > own:
+        if self._promise(others) > promise:
             self.proposals = others
 
     def _promise(self, proposals: Proposals) -> float:
-        """Tokens that are expected to hold."""
+        """Expected number of proposals that hold."""
         total, chance = 0.0, 1.0
         for hope in self.hopes.of_all(proposals):
             chance *= hope
@@ -259,25 +196,94 @@ class Row:
         return total
 
     def chances(self, block: int, room: int) -> Chances:
-        """What the next step may expect of the row, with `room` slots behind its known tokens."""
+        """What the next step may expect of the row, with `room` slots after its known tokens."""
         proposals, num = self.proposals, self.num_proposals
         hopes = self.hopes.of_all(proposals)[: num + 1]
         ends = num < len(proposals) and proposals.token_ids[num] in self.eos_ids
         worth = self.foresight.expected(self.most_masks(block))
         return Chances(self.num_pending, tuple(hopes[:num]), hopes[num] if ends else None, tuple(worth), room)
 
-    def finish(self, reason: FinishReason) -> Accepted:
-        """End the row without tokens."""
-        self.finish_reason = reason
-        return Accepted(self.index, (), (), reason)
+    # --- hooks for rows with a grammar ---
 
-    def fail(self, error: BaseException) -> Accepted:
-        """End the row because of `error`; what it has stays."""
-        self.finish_reason, self.stem = self.finish_reason or "cancelled", None
-        return Accepted(self.index, (), (), self.finish_reason, error)
+    def begin(self, most: int) -> Accepted | None:  # noqa: ARG002
+        """Append tokens that are known without a prediction, up to `most` tokens in all."""
+        return None
+
+    def lead(self, proposals: Proposals) -> Proposals:
+        """The part of the proposer's proposals that may be fed."""
+        return proposals
+
+    # --- what a step gave ---
+
+    def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
+        """Take the outputs of `feed`, which are those of batch row `i`. Its known tokens are final now.
+
+        None if nothing can be accepted; the next step tries again.
+        """
+        self.cursor += feed.known
+        self.stats.forwards += 1
+        return self.accept(Predictions.of(output, i, feed.outputs, self.config.metric), feed.proposals)
+
+    def accept(self, predictions: Predictions, num_proposals: int = 0) -> Accepted | None:
+        """Accept predictions from the left. The first `num_proposals` proposals were fed; the predictions
+        verify them.
+        """
+        config = self.config  # another thread may replace it at any time
+        token_ids = self.candidates(predictions, config)
+        proposals = self.proposals.token_ids[:num_proposals]
+        is_verified = bool(config.exact or proposals)
+        if is_verified:
+            count = verify(token_ids, proposals, self.eos_ids, self.remaining)
+            confidences = self._confidences(predictions, token_ids, count)
+        else:
+            assert config.tau is not None
+            confidences = self._confidences(predictions, token_ids, len(token_ids))
+            count = accept(token_ids, confidences, config.tau, config.metric, self.eos_ids, self.remaining)
+        for i, token in enumerate(token_ids[:count]):
+            self._append(token)
+            if self.finish_reason is not None:
+                count = i + 1
+                break
+        num_verified = max(0, count - 1) if is_verified else 0
+        if is_verified:
+            self._advance(token_ids, predictions.probabilities.tolist(), count, num_proposals)
+        else:
+            self.proposals = NONE
+            # If something else than tau ended the run, the row is over.
+            self.pass_rates.saw(count, [config.passes(c) for c in confidences])
+        self.stats.count(count)
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        tokens, sureness = tuple(token_ids[:count]), tuple(confidences[:count])
+        return Accepted(self.index, tokens, sureness, self.finish_reason, verified=num_verified)
+
+    def _append(self, token: int) -> None:
+        """Make `token` part of the answer, which it may end."""
+        self.tokens.append(token)
+        if token in self.eos_ids:
+            self.finish_reason = "eos"
+        elif self.stop is not None and self.stop(token):
+            self.finish_reason = "stop"
+
+    def _advance(
+        self, token_ids: Sequence[int], probabilities: Sequence[float], count: int, num_proposals: int
+    ) -> None:
+        """Move the cursor past verified proposals, and propose the predictions after the `count` accepted."""
+        num_verified = max(0, count - 1)
+        self.cursor += num_verified
+        self.stats.proposed += num_proposals
+        self.stats.verified += num_verified
+        if self.finish_reason is None:  # else more may have held than were needed
+            self.hopes.saw(self.proposals, num_proposals, num_verified)
+        if num_verified < num_proposals or self.finish_reason is not None:
+            # Predictions after a wrong proposal are void: new masks are better (docs/archive.md).
+            self.proposals = NONE
+            return
+        self.proposals = Proposals(tuple(token_ids[count:]), tuple(probabilities[count:]))
+        self.foresight.saw([self.hopes.of("masks", p) for p in probabilities[count:]])
 
     def candidates(self, predictions: Predictions, config: GenerationConfig, first: int = 0) -> Sequence[int]:
-        """What the row makes of the predictions from `first` on; drawn ones as far as they are looked at."""
+        """The row's tokens for the predictions from `first` on. Sampled ones are drawn when they are read."""
         if not config.needs_logits:
             tokens: list[int] = predictions.token_ids[first:].tolist()
             return tokens
@@ -290,3 +296,15 @@ class Row:
             return token_ids.confidences(count)
         confidences: list[float] = predictions.confidences[:count].tolist()
         return confidences
+
+    # --- ends that no token brings ---
+
+    def finish(self, reason: FinishReason) -> Accepted:
+        """End the row without tokens."""
+        self.finish_reason = reason
+        return Accepted(self.index, (), (), reason)
+
+    def fail(self, error: BaseException) -> Accepted:
+        """End the row because of `error`; it keeps its tokens."""
+        self.finish_reason, self.stem = self.finish_reason or "cancelled", None
+        return Accepted(self.index, (), (), self.finish_reason, error)

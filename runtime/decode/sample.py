@@ -1,6 +1,4 @@
-"""Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p, min-p and seeded
-draws.
-"""
+"""Sampling from logits on the host: repetition penalty, temperature, top-k, top-p, min-p, seeded draws."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from .config import GenerationConfig
 
 MASK64 = 2**64 - 1
 FLOAT = np.finfo(np.float32)
-REACHES = (8.0, 16.0, math.inf)  # temperatures below the largest logit, up to which a draw sorts
+REACHES = (8.0, 16.0, math.inf)  # a draw sorts the logits that are this many temperatures below the largest
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that no run length
-    changes a draw.
+    """A number in [0, 1) that depends only on `seed` and `position` (splitmix64), not on how
+    many tokens a step gives.
     """
     z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
@@ -28,13 +26,14 @@ def uniform(seed: int, position: int) -> float:
 
 
 class Draws(Sequence[int]):
-    """The tokens that follow `tokens` by logits [predictions, vocab], each chosen when it is first asked for:
-    where an answer goes another way, nobody asks for the rest.
+    """The tokens that follow `tokens` by logits [predictions, vocab], each drawn when it is first read.
+
+    A draw takes time, and the rule does not read tokens after the last that it accepts.
     """
 
     def __init__(self, logits: np.ndarray, config: GenerationConfig, tokens: Sequence[int]) -> None:
         self._logits, self._config, self._first = logits, config, len(tokens)
-        # A later token only counts if all earlier ones are accepted, so they are part of what it has seen.
+        # A token counts only if all earlier ones are accepted, so these have been seen.
         self._seen = set(tokens if config.repetition_penalty != 1 else ())
         self._penalized: list[np.ndarray] = []
         self._tokens: list[int] = []
@@ -56,7 +55,7 @@ class Draws(Sequence[int]):
         return self._tokens[index]
 
     def confidences(self, count: int) -> list[float]:
-        """Of the first `count` tokens."""
+        """Confidences of the first `count` tokens."""
         metric = self._config.metric
         return [confidence_of(self._penalized[i], token, metric) for i, token in enumerate(self[:count])]
 
@@ -68,11 +67,11 @@ def choose(
     position: int,
     allowed: np.ndarray | None = None,
 ) -> tuple[int, float]:
-    """Pick the token for absolute `position` from float32 logits [vocab]; returns it and its confidence.
+    """Choose the token for absolute `position` from float32 logits [vocab]; return it and its confidence.
 
-    The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones)
-    belongs to the model's distribution; temperature, top-k and top-p only shape the draw. The confidence is
-    measured on the former. `allowed`, bool [vocab]: nothing else is picked.
+    The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones) is
+    part of the model's distribution, from which the confidence is computed. Temperature, top-k and top-p only
+    shape the draw. `allowed`, bool [vocab]: the tokens to choose from.
     """
     penalized = _penalized(logits, config.repetition_penalty, seen)
     masked = penalized if allowed is None else np.where(allowed, penalized, np.float32(-np.inf))
@@ -91,9 +90,9 @@ def confidence_of(logits: np.ndarray, token: int, metric: str) -> float:
     if metric == "entropy":
         positive = probabilities[probabilities > 0]
         return float(-(positive * np.log(positive)).sum())
-    own = float(probabilities[token])
+    probability = float(probabilities[token])
     probabilities[token] = 0
-    return own - float(probabilities.max())
+    return probability - float(probabilities.max())
 
 
 def _penalized(logits: np.ndarray, penalty: float, seen: Iterable[int]) -> np.ndarray:
@@ -101,7 +100,7 @@ def _penalized(logits: np.ndarray, penalty: float, seen: Iterable[int]) -> np.nd
         return logits
     changed = logits.copy()
     ids = np.fromiter(set(seen), np.int64)
-    least, most = float(FLOAT.tiny), float(FLOAT.max)  # any penalty leaves numbers
+    least, most = float(FLOAT.tiny), float(FLOAT.max)  # so that no penalty makes a logit infinite
     factor = np.float32(min(max(penalty, least), most))
     with np.errstate(over="ignore"):
         moved = np.where(changed[ids] > 0, changed[ids] / factor, changed[ids] * factor)
@@ -113,10 +112,10 @@ def _pick(logits: np.ndarray, config: GenerationConfig, position: int) -> int:
     return int(logits.argmax()) if config.is_greedy else _draw(logits, config, uniform(config.seed, position))
 
 
-@np.errstate(over="ignore")  # the largest logit is subtracted: no temperature is too small for the rest
+@np.errstate(over="ignore")  # dividing by a tiny temperature may overflow to -inf, which is right
 def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
-    """The token at `number` of the distribution, laid out from the likeliest token on, equal ones in id
-    order. Only the head that decides is sorted.
+    """The token at `number` in [0, 1) of the distribution, sorted from the likeliest token on, equal ones by
+    id. Only as many tokens are sorted as the draw needs.
     """
     top, temperature = logits.max(), config.temperature
     top_k = config.top_k if config.top_k < len(logits) else 0
@@ -125,7 +124,7 @@ def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
     total = None
     for reach in REACHES:
         least = np.partition(logits, -top_k)[-top_k] if top_k else top - reach * temperature
-        order = np.flatnonzero(logits >= max(least, FLOAT.min))  # never what is not allowed
+        order = np.flatnonzero(logits >= max(least, FLOAT.min))  # leaves out tokens that are not allowed
         order = order[np.argsort(-logits[order], kind="stable")][: top_k or None]
         weights = np.exp((logits[order].astype(np.float64) - top) / temperature)
         if total is None:
@@ -134,14 +133,14 @@ def _draw(logits: np.ndarray, config: GenerationConfig, number: float) -> int:
         if top_k or cumulative[-1] >= enough or weights[-1] < config.min_p:
             break
     # Nucleus: the smallest set whose probability reaches top_p; always at least one token.
-    kept = min(int(np.searchsorted(cumulative, config.top_p)) + 1, len(order))
+    count = min(int(np.searchsorted(cumulative, config.top_p)) + 1, len(order))
     if config.min_p:
-        kept = min(kept, int(np.count_nonzero(weights >= config.min_p)))  # the likeliest weighs 1
-    whole = cumulative[kept - 1] if is_cut else 1.0
-    return int(order[min(int(np.searchsorted(cumulative[:kept] / whole, number, side="right")), kept - 1)])
+        count = min(count, int(np.count_nonzero(weights >= config.min_p)))  # the likeliest weighs 1
+    whole = cumulative[count - 1] if is_cut else 1.0
+    return int(order[min(int(np.searchsorted(cumulative[:count] / whole, number, side="right")), count - 1)])
 
 
 def _rest(logits: np.ndarray, top: np.float32, temperature: float, order: np.ndarray) -> float:
-    """The weight of all tokens but those in `order`; in float32, six times as fast: they are light."""
+    """The weight of all tokens but those in `order`. float32 is enough for it, and six times as fast."""
     weights = np.exp((logits - top) / np.float32(min(max(temperature, float(FLOAT.tiny)), float(FLOAT.max))))
     return float(weights.sum(dtype=np.float64) - weights[order].sum(dtype=np.float64))

@@ -1,4 +1,4 @@
-"""The decoding loop: continuous batching, one step at a time. Knows no threads and no text."""
+"""The decoding loop: continuous batching, one step at a time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from typing import Annotated
 
 from ..errors import SessionError
 from ..rules import broken, integer, number
-from .backend import Backend, StepOutput
-from .batch import Batch
-from .budget import KvBudget
+from .backend import Backend, Feed, StepOutput
+from .batch import Batch, KvBudget
 from .config import GenerationConfig
-from .failing import Failing
-from .feed import Feed
-from .policy import Policy, widest_feeds
+from .pace.policy import Policy, widest_feeds
 from .queue import Queue
 from .row import Accepted, Row
 
-PREFILL_CHUNK = 256  # prompt tokens of one prefill forward where nobody else waits
-
+PREFILL_CHUNK = 256  # prompt tokens of one prefill forward when no other requests wait
 MOST_PLACES = 2**20
 Count = Annotated[int, integer(1, "1 or more")]
 Most = Annotated[int | None, integer(1, "1 or more")]
@@ -31,18 +27,20 @@ Take = Callable[[Row, StepOutput, int, Feed], "Accepted | None"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much runs at once, and how much one request may ask for; None is no limit. Raises SessionError for
-    values that cannot be.
+    """How much runs at once, and how much one request may ask for; None is no limit.
 
-    max_rows: sequences in one forward; KV memory is allocated for as many, each as long as the longest needs.
-    max_waiting: requests that may wait, beside those that free rows are about to take. prefill_tokens: prompt
-    tokens that are prefilled between two decode steps, at most: more lets a new request answer sooner, less
-    disturbs the running ones less.
+    max_rows: sequences in one forward. KV memory is allocated for as many, each as long as the longest needs.
+    max_waiting: requests that may wait, besides those that free rows are about to take.
+    prefill_tokens: most prompt tokens that are prefilled between two decode steps. With more, a new request
+        answers sooner; with fewer, it disturbs running requests less.
+    max_prompt_tokens: longest prompt.
+    max_new_tokens: longest answer.
+    max_stops: most stop strings, and most eos_ids.
+    kv_bytes: KV memory of the whole batch. A long request waits until few enough rows run.
+    client_share: the part of all places, running and waiting, that one client may have: above 0, at most 1.
+    max_rows_per_client: sequences of one client in one forward; its other requests wait, even for free rows.
 
-    max_prompt_tokens, max_new_tokens: longest prompt and answer. max_stops: stop strings, and eos_ids.
-    kv_bytes: KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in.
-    client_share: of all places, rows and waiting ones, what one client may have, above 0, at most 1.
-    max_rows_per_client: sequences of one client in one forward; its others wait, also where rows are free.
+    Raises SessionError for invalid values.
     """
 
     max_rows: Count = 8
@@ -56,47 +54,69 @@ class Limits:
     max_rows_per_client: Most = None
 
     def __post_init__(self) -> None:
-        wrong = list(broken(self).values())
+        problems = list(broken(self).values())
         for name in ("max_rows", "max_waiting"):
-            if not wrong and getattr(self, name) > MOST_PLACES:
-                wrong.append(f"{name} must be at most {MOST_PLACES}, not {getattr(self, name)!r}")
-        if wrong:
-            raise SessionError("; ".join(wrong))
+            if not problems and getattr(self, name) > MOST_PLACES:
+                problems.append(f"{name} must be at most {MOST_PLACES}, not {getattr(self, name)!r}")
+        if problems:
+            raise SessionError("; ".join(problems))
 
     @property
     def max_of_client(self) -> int:
-        """Requests that one client may have here."""
+        """Requests that one client may have, running and waiting."""
         return max(1, int(self.client_share * (self.max_rows + self.max_waiting)))
 
     def check(self, config: GenerationConfig) -> None:
-        """Raise SessionError when `config` asks for more than is given here."""
-        asked = [
+        """Raise SessionError if `config` asks for more than these limits allow."""
+        requests = [
             ("max_new_tokens", "max_new_tokens", config.max_new_tokens, self.max_new_tokens),
             ("stop", "stop strings", len(config.stop), self.max_stops),
             ("eos_ids", "eos_ids", len(config.eos_ids or ()), self.max_stops),
         ]
-        wrong = {
+        problems = {
             field: f"{number} {name} are asked for, this service gives at most {most}; ask for fewer"
-            for field, name, number, most in asked
+            for field, name, number, most in requests
             if most is not None and number > most
         }
-        if wrong:
-            raise SessionError("; ".join(wrong.values()), code="limit_exceeded", field=next(iter(wrong)))
+        if problems:
+            field = next(iter(problems))
+            raise SessionError("; ".join(problems.values()), code="limit_exceeded", field=field)
 
     @classmethod
     def of_rows(cls, num_rows: int) -> Limits:
-        """For rows that nobody else waits for."""
+        """For rows that no other request waits for."""
         return cls(num_rows, prefill_tokens=PREFILL_CHUNK)
 
 
+class ErrorsEnd:
+    """A context that ends `rows`, and no others, if its body raises; adds their last events to `events`.
+
+    It catches BaseException, because a panic of a Rust library is no Exception.
+    """
+
+    __slots__ = ("events", "rows")
+
+    def __init__(self, rows: Sequence[Row], events: list[Accepted]) -> None:
+        self.rows, self.events = rows, events
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+            return False
+        self.events += [row.fail(error) for row in self.rows]
+        return True
+
+
 class Schedule:
-    """Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being
+    """The rows that run, in neighbouring KV rows: first the decoding ones, then those whose prompts are being
     read, shorter ones before longer ones.
 
-    A decode step feeds [known | proposals | masks] from each row's own cursor: the known tokens' KV become
-    final in the same forward that verifies the proposals and makes the next predictions (paper: "cursor-based
-    cache management"). The last piece of a prompt carries masks too, so the first step already yields a run.
-    `budget` is of the KV memory, none for as much as comes.
+    A decode step feeds [known | proposals | masks] from each row's cursor. The KV entries of known tokens
+    become final in the same forward that verifies the proposals and makes the next predictions (paper:
+    "cursor-based cache management"). The last chunk of a prompt has masks too, so that the first step gives
+    several tokens. `budget`: of KV memory, None for no limit.
     """
 
     def __init__(
@@ -114,10 +134,10 @@ class Schedule:
         self.waiting = Queue()
         self._batch = Batch(backend, limits.max_rows, mask_id)
         self._num_decoding = 0
-        # Pieces of one size, whoever reads beside: the same prompt takes the same forwards.
-        self._piece = min(limits.prefill_tokens, backend.max_slots or limits.prefill_tokens)
-        self._turn = 0  # of the prompts that are being read
-        self._lost: list[Accepted] = []  # of rows whose entries could not be moved
+        # Prompts are read in chunks of one size, so that the same prompt always takes the same forwards.
+        self._chunk = min(limits.prefill_tokens, backend.max_slots or limits.prefill_tokens)
+        self._num_chunks = 0  # that were read so far: prompts take turns
+        self._failures: list[Accepted] = []  # of rows whose entries could not be moved
 
     @property
     def num_running(self) -> int:
@@ -125,12 +145,12 @@ class Schedule:
 
     @property
     def num_rows(self) -> int:
-        """Rows that those who come find: fewer than `max_rows` while long ones fill the KV memory."""
+        """Rows of the batch: fewer than `max_rows` while long ones fill the KV memory."""
         return self._batch.num_rows if self._batch.active else self.limits.max_rows
 
     @property
     def running(self) -> Sequence[Row]:
-        """The rows that have a place, as another thread may see them: a moment old."""
+        """A snapshot of the running rows, for other threads."""
         return tuple(self._batch.active)
 
     @property
@@ -138,47 +158,46 @@ class Schedule:
         return not self.waiting and not self._batch.active
 
     def add(self, row: Row) -> None:
-        """Queue a row. Clients take turns, and the rows of each get theirs in the order in which they were
-        added; only while a long prompt is being read may a shorter one come before those that wait.
+        """Queue a row. Clients take turns, and the rows of each start in the order in which they were added;
+        a shorter prompt may pass them only while a long prompt is being read.
         """
         self.waiting.add(row)
 
     def step(self) -> list[Accepted]:
-        """Prompt pieces within the budget, then one forward over all decoding rows: what each row got.
+        """Read prompts up to `prefill_tokens`, then run one forward over all decoding rows; return events.
 
         A row whose finish_reason was set from outside leaves before anything else happens.
         """
         return [event for events in self.forwards() for event in events]
 
     def forwards(self) -> Iterator[list[Accepted]]:
-        """The forwards of one step, each as it is run; nothing for a prompt's pieces but the last."""
+        """The forwards of one step, each as it is run. Of the chunks of a prompt only the last has events."""
         self._drop_finished()
-        yield from self._prompt_pieces()
+        yield from self._prefill()
         self._drop_finished()
-        yield from self._pending_piece()
+        yield from self._catch_up()
         if (rows := self._decoding()) and (events := self._decode(rows)):
             yield events
         self._drop_finished()
-        if self._lost:
-            yield self._lost
-            self._lost = []
+        if self._failures:
+            yield self._failures
+            self._failures = []
         if not self._batch.active and self._batch.cache.capacity:
-            # Gives the KV memory of the longest row back.
-            self._batch = Batch(self.backend, self._batch.num_rows, self.mask_id)
+            self._batch = Batch(self.backend, self._batch.num_rows, self.mask_id)  # frees the KV memory
 
-    # --- the parts of a step ---
+    # --- prefill ---
 
-    def _prompt_pieces(self) -> Iterator[list[Accepted]]:
-        left = self._piece
-        while (row := self._reading()) is not None and (piece := self._next_piece(row)) <= left:
+    def _prefill(self) -> Iterator[list[Accepted]]:
+        budget = self._chunk
+        while (row := self._reader()) is not None and (chunk := self._next_chunk(row)) <= budget:
             if events := self._begin(row):
                 yield events
                 self._drop_finished()
                 continue
-            left -= piece
-            self._turn += 1
-            if piece < row.num_pending:
-                yield self._run([row], [Feed(piece)], _read)
+            budget -= chunk
+            self._num_chunks += 1
+            if chunk < row.num_pending:
+                yield self._run([row], [Feed(chunk)], _read)
             else:
                 feed = self._first_feed(row)
                 self._num_decoding += 1
@@ -188,41 +207,40 @@ class Schedule:
                     yield events
             self._drop_finished()
 
-    def _next_piece(self, row: Row) -> int:
-        """Up to where a piece ends in any case: a row that began with saved entries goes on as others do."""
-        return min(self._piece - row.cursor % self._piece, row.num_pending)
+    def _next_chunk(self, row: Row) -> int:
+        """Tokens up to the next multiple of the chunk size, also for a row that began with saved entries."""
+        return min(self._chunk - row.cursor % self._chunk, row.num_pending)
 
-    def _num_pieces(self, row: Row) -> int:
-        """Pieces that are left of its prompt."""
-        return -(-len(row.tokens) // self._piece) - row.cursor // self._piece
+    def _chunks_left(self, row: Row) -> int:
+        return -(-len(row.tokens) // self._chunk) - row.cursor // self._chunk
 
-    def _reading(self) -> Row | None:
+    def _reader(self) -> Row | None:
         """The row whose prompt is read next: the first and the last take turns.
 
-        The first is the shortest and ends first, as decoding rows are neighbours: the last piece of another
-        waits for it.
+        The first is the shortest, and ends first, because decoding rows are neighbours: the last chunk of
+        another waits for it.
         """
         self._admit()
         self._drop_finished()
         readers = self._batch.active[self._num_decoding :]
         if not readers:
             return None
-        is_lasts_turn = self._turn % 2 == 1 and self._num_pieces(readers[-1]) > 1
+        is_lasts_turn = self._num_chunks % 2 == 1 and self._chunks_left(readers[-1]) > 1
         return readers[-1] if is_lasts_turn else readers[0]
 
     def _admit(self) -> None:
-        """Let a row in if there is room: the next that waits, or beside prompts that are being read the first
-        that has at most half the pieces of them all. It begins with what is saved of its prompt.
+        """Start a waiting row if there is room: the next one, or while prompts are being read the first that
+        has at most half the chunks of the shortest of them.
         """
         first = self._num_decoding
         readers = self._batch.active[first:]
         if not readers:
-            row = next(self._welcome(), None)
-        elif self._num_pieces(readers[-1]) <= 1:
-            return  # its last piece waits for the others
+            row = next(self._candidates(), None)
+        elif self._chunks_left(readers[-1]) <= 1:
+            return  # its last chunk waits for the others
         else:
-            left = self._num_pieces(readers[0])
-            row = next((r for r in self._welcome() if 2 * self._num_pieces(r) <= left), None)
+            shortest = self._chunks_left(readers[0])
+            row = next((r for r in self._candidates() if 2 * self._chunks_left(r) <= shortest), None)
         if row is None or not self._has_room(row):
             return
         self.waiting.take(row)
@@ -231,10 +249,10 @@ class Schedule:
         for i in range(len(active) - 1, first, -1):
             self._move(i - 1, i)
         active[first] = row
-        self._batch.recall(first, self._piece, self.budget.most_entries(self._batch.num_rows))
+        self._batch.recall(first, self._chunk, self.budget.most_entries(self._batch.num_rows))
 
-    def _welcome(self) -> Iterator[Row]:
-        """Rows that wait, in the order of their turns, but those of clients that have their rows already."""
+    def _candidates(self) -> Iterator[Row]:
+        """Waiting rows in the order of their turns, without those of clients that have all their rows."""
         most = self.limits.max_rows_per_client
         if most is None:
             return iter(self.waiting)
@@ -242,8 +260,8 @@ class Schedule:
         return (row for row in self.waiting if running[row.client] < most)
 
     def _has_room(self, row: Row) -> bool:
-        """Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it
-        gets another number it runs empty.
+        """Whether `row` may join. The longest row decides how many rows the KV memory holds; the number
+        changes only while no row runs.
         """
         active = self._batch.active
         num_rows = self.budget.num_rows([*active, row])
@@ -251,59 +269,61 @@ class Schedule:
             self._batch = Batch(self.backend, num_rows, self.mask_id)
         return len(active) < num_rows == self._batch.num_rows
 
-    def _decoding(self) -> list[Row]:
-        return self._batch.active[: self._num_decoding]
-
-    def _decode(self, rows: list[Row]) -> list[Accepted]:
-        events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
-        for row in rows:
-            if row.proposer is not None and not self._is_behind(row):
-                with Failing([row], events):
-                    row.look_around(self._batch.room(row))
-        if events:
-            self._drop_finished()
-            rows = self._decoding()
-        for is_behind, neighbours in groupby(rows, self._is_behind):
-            if is_behind:
-                continue
-            together, feeds = list(neighbours), list[Feed]()
-            with Failing(together, events):
-                feeds = self._feeds(together)
-            if feeds:
-                events += self._run(together, feeds, _take)
-        return events
-
     def _begin(self, row: Row) -> list[Accepted]:
-        """What is known of a row's answer before any prediction."""
+        """Append the tokens that are known without a prediction."""
         events: list[Accepted] = []
-        with Failing([row], events):
+        with ErrorsEnd([row], events):
             if (event := row.begin(self.backend.max_capacity)) is not None:
                 events.append(event)
         return events
 
-    @property
-    def _most_known(self) -> int:
-        """Tokens of an answer that a step feeds at once."""
-        most = max(self.limits.prefill_tokens, 2 * self.block)
-        return min(most, self.backend.max_slots or most)
-
-    def _is_behind(self, row: Row) -> bool:
-        """Whether more tokens are pending than a step feeds, such as a long forced text: they come first."""
-        return row.num_pending > self._most_known and self._batch.fits(row)
-
-    def _pending_piece(self) -> Iterator[list[Accepted]]:
-        """One piece of a row that is behind, without outputs; the other rows decode meanwhile."""
-        row = next(filter(self._is_behind, self._decoding()), None)
-        if row is not None:
-            yield self._run([row], [Feed(self._most_known)], _fed)
-            self._drop_finished()
-
     def _first_feed(self, row: Row) -> Feed:
-        """The last piece of a prompt: a full window, since all the prompt is fed with it."""
+        """The last chunk of a prompt, with a full window: all its tokens are fed anyway."""
         return widest_feeds([row], [self._batch.room(row)], self.block)[0]
 
     def _take_first(self, row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
         return _take(row, output, i, feed)
+
+    # --- decoding ---
+
+    def _decoding(self) -> list[Row]:
+        return self._batch.active[: self._num_decoding]
+
+    @property
+    def _most_known(self) -> int:
+        """Most tokens of an answer that a step feeds at once."""
+        most = max(self.limits.prefill_tokens, 2 * self.block)
+        return min(most, self.backend.max_slots or most)
+
+    def _must_catch_up(self, row: Row) -> bool:
+        """Whether more tokens are pending than a step feeds, for example after a long forced text."""
+        return row.num_pending > self._most_known and self._batch.fits(row)
+
+    def _catch_up(self) -> Iterator[list[Accepted]]:
+        """Feed a chunk of the first row that must catch up, without outputs; the other rows decode on."""
+        row = next(filter(self._must_catch_up, self._decoding()), None)
+        if row is not None:
+            yield self._run([row], [Feed(self._most_known)], _catch_up)
+            self._drop_finished()
+
+    def _decode(self, rows: list[Row]) -> list[Accepted]:
+        events = [row.finish("capacity") for row in rows if not self._batch.fits(row)]
+        for row in rows:
+            if row.proposer is not None and not self._must_catch_up(row):
+                with ErrorsEnd([row], events):
+                    row.consult_proposer(self._batch.room(row))
+        if events:
+            self._drop_finished()
+            rows = self._decoding()
+        for must_catch_up, group in groupby(rows, self._must_catch_up):
+            if must_catch_up:
+                continue
+            neighbours, feeds = list(group), list[Feed]()
+            with ErrorsEnd(neighbours, events):
+                feeds = self._feeds(neighbours)
+            if feeds:
+                events += self._run(neighbours, feeds, _take)
+        return events
 
     def _feeds(self, rows: Sequence[Row]) -> list[Feed]:
         rooms = [self._batch.room(row) for row in rows]
@@ -311,29 +331,29 @@ class Schedule:
             return widest_feeds(rows, rooms, self.block)
         return self.policy.feeds(rows, rooms, self.block)
 
+    # --- forwards and places ---
+
     def _run(self, rows: Sequence[Row], feeds: Sequence[Feed], take: Take) -> list[Accepted]:
-        """One forward over neighbouring rows; what fails ends the rows that it concerns, and no others."""
+        """One forward over neighbouring rows. An error ends the rows that it concerns, and no others."""
         for row in rows:
             row.start()
         events: list[Accepted] = []
         slots = max(feed.slots for feed in feeds)
-        with Failing(rows, events):
+        with ErrorsEnd(rows, events):
             output = self._batch.forward(self._batch.active.index(rows[0]), feeds)
         if events:
             return events
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
             before = row.cursor
-            with Failing([row], events):
+            with ErrorsEnd([row], events):
                 if (event := take(row, output, i, feed)) is not None:
                     events.append(event)
             if row.stem is not None:
-                row.stem.saw(before, row.cursor, slots, is_piece=take is _read)
+                row.stem.saw(before, row.cursor, slots, is_chunk=take is _read)
         return events
 
     def _drop_finished(self) -> None:
-        """Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in
-        order.
-        """
+        """Remove rows that have ended, and close the gaps; decoding rows stay first."""
         batch = self._batch
         self.waiting.drop_finished()
         while ended := [i for i, row in enumerate(batch.active) if row.finish_reason is not None]:
@@ -343,29 +363,28 @@ class Schedule:
                 self._num_decoding -= 1
                 self._move(self._num_decoding, i)
                 i = self._num_decoding
-            for behind in range(i + 1, len(batch.active)):
-                self._move(behind, behind - 1)
+            for later in range(i + 1, len(batch.active)):
+                self._move(later, later - 1)
             batch.active.pop()
 
     def _move(self, source: int, target: int) -> None:
-        """Give a row another place, or end it if its entries cannot be copied."""
-        with Failing([self._batch.active[source]], self._lost):
+        """Move a row to another place; it ends if its entries cannot be copied."""
+        with ErrorsEnd([self._batch.active[source]], self._failures):
             self._batch.move(source, target)
 
 
 def _take(row: Row, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-    """What a row does with its outputs, the recording row of calibration another thing than the others."""
     return row.take(output, i, feed)
 
 
 def _read(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
-    """A piece of a prompt is final; nothing was asked of it."""
+    """A chunk of a prompt is final; it has no outputs."""
     row.cursor += feed.known
     row.stats.prefill_forwards += 1
 
 
-def _fed(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
-    """Tokens of an answer are final; nothing was asked of them."""
+def _catch_up(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
+    """A chunk of the answer is final; it has no outputs."""
     row.cursor += feed.known
     row.stats.forwards += 1
 
@@ -373,12 +392,10 @@ def _fed(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
 def decode(
     backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None
 ) -> Iterator[list[Accepted]]:
-    """Decode `rows` side by side; yields what each forward gave, nothing for a piece of a prompt but the
-    last.
+    """Decode `rows` together; yields the events of each forward, none for a prompt's chunks but the last.
 
-    A row may be given a new config, or a finish_reason from outside, between two forwards. `policy` chooses
-    the feeds of rows whose window is not fixed; without one they get full windows. What fails is an event
-    with an error.
+    Between two forwards a row may get a new config, or a finish_reason. `policy` chooses the feeds of rows
+    whose window is "auto"; without one they get full windows. An error is an event of its row.
     """
     limits = Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK)
     yield from run(Schedule(backend, block, mask_id, limits, policy), rows)

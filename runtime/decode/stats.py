@@ -1,4 +1,4 @@
-"""What a request cost, and its clock. Values that are returned, never printed."""
+"""Counts and times of one request."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from typing import Any
 
 @dataclass(slots=True)
 class Stats:
-    """Counts and times of one row.
+    """Counts of one row, and times in seconds.
 
-    forwards: steps this row took part in, from the last prefill chunk on, block-commit forwards included; the
-    prefill chunks before that are prefill_forwards. accepted[k]: steps that gave k tokens. proposed: tokens
-    that were fed to be verified; verified: those that held. forced: tokens that a grammar gave, among
-    `tokens` and never among `accepted`. cached_tokens: prompt tokens whose KV entries were there before.
-    Times in seconds from the making of the row, which is before its prompt is tokenized: queue_time until its
-    first forward, prefill_time from there to its first token, time_to_first_token both together, decode_time
-    after it.
+    prompt_tokens: tokens of the prompt.
+    cached_tokens: prompt tokens whose KV entries came from the prefix cache.
+    tokens: generated tokens.
+    forwards: steps from the last prefill chunk on, commits of the block loop included.
+    prefill_forwards: the prefill chunks before the last.
+    queue_time: from the creation of the row, before its prompt is tokenized, to its first forward.
+    prefill_time: from there to the first token.
+    decode_time: after the first token.
+    time_to_first_token: queue_time + prefill_time.
+    tokens_after_first: tokens of all steps but the first that gave one.
+    proposed: tokens that were fed to be verified.
+    verified: proposed tokens that held.
+    forced: tokens that a grammar forced; part of `tokens`, not of `accepted`.
+    accepted: accepted[k] is the number of steps that gave k tokens.
+    began: when the row was created, by perf_counter.
     """
 
     prompt_tokens: int = 0
@@ -38,7 +46,7 @@ class Stats:
 
     @property
     def rejected(self) -> int:
-        """Proposals that did not hold, or stood behind one that did not."""
+        """Proposals that did not hold, or came after one that did not."""
         return self.proposed - self.verified
 
     @property
@@ -47,16 +55,16 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed: tokens after the first step, over the time after it."""
+        """Decode speed: tokens after the first step, divided by the time after it."""
         return self.tokens_after_first / self.decode_time if self.decode_time > 0 else 0.0
 
     def starts(self) -> None:
-        """The row is about to take part in a forward; only the first counts."""
+        """Note a forward of the row; the first one ends queue_time."""
         if not self.forwards and not self.prefill_forwards:
             self.queue_time = perf_counter() - self.began
 
     def count(self, num_accepted: int, num_forced: int = 0) -> None:
-        """Note one step that gave `num_accepted` tokens of the model and `num_forced` of a grammar."""
+        """Note a step that gave `num_accepted` tokens of the model and `num_forced` of a grammar."""
         elapsed = perf_counter() - self.began
         if self.accepted:
             self.tokens_after_first += num_accepted + num_forced
@@ -68,7 +76,7 @@ class Stats:
         self.forced += num_forced
 
     def copy(self) -> Stats:
-        """What is counted up to now, which later steps do not change."""
+        """The counts so far, which later steps do not change."""
         return replace(self, accepted=dict(self.accepted))
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..bundle.files import read_small, write_whole
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
 from ..bundle.profiles import sha256_of
-from ..decode.cost import Cost
+from ..decode.pace.cost import Cost
 
 VERSION = 2
 MOST_BYTES = 16_384

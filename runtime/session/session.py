@@ -15,13 +15,13 @@ from ..bundle import profiles
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle, open_bundle
 from ..decode.backend import Backend
+from ..decode.batch import KvBudget
 from ..decode.blocks import BlockSchedule, check_blocks
-from ..decode.budget import KvBudget
 from ..decode.config import GenerationConfig
-from ..decode.cost import Cost, measure
-from ..decode.policy import Policy
+from ..decode.pace.cost import Cost, measure
+from ..decode.pace.estimates import Hopes
+from ..decode.pace.policy import Policy
 from ..decode.prefix import Prefixes, PrefixStats
-from ..decode.proposals import Hopes
 from ..decode.row import Row
 from ..decode.schedule import Limits, Schedule, run
 from ..decode.stats import Stats

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..decode.config import GenerationConfig
-from ..decode.proposals import Proposals
+from ..decode.pace.proposals import Proposals
 from ..decode.sample import choose, confidence_of
 from ..errors import SessionError
 
@@ -178,7 +178,7 @@ class Guide:
         matcher, at, chance = self.matcher.copy(), 0, 1.0
         token_ids: list[int] = []
         confidences: list[float] = []
-        sure: list[int] = []
+        forced_places: list[int] = []
 
         def add(token: int, confidence: float) -> None:
             nonlocal at
@@ -191,12 +191,12 @@ class Guide:
             if forced := matcher.forced():
                 for token in forced:
                     matcher.consume(token)
-                    sure.append(len(token_ids))
+                    forced_places.append(len(token_ids))
                     add(token, 1.0)
                 continue
             if matcher.is_over:
                 if self._eos_ids:
-                    sure.append(len(token_ids))
+                    forced_places.append(len(token_ids))
                     add(min(self._eos_ids), 1.0)
                 break
             proposal = self._guessed(matcher, guess, at)
@@ -207,7 +207,7 @@ class Guide:
             if token in self._eos_ids:
                 break
             matcher.consume(token)
-        return Proposals(tuple(token_ids), tuple(confidences), guess.source, frozenset(sure))
+        return Proposals(tuple(token_ids), tuple(confidences), guess.source, frozenset(forced_places))
 
     def _guessed(self, matcher: Matcher, guess: Proposals, at: int) -> tuple[int, float] | None:
         """A token for a choice: the guess if it is allowed, else one that the grammar makes likely."""

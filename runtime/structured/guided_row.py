@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..accept import passes
 from ..decode.config import GenerationConfig
+from ..decode.pace.estimates import Hopes
+from ..decode.pace.proposals import NONE, Proposals
 from ..decode.prefix import Stem
-from ..decode.proposals import NONE, Hopes, Proposals, Proposer
 from ..decode.row import LEAST, Accepted, Predictions, Row
 from ..decode.stats import Stats
 from .guide import SURE, Guide
@@ -26,10 +26,9 @@ class GuidedRow(Row):
         stop: Callable[[int], bool] | None = None,
         stats: Stats | None = None,
         hopes: Hopes | None = None,
-        proposer: Proposer | None = None,
         stem: Stem | None = None,
     ) -> None:
-        super().__init__(index, prompt, config, eos_ids, stop, stats, hopes, proposer, stem)
+        super().__init__(index, prompt, config, eos_ids, stop, stats, hopes, stem)
         self.guide = guide
 
     @property
@@ -129,16 +128,11 @@ class GuidedRow(Row):
         choice = self.guide.choose(predictions, i, config, self.tokens, not is_guess)
         if choice is None or not is_guess:
             return choice
-        is_accepted = passes(choice[1], config.tau or 0.0, config.metric)
-        return choice if is_accepted and i - num_proposals <= self.guide.most_masks else None
+        return choice if config.passes(choice[1]) and i - num_proposals <= self.guide.most_masks else None
 
     def _append(self, token: int) -> None:
         self.guide.append(token)
-        self.tokens.append(token)
-        if token in self.eos_ids:
-            self.finish_reason = "eos"
-        elif self.stop is not None and self.stop(token):
-            self.finish_reason = "stop"
+        super()._append(token)
 
     def _propose(
         self, predictions: Predictions, appended: Sequence[int], num_verified: int, num_proposals: int
@@ -165,13 +159,12 @@ class GuidedRow(Row):
         self, predictions: Predictions, num_appended: int, num_verified: int, num_proposals: int
     ) -> None:
         """Count a step; forced proposals count neither as proposed nor as verified."""
-        num_forced = self.proposals.num_sure
+        num_forced = self.proposals.num_forced
         self.stats.proposed += num_proposals - num_forced(num_proposals)
         self.stats.verified += num_verified - num_forced(num_verified)
         if self.finish_reason is None:
             self.hopes.saw(self.proposals, num_proposals, num_verified)
         if not self.config.exact:
-            tau, metric = self.config.tau or 0.0, self.config.metric
             confidences = enumerate(predictions.confidences)
-            passed = [i < num_appended or passes(c, tau, metric) for i, c in confidences]
+            passed = [i < num_appended or self.config.passes(c) for i, c in confidences]
             self.pass_rates.saw(max(num_appended - num_proposals, 0), passed[num_proposals:])

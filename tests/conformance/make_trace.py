@@ -20,7 +20,7 @@ from support import tiny
 from mars_export import GenerationConfig, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.pace.cost import Cost
 
 HERE = Path(__file__).parent
 BUNDLE, FILE = HERE / "trace", HERE / "trace.json"

@@ -22,9 +22,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runtime/errors": (),
     "runtime/accept": (),
     "runtime/rules": (),
+    "runtime/answer_format": (),
     "runtime/machine": ("runtime/errors",),
     "runtime/bundle": ("runtime/accept", "runtime/machine", "runtime/rules"),
-    "runtime/decode": ("runtime/errors", "runtime/accept", "runtime/rules"),  # token ids only
+    "runtime/decode": (  # token ids only
+        "runtime/errors",
+        "runtime/accept",
+        "runtime/rules",
+        "runtime/answer_format",
+    ),
     "runtime/device": ("runtime/bundle", "runtime/decode"),
     "runtime/text": ("runtime/bundle",),
     "runtime/structured": ("runtime/decode", "runtime/text"),

@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.decode.cost import Cost
+from mars_export.runtime.decode.pace.cost import Cost
 
 PIECES = (1, 2, 7, 128)
 LAST = 16

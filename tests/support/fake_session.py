@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mars_export.runtime.decode.backend import Cache, StepOutput
-from mars_export.runtime.decode.budget import KvBudget
+from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.row import Row
 from support.fake import MASK, FakeBackend, Step
 

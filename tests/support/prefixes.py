@@ -12,8 +12,8 @@ import numpy as np
 from mars_export import Commit, GenerationConfig
 from mars_export.runtime.decode.backend import Backend
 from mars_export.runtime.decode.blocks import BlockSchedule
-from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.prefix import Prefixes, Saved
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits as Bounds

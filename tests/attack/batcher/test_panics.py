@@ -11,7 +11,7 @@ from support.batchers import LONG, SHORT, SOON, goes_on
 from support.stalling import behind_a_gate
 
 from mars_export import Batcher, Counts, GenerationConfig, Limits, Session, SessionError
-from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.pace.policy import Policy
 
 
 class Panic(BaseException):

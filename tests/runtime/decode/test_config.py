@@ -65,7 +65,7 @@ def test_all_wrong_values_are_named_at_once() -> None:
 
 def test_a_schema_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GenerationConfig(schema={"enum": ["x" * 1000]})
-    monkeypatch.setattr("mars_export.runtime.decode.structure.json", None)
+    monkeypatch.setattr("mars_export.runtime.answer_format.json", None)
     assert config.with_values(seed=1).schema == config.schema
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.fake import MASK, FakeBackend
 
 from mars_export import GenerationConfig, Session
-from mars_export.runtime.decode.cost import ENOUGH, Cost, measure
+from mars_export.runtime.decode.pace.cost import ENOUGH, Cost, measure
 from mars_export.runtime.session.costs import CostFile
 
 TABLE = Cost(((1, 10.0), (2, 9.0), (4, 20.0), (8, 40.0)))

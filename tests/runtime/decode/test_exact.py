@@ -18,9 +18,10 @@ from support.oracle import Oracle, generate
 from mars_export import Commit, GenerationConfig, Session, SessionError
 from mars_export.runtime.accept import verify
 from mars_export.runtime.decode.backend import Cache, StepOutput
-from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.policy import Policy
-from mars_export.runtime.decode.proposals import Foresight, Hopes, Lookup, Proposals
+from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.estimates import Foresight, Hopes
+from mars_export.runtime.decode.pace.policy import Policy
+from mars_export.runtime.decode.pace.proposals import Lookup, Proposals
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, decode
 
@@ -80,11 +81,10 @@ def test_any_proposals_give_the_one_token_text(
 ) -> None:
     backend = FakeBackend(chaotic, capacity, most, outputs)
     schedule = Schedule(backend, BLOCK, MASK, Limits(max_rows, prefill_tokens=chunk), Policy(lambda: cost))
-    batch = [
-        Row(i, prompt, config, (), proposer=Guesser(i) if guessing else None)
-        for i, (prompt, config) in enumerate(rows)
-    ]
+    batch = [Row(i, prompt, config, ()) for i, (prompt, config) in enumerate(rows)]
     for row in batch:
+        if guessing:
+            row.proposer = Guesser(row.index)
         schedule.add(row)
     events: dict[int, list[int]] = {row.index: [] for row in batch}
     while not schedule.is_idle:

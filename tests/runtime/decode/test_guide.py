@@ -11,8 +11,8 @@ from support.fake import MASK
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.blocks import check_blocks
-from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.row import Accepted, Row
 from mars_export.runtime.decode.sample import choose
 from mars_export.runtime.decode.schedule import Limits, Schedule

@@ -17,9 +17,9 @@ from support.oracle import generate
 from support.unsure import predict
 
 from mars_export.runtime.decode.config import GenerationConfig, Window
-from mars_export.runtime.decode.cost import Cost
-from mars_export.runtime.decode.pass_rates import PassRates
-from mars_export.runtime.decode.policy import Policy
+from mars_export.runtime.decode.pace.cost import Cost
+from mars_export.runtime.decode.pace.estimates import PassRates
+from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits, Schedule, decode
 

@@ -64,7 +64,7 @@ def step(
 ) -> int:
     cache.reserve(cursor + slots)
     cache.entries[0, cursor : cursor + moved] = tokens[cursor : cursor + moved]
-    stem.saw(cursor, cursor + moved, slots, is_piece=is_piece)
+    stem.saw(cursor, cursor + moved, slots, is_chunk=is_piece)
     return cursor + moved
 
 

@@ -13,7 +13,7 @@ from support.fake import MASK, FakeBackend
 from support.prefixes import PLENTY, SYSTEM, Strict, greedy, spoken
 
 from mars_export import Commit, GenerationConfig
-from mars_export.runtime.decode.budget import KvBudget
+from mars_export.runtime.decode.batch import KvBudget
 from mars_export.runtime.decode.prefix import Prefixes
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.schedule import Limits as Bounds

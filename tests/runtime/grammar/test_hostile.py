@@ -14,7 +14,7 @@ from attack.grammars import wrong
 from support.questions import PROMPT, STOP
 
 from mars_export import GenerationConfig, Session, SessionError
-from mars_export.runtime.decode.structure import MOST_BYTES, MOST_REGEX
+from mars_export.runtime.answer_format import MOST_BYTES, MOST_REGEX
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "two at once": ({"regex": "a", "choice": ("b",)}, "exclude each other"),

@@ -1,0 +1,163 @@
+"""How a verifying step is split into proposals and masks, in exact mode.
+
+The choice maximizes the expected tokens of this step plus the worth of its masks' proposals in the next step,
+less the time of the slots at the speed that the rows have reached (the relative value of an average-reward
+decision process; docs/decoding.md, "How much to feed").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+from ..backend import Feed
+from .cost import Cost
+
+TRIALS = 0.015  # share of the time for more masks than seem to pay
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """What one row may feed, and what it may expect of that.
+
+    known: tokens that are fed in any case.
+    hopes: the chance of each proposal to hold if those before it do.
+    ending: the same of an end-of-sequence proposal after them, None if there is none.
+    worth: worth[m] is the expected number of proposals of m masks that hold, up to the most masks.
+    room: slots after the known tokens.
+    """
+
+    known: int
+    hopes: tuple[float, ...]
+    ending: float | None
+    worth: tuple[float, ...]
+    room: int
+
+    @property
+    def most_masks(self) -> int:
+        return len(self.worth) - 1
+
+    def all_hold(self, masks: int) -> float:
+        """The chance that all proposals of this many masks hold."""
+        return self.worth[masks] - self.worth[masks - 1] if masks else 1.0
+
+
+class Splitter:
+    """Chooses the feeds of verifying rows, step by step. All rows share a width: a step is a rectangle."""
+
+    def __init__(self, few_sizes: bool = False) -> None:
+        self._few_sizes = few_sizes
+        self._saved = 0.0  # seconds set aside for trials
+
+    def choose(self, cost: Cost, rows: Sequence[Chances], others: int = 0, floor: int = 0) -> list[Feed]:
+        """Feeds for `rows`; `others` more rows take part in a step of at least `floor` slots."""
+        num = len(rows) + others
+        widest = max(row.known + min(row.room, len(row.hopes) + row.most_masks) for row in rows)
+        prices = [cost.of(num * max(width, floor)) for width in range(widest + 2)]
+        speed = _speed(cost, rows, num, others)
+        splits = [_splits(row, widest, cost, speed, num) for row in rows]
+        least = max(row.known for row in rows)
+        best, best_value = least, -1e300
+        for width in self._widths(least, widest):
+            value = reduce(add, (split[width][0] for split in splits)) - speed * prices[width]
+            if value > best_value:
+                best, best_value = width, value
+        self._saved = min(self._saved + TRIALS * prices[best], prices[widest])
+        feeds = [split[best][1] for split in splits]
+        return self._trial(rows, feeds, cost, num, floor)
+
+    def _trial(
+        self, rows: Sequence[Chances], feeds: list[Feed], cost: Cost, num: int, floor: int
+    ) -> list[Feed]:
+        """About twice the masks if the time set aside pays for them: without trials, masks that are not fed
+        would show nothing.
+        """
+        wide_feeds = [_wider(row, feed) for row, feed in zip(rows, feeds, strict=True)]
+        width = max(floor, *(feed.slots for feed in feeds))
+        trial_width = max(floor, *(feed.slots for feed in wide_feeds))
+        loss = cost.of(num * trial_width) - cost.of(num * width)
+        if wide_feeds == feeds or loss > self._saved:
+            return feeds
+        self._saved -= loss
+        return wide_feeds
+
+    def _widths(self, least: int, widest: int) -> list[int]:
+        if not self._few_sizes:
+            return list(range(least, widest + 1))
+        sizes = {2**i for i in range(widest.bit_length())}
+        return sorted({least, widest, *(size for size in sizes if least < size < widest)})
+
+
+def _speed(cost: Cost, rows: Sequence[Chances], num: int, others: int) -> float:
+    """The best tokens per second with a constant number of masks: a step feeds its masks and the proposals of
+    the last step; if one of these fails, the next step has no proposals.
+    """
+    best = 0.0
+    worths = [row.worth for row in rows]
+    for masks in range(max(map(len, worths))):
+        tokens, most_worth = 0.0 + others, 0.0
+        for worth in worths:
+            m = masks if masks < len(worth) else len(worth) - 1
+            failing = 1.0 - (worth[m] - worth[m - 1] if m else 1.0)  # 1 - all_hold
+            tokens += (1.0 + worth[m] + failing) / (1.0 + failing)
+            if worth[m] > most_worth:
+                most_worth = worth[m]
+        speed = tokens / cost.of(num * (1.0 + masks + most_worth))
+        if speed > best:
+            best = speed
+    return best
+
+
+def _splits(row: Chances, widest: int, cost: Cost, speed: float, num: int) -> list[tuple[float, Feed]]:
+    """For each width of the step up to `widest`, the best value of this row and its feed.
+
+    The value of p proposals and m masks, with `end` the chance that the sequence ends after all proposals:
+
+        tokens[p] + chance[p] * ((1 - end) * later[m] + end * rest[p])
+
+    tokens: expected tokens of this step. chance: that all p proposals hold. later: the worth of the masks in
+    the next step. rest: the worth there of the proposals that this step leaves out.
+    """
+    # later[m]: the tokens that will hold, less the time to feed them. If one fails, the step after that has
+    # no proposals and loses as much. best_masks[m]: the best number of masks up to m.
+    one = cost.of(num)
+    later, best_masks = [0.0], [0]
+    for m in range(1, len(row.worth)):
+        worth = row.worth[m]
+        value = (worth - speed * (cost.of(num * (1.0 + m)) - one) / num) / (2.0 - row.all_hold(m))
+        best_masks.append(m if value > later[best_masks[-1]] else best_masks[-1])
+        later.append(value)
+    chance, tokens = [1.0], [1.0]
+    for hope in row.hopes:
+        chance.append(chance[-1] * hope)
+        tokens.append(tokens[-1] + chance[-1])
+    num_hopes, end = len(row.hopes), row.ending or 0.0
+    rest = [0.0] * (num_hopes + 1)
+    if end:
+        for p in range(num_hopes):
+            out = num_hopes - p
+            rest[p] = out - speed * cost.of(num * (1.0 + out)) / num
+    best = [(tokens[0], Feed(row.known))] * (row.known + 1)
+    most_masks, room, goes_on = row.most_masks, row.room, 1.0 - end
+    for space in range(1, widest - row.known + 1):
+        if space > room:
+            best.append(best[-1])
+            continue
+        top, proposals, masks = -1e300, 0, 0
+        for p in range((space if space < num_hopes else num_hopes) + 1):
+            left = space - p
+            m = best_masks[left if left < most_masks else most_masks]
+            value = tokens[p] + chance[p] * (goes_on * later[m] + end * rest[p])
+            if value > top:
+                top, proposals, masks = value, p, m
+        best.append((top, Feed(row.known, proposals, masks)))
+    return best
+
+
+def _wider(row: Chances, feed: Feed) -> Feed:
+    if row.ending is not None:
+        return feed
+    masks = min(2 * feed.masks + 1, row.most_masks, row.room - feed.proposals)
+    return Feed(feed.known, feed.proposals, max(masks, feed.masks))
