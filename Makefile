@@ -45,7 +45,7 @@ types: $(STAMP)
 
 # The documentation as a site in build/site; a broken link or anchor is an error.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=20 $(PYTEST)

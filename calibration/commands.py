@@ -65,7 +65,7 @@ def calibrate(
     score: Score = None,
     schema: Schema = None,
     allow_exec: AllowExec = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most N rows.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 1,
     resume: Resume = False,
     force: Force = False,
@@ -136,7 +136,7 @@ def bench(
     cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with block commit.")] = 32,
     limit: Annotated[
         int | None,
-        typer.Option(help="Use at most so many rows: 16 by default, or four times the largest batch."),
+        typer.Option(help="Use at most N rows. Default: 16, or four times the largest batch."),
     ] = None,
     rounds: Annotated[int, typer.Option(help="How often each setting decodes the rows.")] = 3,
     cursor: Annotated[

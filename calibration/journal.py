@@ -125,7 +125,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
                     values[key] = value
             except (ValueError, TypeError) as error:
                 raise CalibrationError(
-                    f"{path}: line {number} is damaged ({error}); --force starts anew"
+                    f"{path}: line {number} is damaged ({error}); --force starts over"
                 ) from error
             if line is None:
                 break

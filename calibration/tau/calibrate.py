@@ -211,8 +211,8 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     if forced := sum(outcome.forced for outcome in references):
         notes.append(
             f"{percent(forced / sum(answers))} of the one-token answers' tokens came from the rows' grammars:"
-            " they count in tokens per forward, cost no forward, and no rule accepted them; the speed that is"
-            " foretold is that of masks right behind the cursor, a decode is faster"
+            " they count in tokens per forward, cost no forward, and no rule accepted them; the predicted"
+            " speed assumes masks right after the cursor, so a real decode is faster"
         )
     return Calibration(
         options=options,

@@ -41,7 +41,7 @@ def adapter_directory() -> Path:
             return place
     raise CheckpointError(
         "the default checkpoint's adapter is a package of its own, and not installed. In a clone:"
-        " pip install ./exporter/default; else install mars_export_default-*.whl, which lies beside"
+        " pip install ./exporter/default; else install mars_export_default-*.whl, which is published with"
         " mars-export's wheel; or name a checkpoint"
     )
 

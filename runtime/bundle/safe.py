@@ -9,7 +9,7 @@ from ..errors import BundleError, listed
 MANIFEST_LIMIT = 1_000_000  # bytes
 GRAPH_LIMIT = TOKENIZER_LIMIT = 64_000_000  # bytes; parsing takes several times that
 MOST_FILES = 64
-REMEDY = "if you trust whoever made it, open it without safe mode (--trust, or safe=False)"
+REMEDY = "if you trust its source, open it without safe mode (--trust, or safe=False)"
 
 
 def check_sizes(

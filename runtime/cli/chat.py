@@ -19,11 +19,11 @@ HELP = """\
 /tau 0.9          faster and riskier: accept what is likelier than this; 1 is one token a step
 /runs             mark the tokens that were accepted together, or stop that
 /undo             take the last question and its answer back
-/edit QUESTION    ask another question in the place of the last
+/edit QUESTION    replace the last question and ask again
 /system TEXT      put a system message before the talk; without TEXT take it away
 /save FILE        write the talk as JSON
 /load FILE        go on with a saved talk
-/result TEXT      what the next call of the last answer came to; behind the last one the model goes on
+/result TEXT      the result of the next call of the last answer; after the last result the model continues
 /reset            forget the talk
 /quit             leave, as Ctrl-D does; Ctrl-C only ends an answer
 Lines that end in \\ go on; ''' begins and ends a text of several lines."""

@@ -33,7 +33,7 @@ Safe = Annotated[
     bool,
     typer.Option(
         "--safe/--trust",
-        help="For a bundle that may be anybody's: hash everything, run no chat template and no engine, take"
+        help="For bundles that you do not trust: hash everything, run no chat template and no engine, take"
         " no more than a bundle needs.",
     ),
 ]

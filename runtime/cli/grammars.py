@@ -59,7 +59,7 @@ def store_grammar(
         tuple[str, str] | None,
         typer.Option(
             "--separators",
-            help="Between the items of JSON, and behind a key: by default as the checkpoint writes them.",
+            help="Separators between JSON items and after a key. Default: as the checkpoint writes them.",
         ),
     ] = None,
     as_json: Json = False,

@@ -31,8 +31,8 @@ Exact = Annotated[
     bool | None,
     typer.Option(
         "--exact",
-        help="Several tokens a step, and the very text of one-token decoding: the default, unless --tau is"
-        " given.",
+        help="Several tokens a step, with exactly the text of one-token decoding. The default, unless --tau"
+        " is given.",
     ),
 ]
 Lookup = Annotated[

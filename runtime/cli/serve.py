@@ -132,7 +132,10 @@ def serve(
     ] = None,
     routing: Annotated[
         str,
-        typer.Option(help="prefix: where a text's beginning was read, with --ray; even: the idler of two."),
+        typer.Option(
+            help="With --ray: prefix sends a request to the replica that has read its beginning; even, to the"
+            " less busy of two random replicas."
+        ),
     ] = "prefix",
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     json_logs: Annotated[
@@ -165,7 +168,8 @@ def serve(
     )  # fmt: skip
     if not options.keys and not _is_loopback(host):
         warnings.warn(
-            f"whoever reaches {host}:{port} may use this server; give --api-key-file, or --host 127.0.0.1",
+            f"anyone who can reach {host}:{port} can use this server; give --api-key-file, or"
+            " --host 127.0.0.1",
             MarsWarning,
             stacklevel=1,
         )

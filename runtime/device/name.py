@@ -29,7 +29,8 @@ class DeviceName:
             return cls(kind)
         if not (number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS):
             raise SessionError(
-                f"device `{text[:60]}`: behind the colon stands a GPU's number, counted from 0, as in cuda:1"
+                f"device `{text[:60]}`: the part after the colon must be a GPU number, counted from"
+                " 0, as in cuda:1"
             )
         if kind == "cpu":
             raise SessionError(f"device `{text[:60]}`: the CPU has no number; give cpu")

@@ -85,7 +85,7 @@ def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationC
             continue
         if previous is not None and not _is_bolder(config, previous[1]):
             raise SessionError(
-                f"--adaptive: {name} (tau {config.tau:g}) does not come behind {previous[0]}"
+                f"--adaptive: {name} (tau {config.tau:g}) does not come after {previous[0]}"
                 f" (tau {previous[1].tau:g}): name the most careful one first"
             )
         previous = (name, config)
@@ -94,7 +94,7 @@ def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationC
 
 def _is_bolder(config: GenerationConfig, than: GenerationConfig) -> bool:
     """Taus of two metrics do not compare."""
-    assert config.tau is not None and than.tau is not None, "levels behind exact have a tau"
+    assert config.tau is not None and than.tau is not None, "levels after exact have a tau"
     if config.metric != than.metric:
         return True
     return config.tau >= than.tau if config.metric == "entropy" else config.tau <= than.tau

@@ -116,9 +116,11 @@ class _Now(Collector):
             "mars_adaptive_level", "Level of load: 0 is the best setting of the list.", labels=MODEL
         )
         queries = CounterMetricFamily(
-            "mars_prefix_cache_queries", "Prompt tokens that the prefix store was asked for.", labels=MODEL
+            "mars_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", labels=MODEL
         )
-        hits = CounterMetricFamily("mars_prefix_cache_hits", "Those of them that were there.", labels=MODEL)
+        hits = CounterMetricFamily(
+            "mars_prefix_cache_hits", "Prompt tokens found in the prefix cache.", labels=MODEL
+        )
         for name, served in self._models.served.items():
             batcher, prefixes = served.batcher, served.session.prefix_stats
             running.add_metric([name], batcher.num_running if batcher is not None else 0)

@@ -128,7 +128,7 @@ class Conversation(Generic[R]):
         """
         self._settle()
         if not results or not self._turns:
-            raise SessionError("results belong behind an answer with calls; give one for each of its calls")
+            raise SessionError("results must follow an answer with calls; give one for each of its calls")
         return self._send(self._turns, "", tuple(results), config or GenerationConfig())
 
     def edit(self, text: str, config: GenerationConfig | None = None, *, turn: int = -1) -> R:
@@ -232,8 +232,8 @@ class Conversation(Generic[R]):
         if not num_turns:
             return f"the question and the system message have {length} tokens, {holds}; shorten them"
         return (
-            f"the conversation has {length} tokens with this question, {holds}; take turns back (undo), begin"
-            " anew (reset), or open it with drop_oldest=True (--drop-oldest), which lets the oldest turns go"
+            f"the conversation has {length} tokens with this question, {holds}; take turns back (undo), start"
+            " over (reset), or open it with drop_oldest=True (--drop-oldest), which lets the oldest turns go"
         )
 
 
@@ -251,9 +251,9 @@ def _turns(said: Sequence[tuple[str, str]]) -> Iterator[Turn]:
         roles = [role for role, _ in rest[: num + 1]]
         if roles != (["tool"] * num if results else ["user"]) + ["assistant"] or (results and is_first):
             raise SessionError(
-                "a conversation goes on behind questions and their answers in turn; give user and assistant"
+                "a conversation must consist of questions and their answers in turn; give user and assistant"
                 " messages in pairs, a system message only before them, and results of calls, as tool"
-                " messages, only behind an answer and before another"
+                " messages, only between two answers"
             )
         yield Turn("" if results else rest[0][1], rest[num][1], results=tuple(results))
         rest = rest[num + 1 :]

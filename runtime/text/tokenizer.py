@@ -29,7 +29,7 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
-SAFE_ADVICE = ", or open it without safe mode if you trust whoever made it"
+SAFE_ADVICE = ", or open it without safe mode if you trust its source"
 # A prompt is refused before it is tokenized when it has more characters than a full context of very long
 # tokens.
 CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536

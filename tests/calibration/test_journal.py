@@ -66,7 +66,7 @@ def test_a_state_of_other_work_is_never_used(file: Path) -> None:
 def test_a_damaged_line_is_named(file: Path, line: bytes) -> None:
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([lines[0], line, *lines[1:]]))
-    with pytest.raises(CalibrationError, match="line 2 is damaged .*--force starts anew"):
+    with pytest.raises(CalibrationError, match="line 2 is damaged .*--force starts over"):
         Journal.open(file, WORK, resume=True, force=False)
 
 

@@ -113,7 +113,7 @@ def test_an_answer_behind_results_is_a_turn_like_others() -> None:
         return SimpleNamespace(completion=reply, is_over=True, failed=False, close=lambda: None)
 
     talk: Conversation[Any] = Conversation(text, ask, 10_000, None)
-    with pytest.raises(SessionError, match="results belong behind an answer with calls"):
+    with pytest.raises(SessionError, match="results must follow an answer with calls"):
         talk.give(["none"])
     talk.send("hi")
     talk.give(["21 degrees", "done"])
@@ -129,7 +129,7 @@ def test_an_answer_behind_results_is_a_turn_like_others() -> None:
     talk.resume(messages[:5])
     assert [turn.spellings for turn in talk.turns] == spelled[:2]
     for wrong in (messages[2:], messages[:3], [*messages[:2], messages[0]], [messages[2], messages[1]]):
-        with pytest.raises(SessionError, match="results of calls, as tool messages, only behind"):
+        with pytest.raises(SessionError, match="results of calls, as tool messages, only between"):
             talk.resume(wrong)
 
 

@@ -43,7 +43,7 @@ Answer one prompt with a bundle that `mars-export onnx` wrote, streaming.
       --cache-bytes N         memory for KV entries of what was read before; 0 is none [a small share of what is free]
       --parse-special         a special token's text, such as <|im_end|>, is that token inside messages, too
       --strict                an error instead of a warning where a GPU's provider leaves work to the CPU
-      --safe                  for a bundle that may be anybody's: hash everything, run no engine, limit sizes
+      --safe                  for bundles that you do not trust: hash everything, run no engine, limit sizes
       --runs                  mark the tokens that were accepted together
       --json                  print the result as JSON
       --version, --help

@@ -291,7 +291,7 @@ def test_engines_run_by_a_library_that_is_opened_when_it_is_needed(recipe: Calla
         for device, words in (
             ("cuda", "cudaErrorInvalidResourceHandle"),
             ("cuda:2", "no GPU 2 is visible: the last of 2 is 1"),
-            ("cuda:x", "behind the colon stands a GPU's number"),
+            ("cuda:x", "the part after the colon must be a GPU number"),
         ):
             done = answer(bundle, [plugins, tensorrt], second, device)
             assert done.returncode != 0 and words in done.stderr, (device, done.stderr)

@@ -39,12 +39,15 @@ def test_names(text: str, kind: str, ordinal: int, plain: str) -> None:
         ("tpu:1", "unknown device"),
         ("", "unknown device"),
         ("cpu:0", "`cpu:0`: the CPU has no number; give cpu"),
-        *((f"cuda:{number}", "behind the colon stands a GPU's number") for number in ("", "x", "-1", " 1")),
         *(
-            (f"cuda:{number}", "behind the colon stands a GPU's number")
+            (f"cuda:{number}", "the part after the colon must be a GPU number")
+            for number in ("", "x", "-1", " 1")
+        ),
+        *(
+            (f"cuda:{number}", "the part after the colon must be a GPU number")
             for number in ("1:2", "1.0", "9" * 30)
         ),
-        ("cuda:\u0661", "behind the colon stands a GPU's number"),
+        ("cuda:\u0661", "the part after the colon must be a GPU number"),
     ],
 )
 def test_refusals(text: str, words: str, bundles: Named) -> None:

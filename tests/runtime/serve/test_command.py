@@ -139,7 +139,7 @@ def test_killed_and_started_again(bundles: Named) -> None:
     [
         (["{bundle}", "--port", "{taken}"], "cannot listen on"),
         (["{bundle}", "--adaptive", "exact,none"], "no profile `none`"),
-        (["{empty}", "--host", "0.0.0.0"], "whoever reaches 0.0.0.0:0 may use this server"),
+        (["{empty}", "--host", "0.0.0.0"], "anyone who can reach 0.0.0.0:0 can use this server"),
         (["{bundle}", "{bundle}"], "have one name"),
         (["{bundle}", "--request-timeout", "0"], "request_timeout must be"),
         (["{bundle}", "--api-key-file", "{empty}"], "no key in it"),

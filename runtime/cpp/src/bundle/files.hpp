@@ -28,6 +28,6 @@ bool write_whole(const std::filesystem::path& path, const std::string& content);
 void verify(const std::filesystem::path& directory, const Manifest& manifest, Verify how, bool safe);
 
 /// What to do about what only safe mode refuses.
-constexpr std::string_view safe_remedy = "if you trust whoever made it, open it without safe mode";
+constexpr std::string_view safe_remedy = "if you trust its source, open it without safe mode";
 
 } // namespace mars

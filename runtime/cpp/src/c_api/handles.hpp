@@ -80,7 +80,7 @@ mars_status guarded(mars_error** error, const Body& body) noexcept {
     } catch (const std::exception& problem) {
         return fail(error, MARS_ERROR_INTERNAL, problem.what());
     } catch (...) {
-        return fail(error, MARS_ERROR_INTERNAL, "an exception that is no std::exception, perhaps of the callback");
+        return fail(error, MARS_ERROR_INTERNAL, "an exception that is not a std::exception, perhaps from the callback");
     }
 }
 

@@ -118,7 +118,7 @@ struct Conversation::State {
                                   ", this bundle's context holds " + std::to_string(capacity());
         if (!has_turns) return "the question and the system message have " + holds + "; shorten them";
         return "the conversation has " + holds +
-               "; take turns back (undo), begin anew (reset), or open it with drop_oldest, which lets the" + " oldest turns go";
+               "; take turns back (undo), start over (reset), or open it with drop_oldest, which lets the" + " oldest turns go";
     }
 };
 
@@ -165,7 +165,7 @@ void Conversation::resume(const std::vector<Message>& messages) {
         said.push_back({{messages[i].content, messages[i + 1].content}, {}});
     }
     if (!good)
-        throw SessionError("a conversation goes on behind questions and their answers in turn; give user and assistant messages in pairs, a"
+        throw SessionError("a conversation must consist of questions and their answers in turn; give user and assistant messages in pairs, a"
                            " system message only before them");
     // Ids stand for all that was said up to there: they hold as far as nothing is another.
     for (std::size_t i = 0; system == state_->system && i < std::min(said.size(), state_->turns.size()); ++i) {

@@ -111,7 +111,7 @@ Automaton parse_automaton(std::string_view content, const std::string& where) {
     made.high.assign(content.begin() + static_cast<std::ptrdiff_t>(at), content.begin() + static_cast<std::ptrdiff_t>(at + edges));
     at += edges;
     if (made.first.front() != 0 || made.first.back() != edges || !std::is_sorted(made.first.begin(), made.first.end()))
-        fail("the edges of its states are not one behind the other");
+        fail("the edges of its states are not in order");
     for (std::size_t state = 0; state < states; ++state)
         for (std::size_t edge = made.first[state]; edge < made.first[state + 1]; ++edge)
             if (made.target[edge] >= states || made.low[edge] > made.high[edge] ||
@@ -122,7 +122,7 @@ Automaton parse_automaton(std::string_view content, const std::string& where) {
         if (i < states)
             made.ends.push_back(is_set);
         else if (is_set)
-            fail("an end that is no state");
+            fail("an end that is not a state");
     }
     if (!ends_everywhere(made)) fail("there are states from which no answer can end");
     return made;
