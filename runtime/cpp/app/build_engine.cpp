@@ -1,4 +1,5 @@
-// mars-build-engine: the engine that a bundle has a recipe for, built on this machine and put into the bundle. No Python.
+// mars-build-engine: builds the engine of a bundle's recipe on this machine and adds it to the bundle. No Python
+// needed.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -39,7 +40,8 @@ Build the TensorRT engine that a bundle has a recipe for, on the machine it is f
       --version, --help
 )";
 
-// Measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the weights above the process.
+// Measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the weights, plus the process
+// itself.
 constexpr double memory_factor = 3.1, memory_base = 5e8;
 
 struct UsageError : std::runtime_error {
@@ -88,7 +90,7 @@ Arguments parse(int argc, char** argv) {
 
 std::atomic<bool> is_interrupted{false};
 
-/// The GPUs that the engine will run on: those of the recipe, or the one here, which must be among them.
+/// The GPUs of the engine: those of the recipe, or the one in this machine, which must be among them.
 std::vector<std::string> gpus_for(const mars::EngineRecipe& recipe) {
     std::string known;
     for (const std::string& each : recipe.compute_capabilities()) known += (known.empty() ? "" : ", ") + each;
@@ -129,7 +131,7 @@ std::string hash(const void* data, std::size_t num_bytes) {
     return digest.hex();
 }
 
-/// The bundle's manifest now, with the engine in it; others may have written to it during the build.
+/// The bundle's current manifest with the engine added; others may have changed it during the build.
 std::string with_engine(const fs::path& bundle, const mars::EngineRecipe& recipe, const mars::BuiltBy& built, const mars::FileEntry& file) {
     return recipe.added_to(whole_file(bundle / "manifest.json"), built, file, "manifest.json");
 }
@@ -140,7 +142,7 @@ void write(const fs::path& path, std::string_view content) {
     if (!file.flush()) throw fs::filesystem_error("cannot be written", path, std::make_error_code(std::errc::io_error));
 }
 
-/// Write the bundle with the engine beside the old one, and rename it into its place.
+/// Write the bundle with the engine to a sibling directory, then rename it.
 void put(const fs::path& path, const mars::EngineRecipe& recipe, const mars::BuiltBy& built, const mars::BuiltEngine& engine,
          const mars::FileEntry& file) {
     const std::string manifest = with_engine(path, recipe, built, file);
@@ -222,7 +224,7 @@ int main(int argc, char** argv) {
             std::cout << (given.help ? usage : mars::tensorrt_flavor() + " " + mars::tensorrt_version() + "\n");
             return 0;
         }
-        // Heard between two steps of the build, which cleans up; what is written afterwards is whole or not there.
+        // Checked between two steps of the build, which cleans up. What is written afterwards is complete or absent.
         for (const int number : {SIGINT, SIGTERM}) std::signal(number, [](int) { is_interrupted = true; });
         run(given);
         return 0;

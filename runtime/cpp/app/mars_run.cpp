@@ -1,4 +1,4 @@
-// mars-run: the twin of `mars-export generate`. Parses, opens a session, prints; what it knows of decoding is in libmars.
+// mars-run, the command line of libmars: the options and output of `mars-export generate`.
 #include <cmath>
 #include <csignal>
 #include <fstream>
@@ -120,7 +120,7 @@ int answer(const Options& options) {
         const bool mark = options.runs && odd && !event->text.empty();
         std::cout << (mark ? "\x1b[7m" : "") << event->text << (mark ? "\x1b[0m" : "") << std::flush;
         odd = !odd;
-        if (!std::cout) return 0; // the reader went away, as in `| head`
+        if (!std::cout) return 0; // the reader closed the pipe, as in `| head`
     }
     const mars::Completion done = stream.completion();
     if (options.json) {

@@ -1,4 +1,3 @@
-// Flags of mars-run: those of `mars-export generate`.
 #include "options.hpp"
 
 #include <algorithm>
@@ -68,7 +67,7 @@ std::uint64_t seed_of(const std::string& name, const std::string& value) {
     return number;
 }
 
-/// All cores and a word where more threads are asked for: waiting threads cost minutes.
+/// At most the number of cores, with a warning: waiting threads cost minutes.
 int threads_of(const std::string& name, const std::string& value) {
     const std::int64_t asked = integer(name, value, 1), cores = std::max(1U, std::thread::hardware_concurrency());
     if (asked > cores) std::cerr << name << " " << asked << ": this machine has " << cores << " cores; " << cores << " threads are used\n";

@@ -1,4 +1,4 @@
-// The command line of mars-run: flags by name, typed, with every mistake named. Knows no bundle.
+// The command line of mars-run, parsed and checked.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,3 @@
-// The acceptance rules: twenty lines that decide.
 #include "accept.hpp"
 
 #include <algorithm>

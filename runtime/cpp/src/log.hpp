@@ -1,4 +1,4 @@
-// What a session says while it works, to whoever asked for it when it was opened. Nothing else in the library speaks.
+// Messages of a session to its user's log callback.
 #pragma once
 
 #include <string_view>
@@ -7,11 +7,11 @@
 
 namespace mars {
 
-/// Tell `on_log`, if there is one; what it throws is dropped, because no answer may depend on a log.
+/// Pass `text` to `on_log` if it is set. Its exceptions are dropped: a failing log must not fail an answer.
 inline void note(const OnLog& on_log, LogLevel level, std::string_view text) noexcept {
     try {
         if (on_log) on_log(level, text);
-    } catch (...) { // it is the caller's own
+    } catch (...) {
     }
 }
 

@@ -1,4 +1,3 @@
-// What Linux says of itself in files.
 #include "machine.hpp"
 
 #include <algorithm>
@@ -31,7 +30,7 @@ std::string content(const std::filesystem::path& path) {
     return text.str();
 }
 
-/// The number that is all of a file.
+/// The number that a file consists of.
 std::optional<std::int64_t> number_in(const std::filesystem::path& path) {
     std::string text = content(path);
     text.resize(text.find_last_not_of(" \t\r\n") + 1);
@@ -49,7 +48,8 @@ std::optional<std::int64_t> kilobytes(const std::filesystem::path& path, std::st
     return std::nullopt;
 }
 
-/// Bytes of files that a control group has in memory: version 1 has its own first, and then with all groups below.
+/// Bytes of cached files in a control group's memory. Version 1 lists its own bytes first, then those of all groups
+/// below it.
 std::int64_t cached(const std::filesystem::path& group) {
     std::ifstream file(group / "memory.stat");
     std::int64_t before = 0, last = 0;
@@ -63,19 +63,19 @@ std::int64_t cached(const std::filesystem::path& group) {
     return before + last;
 }
 
-/// Files of a control group, by the version of its tree: the limit, what is used, and the limit of swap.
+/// Names of a control group's files: the limit, the usage, and the limit of swap.
 struct GroupFiles {
     const char *most, *used, *swap;
 };
 constexpr GroupFiles version_1{"memory.limit_in_bytes", "memory.usage_in_bytes", "-"};
 constexpr GroupFiles version_2{"memory.max", "memory.current", "memory.swap.max"};
-constexpr std::int64_t no_limit = std::int64_t{1} << 60; // version 1 says none by a number as large as it can
+constexpr std::int64_t no_limit = std::int64_t{1} << 60; // version 1 writes a huge number for "no limit"
 
 std::optional<std::int64_t> least(std::optional<std::int64_t> one, std::optional<std::int64_t> other) {
     return one && other ? std::min(*one, *other) : one ? one : other;
 }
 
-/// What one group leaves.
+/// Bytes that one group may still use.
 std::optional<std::int64_t> left_of(const std::filesystem::path& group, const GroupFiles& names, const MachineFiles& files) {
     const auto most = number_in(group / names.most), used = number_in(group / names.used);
     if (!most || !used || *most >= no_limit) return std::nullopt;
@@ -90,8 +90,8 @@ bool has_word(const std::string& words, std::string_view word) {
     return false;
 }
 
-/// The control groups of this process that limit `kind`, with those above them, whose limits hold too: `visit(folder, whether its files are
-/// of version 1)`.
+/// Call `visit(directory, is_version_1)` for the control groups that limit `kind` for this process, and for their
+/// parents, whose limits apply too.
 template <class Visit>
 void each_group(const std::string& kind, const MachineFiles& files, Visit visit) {
     std::ifstream own(files.own);
@@ -100,7 +100,7 @@ void each_group(const std::string& kind, const MachineFiles& files, Visit visit)
         if (!kinds.empty() && !has_word(kinds, kind)) continue;
         const std::filesystem::path root = kinds.empty() ? files.groups : files.groups / kind;
         name.erase(0, name.find_first_not_of('/'));
-        // In a container the name may be one of the machine's.
+        // In a container the name may be one that exists only on the host.
         for (std::filesystem::path group = name.empty() ? root : root / name;; group = group.parent_path()) {
             visit(group, !kinds.empty());
             if (group == root || group == group.parent_path()) break;
@@ -132,7 +132,7 @@ int num_cores(const MachineFiles& files) {
             quota = number_in(group / "cpu.cfs_quota_us").value_or(0);
             period = number_in(group / "cpu.cfs_period_us").value_or(0);
         } else {
-            std::istringstream(content(group / "cpu.max")) >> quota >> period; // "max 100000" without a limit
+            std::istringstream(content(group / "cpu.max")) >> quota >> period; // "max 100000" if there is no limit
         }
         if (quota > 0 && period > 0) cores = std::min(cores, std::ceil(static_cast<double>(quota) / static_cast<double>(period)));
     });

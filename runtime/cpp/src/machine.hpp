@@ -1,4 +1,4 @@
-// The machine: its memory and its load. Twin of runtime/machine.py; knows Linux, elsewhere it says less.
+// Memory, cores, processor and GPUs of this machine (runtime/machine.py). Complete on Linux only.
 #pragma once
 
 #include <cstdint>
@@ -9,34 +9,35 @@
 
 namespace mars {
 
-/// Where Linux describes the machine: the tree of control groups, the names of this process's own, memory, processor, board and GPUs.
+/// Where Linux describes the machine. `own` names this process's control groups. Tests replace these paths.
 struct MachineFiles {
     std::filesystem::path groups = "/sys/fs/cgroup", own = "/proc/self/cgroup", memory = "/proc/meminfo", processor = "/proc/cpuinfo",
                           board = "/proc/device-tree/model", gpus = "/proc/driver/nvidia/gpus";
 };
 
-/// Bytes that this process may still take: free memory, or its control group's limit. Nothing where unknown.
+/// Bytes that this process may still use: free memory, or what its control group allows. No value if unknown.
 std::optional<std::int64_t> available_memory(const MachineFiles& files = {});
 
-/// Bytes that the control groups of this process leave it, swap included; nothing without a limit.
+/// Bytes that the control groups allow this process, swap included; no value without a limit.
 ///
-/// What they hold of files counts as free: it goes when others need the room.
+/// Cached files count as free, because the kernel drops them when memory is needed.
 std::optional<std::int64_t> group_left(const MachineFiles& files = {});
 
-/// Logical cores that this process may keep busy: those of its affinity mask, or as many as its control group's limit of processor time
-/// is worth, rounded up; at least 1.
+/// Logical cores that this process may use: its affinity mask, bounded by its control group's CPU quota (rounded up).
+/// At least 1.
 int num_cores(const MachineFiles& files = {});
 
-/// Threads of a session where none are asked for: nothing, the library's own choice, unless this process may use a part of the machine only.
+/// Default number of threads: no value (the library decides), unless this process may use only a part of the machine.
 std::optional<int> default_threads();
 
-/// The processor's name. Arm has none in /proc/cpuinfo: its board, and the makers' and parts' numbers of its cores. "" where unknown.
+/// The processor's name. Arm names none in /proc/cpuinfo, so this is the board and the numbers of the core types. "" if
+/// unknown.
 std::string processor(const MachineFiles& files = {});
 
-/// Names of this machine's NVIDIA GPUs; none where the driver has no list of them, as on Jetson.
+/// Names of the NVIDIA GPUs; empty if the driver does not list them, as on Jetson.
 std::vector<std::string> gpus(const MachineFiles& files = {});
 
-/// Whether more programs than cores ran in the last minute: what is measured now is not worth keeping.
+/// Whether more programs than cores ran during the last minute, so that timings measured now are not worth keeping.
 bool is_busy();
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// Seconds of a caller as a span of the clock.
+// Seconds given by a caller, as a duration.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace mars {
 
-/// From 0 to about 30 years. Throws SessionError, which calls the value `name`, for what is not a number.
+/// Clamped to 0 ... 1e9 seconds. Throws SessionError for NaN; `name` is the parameter's name in the message.
 inline std::chrono::steady_clock::duration span(double seconds, const char* name) {
     if (std::isnan(seconds)) throw SessionError(std::string(name) + " must be a number of seconds, not nan");
     return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));

@@ -1,4 +1,4 @@
-// Spans of a text.
+// Ranges of a text.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace mars {
 
-/// From where to where, in bytes; sorted, and none overlaps another.
+/// [begin, end) in bytes, sorted and without overlaps.
 using Spans = std::vector<std::pair<std::size_t, std::size_t>>;
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// A service over one session: submit from any thread, stream, cancel. Twin of Python's Batcher; owns the thread that steps a schedule.
+// Continuous batching: requests of many threads as rows of one batch.
 #pragma once
 
 #include <cstdint>
@@ -14,36 +14,37 @@
 
 namespace mars {
 
-/// How much runs at once, and how much one request may ask for; no value is no limit.
+/// How much runs at once, and how much one request may use; no value means no limit.
 struct MARS_API Limits {
     std::optional<std::int64_t>
         max_rows;                  ///< sequences in one forward, each with KV memory for the longest; 8, or fewer if an engine has fewer
-    std::int64_t max_waiting = 64; ///< requests that may wait, beside those that free rows are about to take
+    std::int64_t max_waiting = 64; ///< requests that may wait, in addition to those that free rows are about to take
     std::int64_t prefill_tokens = 128;                             ///< prompt tokens that are read between two decode steps, at most
     std::optional<std::int64_t> max_prompt_tokens, max_new_tokens; ///< longest prompt and answer
-    std::optional<std::int64_t> max_stops;                         ///< stop strings, and eos_ids
-    std::optional<std::int64_t> kv_bytes; ///< KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit in
-    double client_share = 1.0;            ///< of all places, rows and waiting ones, what one client may have, above 0, at most 1
-    std::optional<std::int64_t> max_rows_per_client; ///< sequences of one client in one forward; its others wait, also where rows are free
+    std::optional<std::int64_t> max_stops;                         ///< most stop strings, and most eos_ids
+    std::optional<std::int64_t> kv_bytes; ///< KV memory of the whole batch; a long request waits until fewer rows, at least its own, fit
+    double client_share = 1.0;            ///< share of all places (rows and waiting) that one client may have; above 0, at most 1
+    std::optional<std::int64_t>
+        max_rows_per_client; ///< sequences of one client in one forward; its other requests wait, even if rows are free
 
-    /// Throws SessionError that lists every value that cannot be.
+    /// Throws SessionError that lists every invalid value.
     void check() const;
 
-    /// Throws SessionError when `config` asks for more than is given here.
+    /// Throws SessionError if `config` exceeds these limits.
     void check(const GenerationConfig& config) const;
 
     /// Sequences in one forward.
     std::int64_t rows() const;
 
-    /// Requests that one client may have here.
+    /// Requests that one client may have.
     std::int64_t max_of_client() const;
 };
 
-/// Requests since a batcher was made.
+/// Counts since a batcher was created.
 ///
-/// accepted: given a place; each of them ends as one of finished, failed (with an error), cancelled, expired (its deadline came). Not
-/// accepted: refused, for what is wrong with the request or because the batcher is closed, and overloaded, for want of room. prompt_tokens
-/// and tokens: of accepted ones that have ended.
+/// accepted: got a place; each of them ends as finished, failed (with an error), cancelled or expired (its deadline
+/// passed). Not accepted: refused (the request is invalid, or the batcher is closed) and overloaded (no room).
+/// prompt_tokens and tokens: of accepted requests that have ended.
 struct Counts {
     std::int64_t accepted = 0, finished = 0, failed = 0, cancelled = 0, expired = 0, refused = 0, overloaded = 0, prompt_tokens = 0,
                  tokens = 0;
@@ -53,42 +54,43 @@ struct Counts {
 
 struct RequestState;
 
-/// One submitted prompt: its events, the answer so far, how it ended. Any thread may use it; leaving it ends the answer.
+/// A submitted prompt: its events, the answer so far, and how it ended. Thread-safe; destroying it ends the answer.
 class MARS_API Request {
   public:
     ~Request();
     Request(Request&&) noexcept;
     Request& operator=(Request&&) noexcept;
 
-    /// Wait for the next event; no value after the last one. Throws what made the request fail, and SessionError where a callback has the
-    /// events.
+    /// Wait for the next event; no value after the last one. Throws what made the request fail, and SessionError if a
+    /// callback receives the events.
     std::optional<Event> next();
 
-    /// Wait for the whole answer. Throws what made the request fail, or SessionError after `timeout` seconds, when it goes on.
+    /// Wait for the whole answer. Throws what made the request fail, or SessionError after `timeout` seconds; the
+    /// request then continues.
     Completion result(std::optional<double> timeout = std::nullopt);
 
-    /// End the answer; its row is free before the next step. Does nothing to one that has ended.
+    /// End the answer; its row is free before the next step. Has no effect after the end.
     void cancel();
 
-    /// The answer so far, which is all that its events have; `finish_reason` is cancelled while it is not finished. Never waits for a step.
+    /// The answer so far, as in its events; `finish_reason` is cancelled until it is finished. Never waits for a step.
     Completion completion() const;
 
     /// No value while it runs.
     std::optional<FinishReason> finish_reason() const;
 
-    /// Whether a step or its callback failed and ended it.
+    /// Whether it ended because a step or its callback failed.
     bool failed() const;
 
-    /// The confidence bound, no value in exact mode. A new one counts from the next step on and ends exact mode. Throws SessionError for
-    /// one out of range.
+    /// tau; no value in exact mode. A new value applies from the next step on and ends exact mode. Throws SessionError
+    /// if it is out of range.
     std::optional<double> tau() const;
     void set_tau(double tau);
 
-    /// Exact mode, at any time. Leaving it takes default_tau.
+    /// Exact mode, which may change at any time. Leaving it sets default_tau.
     bool exact() const { return !tau(); }
     void set_exact(bool exact);
 
-    /// Counts the requests of a batcher.
+    /// The request's number in its batcher.
     std::int64_t number() const;
 
   private:
@@ -100,12 +102,12 @@ class MARS_API Request {
 
 /// Continuous batching over one session: requests join and leave at any step, each with its own settings.
 ///
-/// Any number of threads may use it, in the process that made it. What fails in one request ends that request; what fails in the batcher
-/// itself ends all, and `submit` says so from then on.
+/// Thread-safe. A failure in one request ends that request. A failure of the batcher itself ends all requests, and
+/// `submit` then throws.
 class MARS_API Batcher {
   public:
-    /// Takes KV memory as rows need it. Throws SessionError for limits that cannot be. What a step costs is measured first (about a second,
-    /// unless an earlier session of this user wrote it down).
+    /// Allocates KV memory as rows need it. Measures the cost of a step first (about a second, unless an earlier
+    /// session of this user stored it). Throws SessionError for invalid limits.
     explicit Batcher(Session session, const Limits& limits = {});
 
     /// Closes.
@@ -113,45 +115,46 @@ class MARS_API Batcher {
     Batcher(const Batcher&) = delete;
     Batcher& operator=(const Batcher&) = delete;
 
-    /// How a request comes in. `wait`: seconds to wait for room, no value for any time until its deadline. `client`: whose turn it
-    /// takes and whose share of the places; nobody's take turns with the others as one client, and have no share that ends. `on_event`:
-    /// sees each event instead of `next`, mostly in the batcher's thread, between two steps: every row waits for it. What it throws ends
-    /// its request.
+    /// How a request is queued. `wait`: seconds to wait for room; no value: until its deadline. `client`: whose turn
+    /// and share of places it takes; requests without a client take turns as one client without a limited share.
+    /// `on_event` receives each event instead of `next`, usually in the batcher's thread between two steps, so every
+    /// row waits for it. An exception it throws ends its request.
     struct Entry {
         std::optional<double> wait = 0.0;
         std::optional<std::string> client = std::nullopt;
         OnEvent on_event = nullptr;
     };
 
-    /// Queue a prompt; returns once it is tokenized. `config.deadline` counts from here, whether it waits or runs. Throws Overloaded when
-    /// there is no room, SessionError for a prompt or config that cannot be served and for a batcher that is closed or has failed.
+    /// Queue a prompt; returns once it is tokenized. `config.deadline` counts from here, waiting included. Throws
+    /// Overloaded if there is no room, and SessionError for a prompt or config that cannot be served and if the batcher
+    /// is closed or has failed.
     Request submit(const Prompt& prompt, const GenerationConfig& config, const Entry& entry);
     Request submit(const Prompt& prompt, const GenerationConfig& config = {}) { return submit(prompt, config, Entry()); }
 
     /// Whether it takes requests: not closed, not failed.
     bool alive() const;
 
-    /// What was done so far.
+    /// Counts so far.
     Counts counts() const;
 
-    /// Requests that have a row, and those that wait for one or are being tokenized.
+    /// Requests with a row, and requests that wait for one or are being tokenized.
     std::int64_t num_running() const;
     std::int64_t num_waiting() const;
 
-    /// What running rows fill of its KV memory: of `Limits::kv_bytes`, or of what `max_rows` rows take.
+    /// The share of KV memory that running rows use: of `Limits::kv_bytes`, or of what `max_rows` full rows need.
     double kv_usage() const;
 
-    /// How long the step in hand has been running, 0 between steps: a step that hangs shows here.
+    /// How long the current step has been running, 0 between steps: shows a step that hangs.
     double step_seconds() const;
 
-    /// Take no more requests, give those that are here `drain` seconds to finish, then cancel what is left and end the thread.
+    /// Take no more requests, give the present ones `drain` seconds to finish, then cancel the rest and end the thread.
     ///
-    /// Cancelled requests keep what they have; their last event says cancelled. Waits for the step in hand, at most `timeout` seconds (no
-    /// value: as long as it takes): false says that it still hangs.
+    /// Cancelled requests keep their text; their last event says cancelled. Waits for the current step, at most
+    /// `timeout` seconds (no value: as long as it takes); returns false if it still hangs.
     bool close(double drain = 0.0, std::optional<double> timeout = 10.0);
 
     const Session& session() const;
-    /// With the number of rows it has.
+    /// With the actual number of rows.
     const Limits& limits() const;
 
     struct Service;

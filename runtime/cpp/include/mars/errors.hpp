@@ -1,4 +1,4 @@
-// The closed family of errors. Each message says what is wrong, where, and what to do about it.
+// The errors of libmars. Each message says what is wrong, where, and what to do about it.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,7 @@
 
 namespace mars {
 
-/// Anything that a user of libmars can put right.
+/// Base class of all errors.
 class MARS_API Error : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
@@ -22,36 +22,37 @@ class MARS_API BundleError : public Error {
 
 /// The bundle is fine but cannot run here, or the request cannot be served.
 ///
-/// From a call that answers, this class itself says that the request is wrong; the two below say that it is not.
+/// Thrown by a call that answers, this class itself means that the request is wrong; its subclasses mean that it is
+/// not.
 class MARS_API SessionError : public Error {
   public:
     using Error::Error;
 };
 
-/// A step failed on the device: the same request may be answered another time, or never again by this session.
+/// A step failed on the device. The same request may succeed later, or never again in this session.
 class MARS_API DeviceError : public SessionError {
   public:
     using SessionError::SessionError;
 };
 
-/// The device has failed for good: no request of this process will be answered on it any more. Start the process again.
+/// The device has failed permanently: nothing runs on it in this process any more. Restart the process.
 class MARS_API DeviceLost : public DeviceError {
   public:
     using DeviceError::DeviceError;
 };
 
-/// There is no memory for the request now; a shorter one, or a later one, may find some.
+/// Not enough memory for the request now; a shorter or later one may succeed.
 class MARS_API MemoryError : public SessionError {
   public:
     using SessionError::SessionError;
 };
 
-/// Nothing is wrong with the request, there is no room for it now: too many wait, or too many of its client.
+/// The request is fine, but there is no room for it now: too many requests wait, or too many of its client.
 class MARS_API Overloaded : public SessionError {
   public:
     Overloaded(const std::string& message, double seconds) : SessionError(message), retry_after(seconds) {}
 
-    const double retry_after; ///< seconds from now there may be room (a guess from how long answers took)
+    const double retry_after; ///< estimated seconds until there is room
 };
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// The mark of what the shared library shows: everything else in it is hidden.
+// Marks what the shared library exports; everything else is hidden.
 #pragma once
 
 #define MARS_API __attribute__((visibility("default")))

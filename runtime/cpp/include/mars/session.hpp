@@ -1,4 +1,4 @@
-// An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says why none does.
+// An opened bundle on a device: prompts in, completions or streams out.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@
 
 namespace mars {
 
-/// What is asked: a text as it stands, "Once upon"; chat messages, {{"user", "hi"}}; or token ids, {1, 2, 3}.
+/// A prompt: a text as it is, "Once upon"; chat messages, {{"user", "hi"}}; or token ids, {1, 2, 3}.
 class Prompt {
   public:
-    Prompt() = default; // an empty text, which no session answers
+    Prompt() = default; // an empty text, which is refused
     Prompt(std::string text) : value_(std::move(text)) {}
     Prompt(const char* text) : value_(std::string(text)) {}
     Prompt(std::vector<Message> messages) : value_(std::move(messages)) {}
@@ -32,7 +32,7 @@ class Prompt {
     Prompt(std::vector<std::int64_t> token_ids) : value_(std::move(token_ids)) {}
     Prompt(std::initializer_list<std::int64_t> token_ids) : value_(std::vector<std::int64_t>(token_ids)) {}
 
-    /// What it is, and nullptr for what it is not.
+    /// The value of its kind; nullptr for the other kinds.
     const std::string* text() const { return std::get_if<std::string>(&value_); }
     const std::vector<Message>* messages() const { return std::get_if<std::vector<Message>>(&value_); }
     const std::vector<std::int64_t>* token_ids() const { return std::get_if<std::vector<std::int64_t>>(&value_); }
@@ -41,7 +41,7 @@ class Prompt {
     std::variant<std::string, std::vector<Message>, std::vector<std::int64_t>> value_;
 };
 
-/// Which cache loop decodes: cursor (default), or block with blocks of `cache_block` tokens (the paper's loop).
+/// The cache loop: cursor (default), or block with blocks of `cache_block` tokens (the paper's loop).
 struct Commit {
     enum class Kind { cursor, block };
     Kind kind = Kind::cursor;
@@ -57,10 +57,10 @@ struct Completion {
     Stats stats;
 };
 
-/// What one step added to one answer; no tokens for a prefill chunk, or for an end without any.
+/// What one step added to one answer. It has no tokens for a prefill piece, or if the answer ended without any.
 ///
-/// `text` may lag behind the tokens: half characters and possible stop strings are held back. `row`: which prompt of a batch. The first
-/// `verified` tokens had been proposed and held.
+/// `text` may lag behind the tokens: incomplete characters and possible stop strings are held back. `row`: index of the
+/// prompt in a batch. The first `verified` tokens were verified proposals.
 struct Event {
     std::string text;
     std::vector<std::int64_t> token_ids;
@@ -68,10 +68,10 @@ struct Event {
     std::optional<FinishReason> finish_reason;
     std::int64_t row = 0;
     std::int64_t verified = 0;
-    std::vector<std::int64_t> forced = {}; ///< the places of tokens that a grammar gave
+    std::vector<std::int64_t> forced = {}; ///< indices of tokens that a grammar forced
 };
 
-/// Sees each event of an answer; true stops it. What it throws ends the call and reaches the caller.
+/// Receives each event of an answer; returning true ends the answer. Its exceptions end the call and reach the caller.
 using OnEvent = std::function<bool(const Event&)>;
 
 class Stream;
@@ -80,51 +80,53 @@ class Batcher;
 struct Opened;
 struct Answers;
 
-/// A session in words and numbers, as the bundle's manifest has them (docs/format.md).
+/// Properties of a session, from the bundle's manifest (docs/format.md).
 struct SessionInfo {
-    std::string variant, backend, precision; ///< of the graph or engine that runs
-    std::string device;                      ///< "cpu", "cuda", "cuda:1", ...: where it was opened
-    std::vector<std::string> outputs;        ///< what the graph can give, such as "logits"
+    std::string variant, backend, precision; ///< of the running graph or engine
+    std::string device;                      ///< "cpu", "cuda", "cuda:1", ...
+    std::vector<std::string> outputs;        ///< the graph's outputs, such as "logits"
     std::int64_t vocab_size = 0;
-    std::int64_t context_length = 0; ///< most tokens that a row can hold, prompt and answer together
+    std::int64_t context_length = 0; ///< most tokens of a row, prompt and answer together
     std::int64_t block = 0, mask_id = 0;
     std::vector<std::int64_t> eos_ids;
-    std::vector<std::string> profiles;    ///< the calibrated ones that count for what runs; stale ones are left out
+    std::vector<std::string> profiles;    ///< profiles that are valid for the running variant
     bool has_text = false;                ///< whether prompts may be text
-    std::optional<std::int64_t> max_rows; ///< most sequences of one forward: those that an engine was built for; nothing for no limit
+    std::optional<std::int64_t> max_rows; ///< most sequences in one forward, if an engine limits them
 };
 
-/// A bundle opened on a device. Any number of threads may use one: each call owns its rows and their KV memory.
+/// A bundle opened on a device. Thread-safe: each call owns its rows and their KV memory.
 class MARS_API Session {
   public:
     struct Options {
-        /// An execution provider's name, and a GPU's number behind a colon ("cuda:1", of those that CUDA_VISIBLE_DEVICES shows); one that
-        /// is missing is an error, never another.
+        /// An execution provider's name, optionally with a GPU's number ("cuda:1", among those that
+        /// CUDA_VISIBLE_DEVICES shows). A missing device is an error; there is no fallback.
         std::string device = "cpu";
-        std::optional<int> threads = {};         ///< compute threads; the backend's choice by default
-        std::optional<std::string> variant = {}; ///< the first that runs here by default
-        Verify verify = Verify::once;            ///< whether files are hashed
-        /// Memory for KV entries of what was read before; 0 keeps nothing. By default a sixteenth of what is free, at most 1 GiB.
+        std::optional<int> threads = {};         ///< compute threads; default: the backend's choice
+        std::optional<std::string> variant = {}; ///< default: the first that runs here
+        Verify verify = Verify::once;            ///< when files are hashed
+        /// Memory of the prefix cache; 0 turns it off. Default: a sixteenth of the free memory, at most 1 GiB.
         std::optional<std::int64_t> cache_bytes = std::nullopt;
-        /// For a bundle that may be anybody's: all is hashed and nothing remembered, engines are left alone, sizes are limited.
+        /// For bundles of unknown origin: hash everything, remember nothing, run no engines, limit sizes.
         bool safe = false;
-        /// Whether the text of a special token, such as <|im_end|>, is that token inside messages, too. By default it is plain text there, so
-        /// that nobody who writes a message can end a turn; in prompts that are one text it is always the token.
+        /// Whether the text of a special token inside a message, such as <|im_end|>, becomes that token. By default it
+        /// is plain text there, so that the author of a message cannot end a turn. In prompts given as one text it
+        /// always becomes the token.
         bool parse_special = false;
-        /// Of ONNX Runtime, by its own names: with a dot a session's ({"session.intra_op.allow_spinning", "0"}), without one the execution
-        /// provider's ({"device_id", "1"}). An engine takes none.
+        /// Options of ONNX Runtime by its own names: with a dot for the session ({"session.intra_op.allow_spinning",
+        /// "0"}), without a dot for the execution provider ({"device_id", "1"}). Engines take none.
         std::map<std::string, std::string> options = {};
-        /// Whether it is an error, not a warning, that a GPU's provider leaves operators on hidden states to the CPU.
+        /// Fail, instead of logging a warning, if a GPU's provider leaves operators on hidden states to the CPU.
         bool strict = false;
-        /// A cudaStream_t on which steps run on CUDA, such as the one that a robot's perception uses. It outlives the session, and nobody
-        /// else puts work on it during a step. By default an engine has a stream of its own with this priority (cudaDeviceGetStreamPriorityRange).
+        /// A cudaStream_t on which CUDA steps run, such as that of a robot's perception. It must outlive the session,
+        /// and nobody else may put work on it during a step. By default an engine creates a stream with this priority
+        /// (cudaDeviceGetStreamPriorityRange).
         void* cuda_stream = nullptr;
         int cuda_priority = 0;
-        /// Gets what was opened, and the log of ONNX Runtime or TensorRT. Silence by default.
+        /// Receives what was opened, and the log of ONNX Runtime or TensorRT. Default: nothing is logged.
         OnLog on_log = nullptr;
     };
 
-    /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError when no variant runs here.
+    /// Open the bundle at `path`. Throws BundleError for a bad bundle, SessionError if no variant runs here.
     static Session open(const std::filesystem::path& path, const Options& options);
     static Session open(const std::filesystem::path& path) { return open(path, Options()); }
 
@@ -132,53 +134,55 @@ class MARS_API Session {
     Completion generate(const Prompt& prompt, const GenerationConfig& config = {}, const OnEvent& on_event = nullptr,
                         const Commit& commit = {}) const;
 
-    /// Answer several prompts as rows of one batch, each with its own config. `on_event` returning true stops that row only.
+    /// Answer several prompts as rows of one batch, each with its own config. If `on_event` returns true, only that row
+    /// ends.
     std::vector<Completion> generate_batch(const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
                                            const OnEvent& on_event = nullptr, const Commit& commit = {}) const;
 
     /// Answer one prompt step by step.
     Stream stream(const Prompt& prompt, const GenerationConfig& config = {}, const Commit& commit = {}) const;
 
-    /// Talk in turns. `drop_oldest`: at the context's end the turns behind the system message go. Throws SessionError without a tokenizer.
+    /// Start a conversation. `drop_oldest`: when the context is full, drop the oldest turns. Throws SessionError
+    /// without a tokenizer.
     Conversation conversation(std::optional<std::string> system = std::nullopt, bool drop_oldest = false) const;
 
-    /// See to it that what a step costs is known, so that no request waits for it: about a second, unless an earlier session of this user
-    /// wrote it down.
+    /// Measure the cost of a step now (about a second, unless an earlier session of this user stored it), so that no
+    /// request waits for it.
     void warm_up() const;
 
-    /// Take this for what a step costs, and measure nothing: the same windows in every run. `points`: positions of a step (rows x slots),
-    /// rising, and the seconds it takes, both above 0. Throws SessionError for others.
+    /// Set the cost of a step instead of measuring it, so that every run has the same windows. `points`: positions of a
+    /// step (rows x slots), rising, and its seconds, both above 0. Throws SessionError otherwise.
     void set_cost(std::vector<std::pair<std::int64_t, double>> points) const;
 
-    /// What the store of KV entries was asked, what it had, and what it holds.
+    /// Statistics of the prefix cache.
     PrefixStats prefix_stats() const;
 
-    /// Give the memory of the store of KV entries back.
+    /// Clear the prefix cache.
     void forget_prefixes() const;
 
-    /// Token ids of a prompt. Throws SessionError for an empty or too long one, or ids outside the vocabulary.
+    /// Token ids of a prompt. Throws SessionError if it is empty or too long, or contains ids outside the vocabulary.
     std::vector<std::int64_t> encode(const Prompt& prompt) const;
 
     /// The text of token ids, special tokens left out. Throws SessionError for a bundle without a tokenizer.
     std::string decode(const std::vector<std::int64_t>& token_ids) const;
 
-    /// Whether prompts may be text: the bundle has a tokenizer that this library reads. Others work with token ids.
+    /// Whether prompts may be text: the bundle has a tokenizer that this library supports. Token ids work in any case.
     bool has_text() const;
 
-    /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
+    /// Throws SessionError for values out of range, and if this variant's graph lacks what `config` needs.
     void check(const GenerationConfig& config) const;
 
-    /// A reader of token ids as they come. Throws SessionError for a bundle without a tokenizer.
+    /// A decoder of token ids as they come. Throws SessionError for a bundle without a tokenizer.
     TextStream text_stream() const;
 
-    /// What runs here, and what it runs.
+    /// Properties of the running variant and its model.
     SessionInfo info() const;
 
-    /// The settings that a calibrated profile of the bundle names: tau, its metric and the window. Throws SessionError for an unknown
-    /// profile, and for a stale one: made for another graph, other weights or another precision.
+    /// The settings of a calibrated profile: tau, metric and window. Throws SessionError for an unknown profile, and
+    /// for a stale one, which was made for another graph, other weights or another precision.
     GenerationConfig config_of_profile(const std::string& name) const;
 
-    /// Most tokens that a row can hold, prompt and answer together.
+    /// Most tokens of a row, prompt and answer together.
     std::int64_t max_capacity() const;
 
   private:
@@ -189,43 +193,44 @@ class MARS_API Session {
     std::shared_ptr<const Opened> opened_;
 };
 
-/// Events of one answer, made as they are asked for. Keeps its session's bundle open.
+/// One answer, computed step by step as `next` is called. Keeps the session's bundle open.
 ///
-/// One thread at a time, but for tau, exact and cancel().
+/// For one thread at a time, except tau, exact and cancel().
 class MARS_API Stream {
   public:
     ~Stream();
     Stream(Stream&&) noexcept;
     Stream& operator=(Stream&&) noexcept;
 
-    /// The next event; no value after the last one. Throws SessionError, after which the stream has ended.
+    /// The next event; no value after the last one. Throws SessionError; the stream has then ended.
     std::optional<Event> next();
 
-    /// Any thread: the confidence bound, no value in exact mode. A new one counts from the next step on and ends exact mode. Throws
-    /// SessionError for one out of range.
+    /// From any thread: tau; no value in exact mode. A new value applies from the next step on and ends exact mode.
+    /// Throws SessionError if it is out of range.
     std::optional<double> tau() const;
     void set_tau(double tau);
 
-    /// Any thread: exact mode, at any time: what follows is the one-token continuation of what is there. Leaving it takes default_tau.
+    /// From any thread, at any time: exact mode. The rest of the text then continues as one token at a time would.
+    /// Leaving it sets default_tau.
     bool exact() const { return !tau(); }
     void set_exact(bool exact);
 
-    /// Any thread: end the answer now; on ONNX Runtime also in the middle of a step. Leaving a stream early costs nothing.
+    /// From any thread: end the answer now; on ONNX Runtime even inside a step.
     void cancel();
 
-    /// End the answer now, give its memory back, and let later prompts begin with what it has read and said.
+    /// End the answer now, free its memory, and keep its entries in the prefix cache.
     void close();
 
-    /// Whether the answer has ended, and whether a step failed and ended it.
+    /// Whether the answer has ended, and whether it ended because a step failed.
     bool is_over() const;
     bool failed() const;
 
     const Stats& stats() const;
 
-    /// Prompt tokens that are in the cache.
+    /// Prompt tokens read so far.
     std::int64_t prefilled() const;
 
-    /// The answer so far; `finish_reason` is cancelled while it is not finished.
+    /// The answer so far; `finish_reason` is cancelled until it is finished.
     Completion completion() const;
 
   private:

@@ -1,4 +1,3 @@
-// The way in, the thread that steps, and the way out.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -28,7 +27,7 @@ constexpr std::int64_t most_places = 1 << 20; // rows, or waiting requests
 
 double since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
-/// A text for a list of problems.
+/// Add to a text that lists problems.
 void add(std::string& wrong, const std::string& problem) { wrong += (wrong.empty() ? "" : "; ") + problem; }
 
 KvBudget budget_of(const Opened& opened, const Limits& limits) {
@@ -36,7 +35,7 @@ KvBudget budget_of(const Opened& opened, const Limits& limits) {
     return {limits.rows(), limits.kv_bytes, std::max<std::int64_t>(entry, 1), opened.backend->max_capacity(), opened.runs().is_engine()};
 }
 
-/// `limits`, checked, with a number of rows that this session runs where the caller chose none.
+/// `limits` after checking, with a number of rows that this session can run if the caller chose none.
 Limits limits_for(const Opened& opened, Limits limits) {
     limits.check();
     const Variant& variant = opened.runs();
@@ -88,7 +87,7 @@ std::int64_t Limits::max_of_client() const {
     return std::max<std::int64_t>(1, static_cast<std::int64_t>(client_share * static_cast<double>(rows() + max_waiting)));
 }
 
-/// What the batcher, its thread and its requests share: a thread that hangs in a step may outlive the batcher.
+/// State shared by the batcher, its thread and its requests. A thread that hangs in a step may outlive the batcher.
 struct Batcher::Service : std::enable_shared_from_this<Service> {
     Service(Session opened, const Limits& given)
         : session(std::move(opened)), limits(limits_for(*session.opened_, given)),
@@ -103,11 +102,11 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     const Session session;
     const Limits limits;
     const KvBudget budget;
-    ContinuousSchedule schedule; // the thread's own
+    ContinuousSchedule schedule; // used by the batcher's thread only
     std::atomic<Clock::rep> step_began{0};
     std::thread thread;
 
-    std::mutex mutex; // guards what is below; never held while a step or a callback runs
+    std::mutex mutex; // guards the members below; never held while a step or a callback runs
     std::condition_variable changed;
     Answers answers;
     Places places;
@@ -121,7 +120,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     // --- the way in ---
 
-    /// Throws why a request cannot come in now. The lock is held.
+    /// Throws if the batcher takes no requests. The lock is held.
     void check_open() const {
         if (fault) throw SessionError("this batcher failed; make a new one");
         if (is_closed) throw SessionError("this batcher is closed; make a new one");
@@ -131,7 +130,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     std::optional<Overloaded> refusal(const Client& client) const { return places.refusal(client, schedule.num_rows(), num_waiting()); }
 
-    /// Take a place, or throw why there is none, after waiting for one.
+    /// Wait for a place and take it. Throws if there is none.
     void enter(const Client& client, std::optional<Clock::time_point> last) {
         std::unique_lock<std::mutex> lock(mutex);
         const auto is_decided = [&] { return fault || is_closed || !refusal(client); };
@@ -152,7 +151,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         places.enter(client);
     }
 
-    /// Give a place back that was taken in vain.
+    /// Give back a place whose request was not accepted.
     void leave(const Client& client) {
         const std::lock_guard<std::mutex> lock(mutex);
         places.leave_in_vain(client);
@@ -194,14 +193,14 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
 
     // --- the way out ---
 
-    /// A reader ends its request.
+    /// A request's holder ends it.
     void end(std::int64_t number, FinishReason reason) {
         const std::lock_guard<std::mutex> lock(mutex);
         conclude(number, reason, nullptr);
     }
 
-    /// A request is over: its row leaves before the next step, one count says how. The lock is held. Also called by destructors: allocates
-    /// nothing.
+    /// End a request: count it, and remove its row before the next step. The lock is held. Destructors call this, so it
+    /// allocates nothing.
     void conclude(std::int64_t number, FinishReason reason, const std::exception_ptr& error) noexcept {
         const auto at = answers.find(number);
         if (at == answers.end()) return;
@@ -234,8 +233,8 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
     void run() {
         try {
             while (next()) step();
-            schedule.step(); // every row is over: gives the KV memory back
-        } catch (...) {      // a fault of ours: nobody may wait for ever
+            schedule.step(); // every row is over: frees the KV memory
+        } catch (...) {      // a fault of the batcher: nobody may wait forever
             const std::lock_guard<std::mutex> lock(mutex);
             fault = std::current_exception();
             step_began = 0;
@@ -248,7 +247,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         changed.notify_all();
     }
 
-    /// Wait for work; false at the end.
+    /// Wait for work; false when the batcher stops.
     bool next() {
         call_back();
         std::unique_lock<std::mutex> lock(mutex);
@@ -279,7 +278,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
                 try {
                     answer->deliver(event);
                     answer->call();
-                } catch (...) { // of a text's decoder or of a callback, which is this answer's alone
+                } catch (...) { // the text decoder or the callback failed, which concerns this answer only
                     error = std::current_exception();
                 }
             }
@@ -288,10 +287,10 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
             conclude(event.row, event.finish_reason.value_or(FinishReason::cancelled), error);
         }
         const std::lock_guard<std::mutex> lock(mutex);
-        changed.notify_all(); // rows may have got their places: there is room behind them
+        changed.notify_all(); // rows may have started: there may be room for waiting requests
     }
 
-    /// Tell callbacks of the end that came from outside.
+    /// Tell callbacks about answers that ended outside a step.
     void call_back() {
         for (;;) {
             std::shared_ptr<RequestState> answer;
@@ -303,7 +302,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
             }
             try {
                 answer->call();
-            } catch (...) { // it is over: there is nobody to tell
+            } catch (...) { // it is over anyway
             }
         }
     }
@@ -324,7 +323,7 @@ struct Batcher::Service : std::enable_shared_from_this<Service> {
         else
             changed.wait(lock, [this] { return has_ended; });
         if (!has_ended) return false;
-        if (thread.joinable()) thread.join(); // it has let go of the lock for the last time, or waits for it no more
+        if (thread.joinable()) thread.join(); // the thread no longer needs the lock
         return true;
     }
 };
@@ -340,15 +339,15 @@ Batcher::Batcher(Session session, const Limits& limits) : service_(std::make_sha
 Batcher::~Batcher() {
     try {
         service_->close(0.0, 10.0);
-    } catch (...) { // no memory to say so: what is left is told by nobody
+    } catch (...) { // out of memory
     }
-    if (service_->thread.joinable()) service_->thread.detach(); // it hangs in a step, and keeps what it needs
+    if (service_->thread.joinable()) service_->thread.detach(); // it hangs in a step and keeps what it needs
 }
 
 Request Batcher::submit(const Prompt& prompt, const GenerationConfig& config, const Entry& entry) {
     const Clock::time_point began = Clock::now();
     std::optional<Clock::time_point> until, last;
-    if (config.deadline && *config.deadline > 0) until = began + span(*config.deadline, "deadline"); // others are refused below
+    if (config.deadline && *config.deadline > 0) until = began + span(*config.deadline, "deadline"); // other values are refused below
     if (entry.wait) last = began + span(*entry.wait, "wait");
     if (until) last = last ? std::min(*last, *until) : *until;
     service_->enter(entry.client, last);

@@ -1,4 +1,3 @@
-// Counting places, and guessing when there will be one.
 #include "batcher/places.hpp"
 
 #include <algorithm>
@@ -8,14 +7,14 @@ namespace mars {
 
 namespace {
 
-constexpr double longest_retry = 60.0; // seconds that a refused client is told to wait, at most
-constexpr std::int64_t recent = 8;     // finished requests that the guess of a retry rests on, about
+constexpr double longest_retry = 60.0; // longest wait in seconds that a refused client is told
+constexpr std::int64_t recent = 8;     // finished requests that the estimate is based on, about
 
 } // namespace
 
 std::optional<Overloaded> Places::refusal(const Client& client, std::int64_t num_rows, std::int64_t num_held) const {
     const auto mine = client ? clients_.find(client) : clients_.end();
-    // At most as many are held as there are places, whoever sends and cancels while a step runs.
+    // Cancelled requests keep their place until the running step ends; count them too.
     const std::int64_t waiting = std::max(num_waiting(client, num_rows), num_held + 1 - limits_.rows());
     std::string words;
     if (waiting > limits_.max_waiting)
@@ -29,8 +28,8 @@ std::optional<Overloaded> Places::refusal(const Client& client, std::int64_t num
     return Overloaded(words + "; try again in " + std::to_string(std::lround(retry)) + " s, or submit with more time to wait", retry);
 }
 
-/// Requests that no row is free for, with one more of `client`. Rows are taken between two steps: whoever has none yet does not wait for
-/// one where one is free.
+/// Requests, including one more of `client`, for which no row is free. Rows are assigned between two steps, so a
+/// request without a row is not waiting if one is free.
 std::int64_t Places::num_waiting(const Client& client, std::int64_t num_rows) const {
     const std::int64_t here = num_here_ + 1;
     if (!limits_.max_rows_per_client) return here - std::min(num_rows, here);

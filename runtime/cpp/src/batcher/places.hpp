@@ -1,5 +1,4 @@
-// Who may come in: places in a batcher, the shares of its clients, and what was done with them. Twin of runtime/batcher/places.py; takes no lock of
-// its own and runs nothing.
+// Admission: places in a batcher, clients' shares of them, and request counts (runtime/batcher/places.py).
 #pragma once
 
 #include <cstdint>
@@ -11,21 +10,21 @@
 
 namespace mars {
 
-/// The places that `limits` gives, guarded by whoever owns them.
+/// The places that `limits` allows. The owner holds a lock.
 class Places {
   public:
     explicit Places(const Limits& limits) : limits_(limits) {}
 
     using Client = std::optional<std::string>;
 
-    /// Why there is no place for `client` now, in a batch of `num_rows` rows. `num_held` requests have none yet, ended ones included:
-    /// those are held until the step in hand is over.
+    /// Why there is no place for `client` now, in a batch of `num_rows` rows; no value if there is one. `num_held`
+    /// requests have no row, including ended ones, which keep their place until the current step is over.
     std::optional<Overloaded> refusal(const Client& client, std::int64_t num_rows, std::int64_t num_held) const;
 
     /// Take a place.
     void enter(const Client& client);
 
-    /// A place that was taken has its request, or gets none.
+    /// The request of a taken place was accepted, or refused.
     void accept();
     void leave_in_vain(const Client& client);
 
@@ -36,15 +35,15 @@ class Places {
     void took(double seconds);
 
     Counts counts;
-    std::int64_t num_entering = 0; // taken, while their prompts are tokenized
+    std::int64_t num_entering = 0; // places of requests that are being tokenized
 
   private:
     std::int64_t num_waiting(const Client& client, std::int64_t num_rows) const;
 
     const Limits limits_;
-    std::map<Client, std::int64_t> clients_; // requests that are here, nobody's too
-    std::int64_t num_here_ = 0;              // of them all
-    double seconds_ = 0.0;                   // that a request takes from its first forward on, about
+    std::map<Client, std::int64_t> clients_; // requests of each client, including those without a client
+    std::int64_t num_here_ = 0;              // of all clients
+    double seconds_ = 0.0;                   // average time of a request after its first forward
 };
 
 } // namespace mars

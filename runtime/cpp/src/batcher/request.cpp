@@ -1,4 +1,3 @@
-// Events one by one, the answer so far, and the end.
 #include "batcher/request.hpp"
 
 #include <algorithm>
@@ -25,7 +24,8 @@ RequestState::RequestState(std::shared_ptr<const Opened> opened, NewRow made, En
     seen_.stats = row->stats;
 }
 
-/// Wait until `is_enough`, at most until `last`. A reader sees the deadline itself: the batcher's thread may hang in a step.
+/// Wait until `is_enough`, at most until `last`. A reader checks the deadline itself, because the batcher's thread may
+/// hang in a step.
 bool RequestState::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_enough, std::optional<Clock::time_point> last) {
     while (!is_enough()) {
         const bool has_ended = !is_over() && until_ && Clock::now() >= *until_;
@@ -54,7 +54,7 @@ std::optional<Event> RequestState::next() {
     return take();
 }
 
-/// The next event, or the end that came between two steps; no value where there is none. The lock is held.
+/// The next event, including the end that came between two steps; no value if there is none. The lock is held.
 std::optional<Event> RequestState::take() {
     if (!has_event()) return std::nullopt;
     if (events_.empty()) {
@@ -75,7 +75,7 @@ Completion RequestState::result(std::optional<double> timeout) {
         if (!wait(lock, [this] { return is_over(); }, last))
             throw SessionError("the answer is not finished after " + seconds_of(*timeout) + " seconds; it goes on, ask again or cancel it");
     }
-    call(); // whoever has the result has had all events
+    call(); // the result's reader has seen all events
     const std::lock_guard<std::mutex> lock(mutex_);
     if (error_) std::rethrow_exception(error_);
     return seen_;
@@ -104,14 +104,14 @@ bool RequestState::failed() const {
 void RequestState::abandon() noexcept {
     cancel();
     const std::lock_guard<std::recursive_mutex> lock(calling_);
-    is_abandoned_ = true; // it stays: this may be called inside of it
+    is_abandoned_ = true; // the callback is kept, since this may be called from it
 }
 
 void RequestState::deliver(const Accepted& accepted) {
     Event event{"", accepted.token_ids, accepted.confidences, accepted.finish_reason, 0, accepted.verified};
     if (text) event.text = accepted.finish_reason ? text->finish() : text->read();
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (is_over()) return; // ended while the step ran: nobody is told of what came too late
+    if (is_over()) return; // ended while the step ran: too late
     seen_.token_ids.insert(seen_.token_ids.end(), accepted.token_ids.begin(), accepted.token_ids.end());
     seen_.confidences.insert(seen_.confidences.end(), accepted.confidences.begin(), accepted.confidences.end());
     if (text) seen_.text = text->text();

@@ -1,4 +1,4 @@
-// One request to a batcher, as its readers and its batcher see it. Runs nothing.
+// One request to a batcher, as its holder and its batcher see it.
 #pragma once
 
 #include <chrono>
@@ -18,17 +18,17 @@
 
 namespace mars {
 
-/// What a batcher and the holder of a request share. The row and its text belong to the batcher's thread, but for what any thread may say
-/// to a row.
+/// Shared by a batcher and the holder of a request. The row and its text belong to the batcher's thread, except for the
+/// row's thread-safe members.
 struct RequestState {
     using Clock = std::chrono::steady_clock;
     using End = std::function<void(std::int64_t, FinishReason)>;
 
-    /// `end`: what its batcher does to end it, by its number. `until`: its deadline, if it has one.
+    /// `how` ends a request by its number; `until` is its deadline, if it has one.
     RequestState(std::shared_ptr<const Opened> opened, NewRow made, End how, std::optional<Clock::time_point> until,
                  std::optional<std::string> of, OnEvent callback);
 
-    const std::shared_ptr<const Opened> session; // first: what the row refers to
+    const std::shared_ptr<const Opened> session; // first, because the row refers to it
     const std::unique_ptr<TextStream> text;
     const std::unique_ptr<Row> row;
     const std::optional<std::string> client;
@@ -42,24 +42,24 @@ struct RequestState {
     bool failed() const;
     void cancel() const { end_(row->index, FinishReason::cancelled); }
 
-    /// Nobody holds it any more: no callback is called from now on.
+    /// The holder is gone: cancel, and call no callback from now on.
     void abandon() noexcept;
 
     // --- for its batcher ---
 
-    /// Whether its deadline has come.
+    /// Whether its deadline has passed.
     bool is_overdue() const { return until_ && Clock::now() >= *until_; }
 
-    /// Take in what a step gave. In the batcher's thread only: the text grows here.
+    /// Add what a step gave. Called in the batcher's thread only, because the text grows here.
     void deliver(const Accepted& accepted);
 
-    /// Hand what is there to the callback, if there is one. Throws what that throws.
+    /// Pass pending events to the callback, if there is one. Throws what it throws.
     void call();
 
-    /// Why it ended, if a step that was delivered ended it.
+    /// Why it ended, if a delivered step ended it.
     std::optional<FinishReason> last_reason() const;
 
-    /// It is over, its readers are told; what it came to, which is final. Once, in any thread.
+    /// End the request, wake its readers and return the final completion. Called once, from any thread.
     const Completion& conclude(FinishReason reason, std::exception_ptr error) noexcept;
 
   private:
@@ -72,16 +72,16 @@ struct RequestState {
     const std::optional<Clock::time_point> until_;
     const OnEvent callback_;
 
-    std::recursive_mutex calling_; // guards calls of the callback: one at a time, in the order of events
+    std::recursive_mutex calling_; // guards callback calls: one at a time, in the order of events
     bool is_abandoned_ = false;
 
-    mutable std::mutex mutex_; // guards what is below; never held while a step or a callback runs
+    mutable std::mutex mutex_; // guards the members below; never held while a step or a callback runs
     std::condition_variable changed_;
     std::deque<Event> events_;
-    Completion seen_;       // all that its events have
-    std::size_t shown_ = 0; // bytes of the text that they have
+    Completion seen_;       // everything its events contained
+    std::size_t shown_ = 0; // bytes of the text already in events
     std::optional<FinishReason> last_, reason_;
-    bool is_told_ = false; // readers have an event that says why it ended, or an error
+    bool is_told_ = false; // whether readers have seen the last event, or an error
     std::exception_ptr error_;
 };
 

@@ -1,4 +1,4 @@
-// A bundle on disk: the manifest, read and checked. docs/format.md specifies it; this is its second reader.
+// A bundle's manifest, read and checked. docs/format.md is the specification.
 #pragma once
 
 #include <cstdint>
@@ -29,30 +29,32 @@ struct TokenInfo {
     std::int64_t pad = 0;
 };
 
-/// How text becomes token ids. `tokenizer` is a file of the bundle; `chat_template` is jinja2, `chat` JSON for ChatTurns.
+/// How text becomes token ids. `tokenizer` is a file of the bundle, `chat_template` is jinja2, `chat` is JSON for
+/// ChatTurns.
 struct TextInfo {
     std::string tokenizer;
     std::optional<std::string> chat_template, bos_token, eos_token, chat;
 };
 
-/// What the export self-check found between a variant and its checkpoint, over `positions` predictions.
+/// Result of the export's self-check of a variant against its checkpoint, over `positions` predictions.
 ///
-/// `yardstick`: what the checkpoint's own logits were proven against, such as "transformers 5.23.0"; none for the exporter's reading alone.
+/// `yardstick`: what the checkpoint's logits were compared with, such as "transformers 5.23.0"; no value if only the
+/// exporter's own reading was used.
 struct Drift {
     std::int64_t positions = 0, argmax_matches = 0;
     double max_logit_error = 0.0, max_confidence_error = 0.0;
     std::optional<std::string> yardstick;
 };
 
-/// How the weights of a variant are stored. `group_size` inputs share a scale; empty: one scale for each output channel.
+/// How a variant's weights are stored. `group_size` inputs share a scale; no value: one scale for each output channel.
 struct QuantizationInfo {
     std::optional<std::int64_t> group_size;
     bool symmetric = false;
     std::string head, embedding;
-    std::optional<std::int64_t> weight_bits; ///< of the codes of Linear weights
+    std::optional<std::int64_t> weight_bits; ///< bits of a code of Linear weights
 };
 
-/// One executable form of the model. `batch`, `slots` and `capacity` are empty where the graph keeps them symbolic.
+/// One executable form of the model. `batch`, `slots` and `capacity` have no value if they are symbolic in the graph.
 struct Variant {
     std::string name, backend, file;
     std::optional<std::string> weights;
@@ -68,31 +70,32 @@ struct Variant {
     bool is_engine() const { return backend != "onnx"; }
 };
 
-/// One file of a bundle. `path` is a plain name inside it, `size` in bytes, `sha256` in lower-case hex.
+/// One file of a bundle. `path` is a plain name, `size` in bytes, `sha256` in lower-case hex.
 struct FileEntry {
     std::string path;
     std::int64_t size = 0;
     std::string sha256;
 };
 
-/// A calibrated tau for a task; `variant_sha256` names the exact graph file it was measured on, `evidence` is a JSON object.
+/// A calibrated tau for a task. `variant_sha256` is the hash of the graph it was measured on; `evidence` is a JSON
+/// object.
 struct Profile {
     std::string name;
     double tau = 0.0;
     Metric metric = Metric::probability;
     std::int64_t window = full_window;
     std::string variant, variant_sha256, evidence;
-    std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; nothing: not known
+    std::optional<std::string> weights_sha256, precision; ///< of what it was measured on; no value: unknown
     std::optional<std::int64_t> accuracy_level = std::nullopt;
 };
 
-/// What answers may be, as an automaton over bytes in `file`; `kind`: what it was compiled from (schema, tools, regex, choice).
+/// A grammar as an automaton over bytes in `file`; `kind`: what it was compiled from (schema, tools, regex, choice).
 struct StoredGrammar {
     std::string name, file, kind;
     std::int64_t states = 0;
 };
 
-/// Everything a runtime knows about a bundle before it opens a graph.
+/// Everything that is known about a bundle before a graph is opened.
 struct Manifest {
     std::string producer, source;
     std::optional<std::string> revision;
@@ -107,23 +110,23 @@ struct Manifest {
     std::vector<StoredGrammar> grammars = {};
 };
 
-/// An opened bundle: a directory whose manifest is valid and whose files are the ones it lists.
+/// An opened bundle: a directory with a valid manifest and exactly the files it lists.
 struct Bundle {
     std::filesystem::path path;
     Manifest manifest;
 
-    /// The variant of that name; throws BundleError that lists the names there are.
+    /// The variant of that name. Throws BundleError that lists the existing names.
     const Variant& variant(std::string_view name) const;
 };
 
-/// Open and check a bundle directory; `how` says which files are hashed. `safe`, for a bundle that may be anybody's, hashes all, remembers
-/// nothing, and has stricter limits (docs/security.md).
+/// Open and check a bundle directory. `how` says which files are hashed. `safe` is for bundles of unknown origin: it
+/// hashes everything, remembers nothing, and has stricter limits (docs/security.md).
 ///
-/// Throws BundleError with everything that is wrong: not a bundle, a newer format, a bad manifest, unsafe file names,
-/// files that are missing, not listed, of the wrong size or of the wrong content.
+/// Throws BundleError with everything that is wrong: not a bundle, a newer format, an invalid manifest, unsafe file
+/// names, files that are missing, not listed, or of the wrong size or content.
 Bundle open_bundle(const std::filesystem::path& path, Verify how = Verify::once, bool safe = false);
 
-/// Parse and check manifest text; throws BundleError that lists every wrong field.
+/// Parse and check manifest text. Throws BundleError that lists every wrong field.
 Manifest parse_manifest(std::string_view text, const std::string& where = "manifest.json");
 
 } // namespace mars

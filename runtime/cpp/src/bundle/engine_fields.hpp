@@ -1,4 +1,4 @@
-// The manifest's `engine` object, read. Knows the words of docs/format.md and no TensorRT.
+// Reads the manifest's `engine` object.
 #pragma once
 
 #include "bundle/engine_info.hpp"
@@ -6,7 +6,7 @@
 
 namespace mars {
 
-/// The `engine` object of a variant; notes problems in `fields`.
+/// The `engine` object of a variant; problems are added to `fields`.
 EngineInfo read_engine(Fields fields);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// Which range takes a shape, and how a manifest writes all this.
 #include <algorithm>
 #include <cctype>
 #include <sys/utsname.h>

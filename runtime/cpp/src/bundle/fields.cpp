@@ -1,4 +1,3 @@
-// Fields of a JSON object, one getter a type.
 #include "bundle/fields.hpp"
 
 #include <algorithm>
@@ -37,9 +36,9 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 constexpr int max_depth = 100, max_evidence_depth = 32;
-constexpr std::size_t longest_list = 20; // problems printed
+constexpr std::size_t longest_list = 20; // problems shown
 
-/// Whether lists and objects are nested deeper than that, seen before anything is made of them.
+/// Whether lists and objects are nested too deep; checked before anything is parsed.
 bool is_too_deep(std::string_view text) {
     int depth = 0;
     bool in_string = false;
@@ -54,7 +53,7 @@ bool is_too_deep(std::string_view text) {
     return false;
 }
 
-/// Whether lists and objects in it are nested deeper than evidence may be.
+/// Whether lists and objects are nested deeper than evidence may be.
 bool is_deep(const Json& value, int depth = 0) {
     if (depth > max_evidence_depth) return true;
     return value.is_structured() && std::any_of(value.begin(), value.end(), [depth](const Json& each) { return is_deep(each, depth + 1); });
@@ -76,7 +75,7 @@ Json parse_json(std::string_view text, const std::string& where) {
 }
 
 Json parse_document(std::string_view text, const std::string& where) {
-    std::vector<std::set<std::string>> names; // of the objects that are open
+    std::vector<std::set<std::string>> names; // of the open objects
     const auto once = [&](int, Json::parse_event_t event, Json& value) {
         if (event == Json::parse_event_t::object_start) names.emplace_back();
         if (event == Json::parse_event_t::object_end) names.pop_back();

@@ -1,4 +1,4 @@
-// Typed reading of untrusted JSON objects: every wrong field is noted, so that all of them can be reported at once.
+// Typed reading of untrusted JSON objects. Every problem is collected, so that all can be reported at once.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,30 @@
 
 namespace mars {
 
-/// Parse JSON in which lists and objects are nested at most 100 deep. Throws std::runtime_error that says what is wrong.
+/// Parse JSON that is nested at most 100 deep. Throws std::runtime_error.
 ///
-/// To copy, compare or print a JSON value is a recursion as deep as its author likes; the format needs six, and evidence is anybody's.
+/// Copying, comparing and printing JSON recurse as deep as the input nests, so hostile input must be limited.
 nlohmann::json parse_json(std::string_view text);
 
-/// The same for a part of a bundle, called `where`. Throws BundleError.
+/// The same for a part of a bundle that messages call `where`. Throws BundleError.
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 
-/// A document of the format, called `where`: no name is twice in an object, of which another reader may take the other. Throws BundleError.
+/// The same for a document in which no object has a name twice, because readers would disagree on its value. Throws
+/// BundleError.
 nlohmann::json parse_document(std::string_view text, const std::string& where);
 
-/// One BundleError for all `problems` of `what`, of which it lists some, and `advice` at its end.
+/// Throws one BundleError for all `problems` of `what`. It lists some of them, then `advice`.
 [[noreturn]] void fail(const std::vector<std::string>& problems, const std::string& what, const std::string& advice = "");
 
-constexpr std::size_t most_entries = 100000; // of a list or object of which the format says nothing else
+constexpr std::size_t most_entries = 100000; // of a list or object for which the format has no other limit
 
-/// One JSON object at `where`, such as `manifest.json.model`. Getters return a harmless value after noting a problem; lists and objects have
-/// at most `most` entries.
+/// One JSON object at `where`, such as `manifest.json.model`. Getters return a harmless value after recording a
+/// problem. Lists and objects have at most `most` entries.
 class Fields {
   public:
     using Json = nlohmann::json;
 
-    /// `value` and `problems` outlive this; no value stands for a field that is not there.
+    /// `value` and `problems` must outlive this. A null `value` stands for a missing field.
     Fields(const Json* value, std::string place, std::vector<std::string>& problems);
 
     void wrong(const std::string& name, const std::string& what);
@@ -49,17 +50,17 @@ class Fields {
     std::optional<std::string> optional_text(const std::string& name);
     std::vector<std::int64_t> integers(const std::string& name, std::int64_t high, std::size_t most = most_entries);
     std::vector<std::string> texts(const std::string& name, std::size_t most = most_entries);
-    /// An object whose values are strings, empty ones included.
+    /// An object with string values, which may be empty.
     std::map<std::string, std::string> named_texts(const std::string& name);
     Fields object(const std::string& name);
     std::vector<Fields> objects(const std::string& name, std::size_t most = most_entries);
-    /// An object that is kept as it stands, as JSON text: at most 32 levels.
+    /// An object that is kept as JSON text: at most 32 levels.
     std::string evidence(const std::string& name);
 
-    /// The names of all fields, where there are not too many.
+    /// The names of all fields; none if there are too many.
     std::vector<std::string> names();
 
-    /// Whether the field is there and not null.
+    /// Whether the field exists and is not null.
     bool has(const std::string& name) const { return find(name) != nullptr; }
 
     /// This object as JSON text.

@@ -1,4 +1,3 @@
-// Files against the manifest.
 #include "bundle/files.hpp"
 
 #include <algorithm>
@@ -25,7 +24,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t chunk = std::size_t{1} << 20U;
 
-/// A regular file, open for reading.
+/// A regular file, opened for reading.
 class PlainFile {
   public:
     explicit PlainFile(const fs::path& path) : file_(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
@@ -41,7 +40,7 @@ class PlainFile {
 
     bool is_open() const { return file_ >= 0; }
 
-    /// At most `limit` bytes from where the last call ended; no value if the file cannot be read.
+    /// Read at most `limit` bytes from the current position; no value if the file cannot be read.
     std::optional<std::string> read(std::size_t limit) {
         std::string content;
         while (file_ >= 0) {
@@ -70,13 +69,15 @@ std::optional<std::string> hash(PlainFile& file) {
     return std::nullopt;
 }
 
-/// What of a file is remembered once it was hashed: its hash, size, times of writing and of change in nanoseconds, inode, device.
+/// A file's stamp, remembered after it was hashed: hash, size, times of modification and change in nanoseconds, inode,
+/// device.
 Json stamp(const struct stat& state, const FileEntry& entry) {
     const auto nanoseconds = [](const timespec& time) { return std::int64_t{time.tv_sec} * 1000000000 + time.tv_nsec; };
     return {entry.sha256, std::int64_t{state.st_size}, nanoseconds(state.st_mtim), nanoseconds(state.st_ctim), state.st_ino, state.st_dev};
 }
 
-/// What is wrong with a file, "" if nothing; the stamp of a good file goes into `seen`, if it is hashed at all.
+/// What is wrong with a file, "" if nothing. The stamp of a good file is added to `seen`, unless it is null (no
+/// hashing).
 std::string problem(const fs::path& path, const FileEntry& entry, const Json& stamps, Json* seen) {
     std::error_code error;
     if (!fs::is_regular_file(path, error)) return "missing";

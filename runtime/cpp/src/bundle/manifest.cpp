@@ -1,4 +1,3 @@
-// The manifest's text: parsed, checked field by field, then for contradictions.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -16,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Entries of lists, as docs/format.md has them.
+// Entries of lists (docs/format.md).
 constexpr std::size_t most_outputs = 16, most_variants = 64, most_files = 1000, most_profiles = 10000, most_grammars = 256;
 
 void check_version(const Json& top, const std::string& where) {
@@ -32,7 +31,7 @@ void check_version(const Json& top, const std::string& where) {
 }
 
 ModelInfo read_model(Fields fields) {
-    // The largest value of each that is taken seriously: a reader allocates from these numbers.
+    // Upper bounds, because a reader allocates memory from these numbers.
     const std::int64_t one = 1;
     ModelInfo model;
     model.type = fields.text("type");
@@ -59,7 +58,7 @@ Drift read_drift(Fields fields) {
 }
 
 QuantizationInfo read_quantization(Fields fields) {
-    // `block_size` is the field's name in format 1.1 and before.
+    // Format 1.1 and older calls the field `block_size`.
     return {fields.optional_integer(fields.has("group_size") ? "group_size" : "block_size", 1), fields.flag("symmetric"),
             fields.text("head"), fields.text("embedding"), fields.optional_integer("weight_bits")};
 }
@@ -102,7 +101,7 @@ Profile read_profile(Fields& fields) {
     profile.tau = fields.number("tau");
     const std::string metric = fields.text("metric", {"probability", "margin", "entropy"});
     profile.metric = metric == "margin" ? Metric::margin : metric == "entropy" ? Metric::entropy : Metric::probability;
-    // Profiles of format 1.1 and before say nothing where they mean the full window.
+    // Profiles of format 1.1 and older omit the window if it is full.
     if (fields.has("window")) profile.window = fields.window("window");
     profile.variant = fields.text("variant");
     profile.variant_sha256 = fields.text("variant_sha256");

@@ -1,4 +1,3 @@
-// mmap.
 #include "bundle/mapped.hpp"
 
 #include <fcntl.h>

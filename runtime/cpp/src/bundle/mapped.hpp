@@ -1,4 +1,4 @@
-// A whole file as it lies in the page cache.
+// A file mapped into memory.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 
 namespace mars {
 
-/// What is read is in host memory twice; what is mapped, once. Empty files have no data.
+/// Mapping needs memory once, reading a copy twice. Empty files have no data.
 class MappedFile {
   public:
-    /// Throws BundleError for what is not a plain file, or cannot be mapped.
+    /// Throws BundleError if it is not a regular file or cannot be mapped.
     explicit MappedFile(const std::filesystem::path& path);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;

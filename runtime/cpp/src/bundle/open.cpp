@@ -1,4 +1,3 @@
-// Opening a bundle directory: manifest, checksum, files.
 #include <algorithm>
 
 #include <mars/errors.hpp>
@@ -15,18 +14,18 @@ namespace {
 
 constexpr std::size_t manifest_limit = 16000000, checksum_limit = 1000; // bytes
 
-// Of safe mode, as Python's runtime/bundle/safe.py has them.
+// Limits of safe mode, as in runtime/bundle/safe.py.
 constexpr std::size_t safe_manifest = 1000000, safe_files = 64;
 constexpr std::int64_t safe_graph = 64000000, safe_tokenizer = 64000000; // bytes
 
-/// What `sha256sum manifest.json` prints.
+/// The output of `sha256sum manifest.json`.
 std::string checksum_line(std::string_view data) {
     Sha256 digest;
     digest.add(data);
     return digest.hex() + "  manifest.json\n";
 }
 
-/// Throws BundleError for a bundle that is larger than any of ours need be.
+/// Throws BundleError for a bundle that exceeds the limits of safe mode.
 void check_sizes(const Manifest& manifest, std::size_t num_bytes, const std::string& where) {
     std::string problems;
     const auto note = [&](const std::string& what, auto has, auto most) {

@@ -1,4 +1,3 @@
-// Hashes and names, compared.
 #include "bundle/profiles.hpp"
 
 #include <algorithm>
@@ -19,7 +18,7 @@ std::optional<std::string> sha256_of(const Manifest& manifest, const std::option
 
 namespace {
 
-/// A word for a shell: Python's shlex.quote.
+/// Quote a word for a shell, as Python's shlex.quote does.
 std::string quoted(const std::string& word) {
     const char* plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@%+=:,./-_";
     if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
@@ -30,7 +29,7 @@ std::string quoted(const std::string& word) {
 
 std::string shown(const std::optional<std::int64_t>& level) { return level ? std::to_string(*level) : "None"; }
 
-/// The command that calibrates the same profile again; the task is named as it was given.
+/// The command that calibrates the same profile again.
 std::string renewal(const std::filesystem::path& bundle, const Profile& profile) {
     const nlohmann::json evidence = nlohmann::json::parse(profile.evidence, nullptr, false);
     const auto value = [&](const char* name, const char* otherwise) -> std::string {

@@ -1,4 +1,5 @@
-// Calibrated settings kept in a bundle: found, and checked against what is running. Twin of runtime/bundle/profiles.py; writes nothing.
+// Calibrated profiles of a bundle: finding them, and checking that they match the running variant
+// (runtime/bundle/profiles.py).
 #pragma once
 
 #include <optional>
@@ -9,13 +10,13 @@
 
 namespace mars {
 
-/// The hash that the manifest lists for one of its files.
+/// The hash that the manifest lists for a file.
 std::optional<std::string> sha256_of(const Manifest& manifest, const std::optional<std::string>& file);
 
-/// The profile `name` for the variant that runs. Throws SessionError where there is none, or only a stale one, with the remedy.
+/// The profile `name` for the running variant. Throws SessionError with advice if there is none, or only a stale one.
 const Profile& find_profile(const Bundle& bundle, const Variant& variant, const std::string& name);
 
-/// Why a profile says nothing about `variant` of this bundle; empty for a valid one.
+/// Why a profile is not valid for `variant`; empty for a valid one.
 std::vector<std::string> staleness(const Manifest& manifest, const Variant& variant, const Profile& profile);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// Recipes: found, read, and turned into entries of a manifest, which parse_manifest judges.
 #include "bundle/recipe.hpp"
 
 #include <algorithm>
@@ -85,7 +84,7 @@ std::string EngineRecipe::added_to(const std::string& manifest, const BuiltBy& b
     Json entry = entry_;
     Json& engine = entry.at("engine");
     engine["version"] = built.version;
-    engine.emplace("tf32", false); // unless the recipe asks for it
+    engine.emplace("tf32", false); // unless the recipe says otherwise
     engine["cuda"] = built.cuda;
     engine["platform"] = built.platform;
     engine["compute_capabilities"] = built.compute_capabilities;

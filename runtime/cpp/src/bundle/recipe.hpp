@@ -1,5 +1,5 @@
-// What `mars-export trt` wrote down of an engine that is built elsewhere: its entry in the manifest, but for what the build adds. Knows no
-// TensorRT.
+// Recipes of `mars-export trt` for engines that are built on another machine: the engine's manifest entry without what
+// the build adds.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace mars {
 
-/// What the machine that builds adds to an engine's entry. `cuda`: the major version; `seconds` of the build, `peak_memory` in bytes.
+/// What the building machine adds to an engine's entry. `cuda`: the major version; `seconds`: build time; `peak_memory`
+/// in bytes.
 struct BuiltBy {
     std::string version, cuda, platform;
     std::vector<std::string> compute_capabilities;
@@ -21,18 +22,19 @@ struct BuiltBy {
 /// An engine to build for a bundle.
 class EngineRecipe {
   public:
-    /// The recipe called `name`, or the only one for `backend` where it is empty. Throws BundleError that lists those there are.
+    /// The recipe called `name`, or if that is empty the only one for `backend`. Throws BundleError that lists the
+    /// existing ones.
     static EngineRecipe find(const Bundle& bundle, const std::string& name, const std::string& backend);
 
     const std::string& name() const { return name_; }
     const std::string& backend() const { return backend_; }
     const std::vector<std::string>& compute_capabilities() const { return capabilities_; }
 
-    /// Bytes of the file that the graph takes its weights from.
+    /// Bytes of the graph's weight file.
     std::int64_t weight_bytes(const Bundle& bundle) const;
 
-    /// A manifest's text with the engine in it, in the place of one of its name; `file` is the engine's. Throws BundleError where the result
-    /// is no manifest, or the graph is not the one that the recipe was written for.
+    /// The manifest's text with the engine added, replacing one of the same name; `file` is the engine's. Throws
+    /// BundleError if the result is not a valid manifest, or if the graph is not the one the recipe was written for.
     std::string added_to(const std::string& manifest, const BuiltBy& built, const FileEntry& file, const std::string& where) const;
 
   private:

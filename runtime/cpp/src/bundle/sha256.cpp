@@ -1,4 +1,3 @@
-// SHA-256, block by block.
 #include "bundle/sha256.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), so that a bundle can be checked without a cryptographic library.
+// SHA-256 (FIPS 180-4), so that no cryptographic library is needed.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ class Sha256 {
   public:
     void add(std::string_view data);
 
-    /// The digest of everything added, in lower-case hex. Call it once.
+    /// The digest of everything added, in lower-case hex. May be called once.
     std::string hex();
 
   private:

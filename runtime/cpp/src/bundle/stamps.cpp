@@ -1,4 +1,3 @@
-// Stamps in the cache directory, written whole.
 #include "bundle/stamps.hpp"
 
 #include <algorithm>
@@ -48,7 +47,7 @@ nlohmann::json read_stamps(const fs::path& file) {
     try {
         nlohmann::json value = text && text->size() <= stamp_limit ? parse_json(*text) : nlohmann::json();
         if (value.is_object()) return value;
-    } catch (const std::exception&) { // hostile or damaged: every file is hashed
+    } catch (const std::exception&) { // damaged or hostile: hash every file
     }
     return nlohmann::json::object();
 }

@@ -1,4 +1,4 @@
-// What this user's earlier starts found good: kept in the user's cache, never in the bundle, which could say anything about itself.
+// Stamps of files that were hashed before, kept in the user's cache. A bundle itself could contain anything.
 #pragma once
 
 #include <filesystem>
@@ -9,16 +9,17 @@
 
 namespace mars {
 
-/// Where this user keeps what can be made again: `$MARS_EXPORT_CACHE`, else `mars-export` in ~/.cache. Nothing for a user without a home.
+/// The user's cache directory: `$MARS_EXPORT_CACHE`, otherwise `mars-export` in ~/.cache. No value for a user without a
+/// home directory.
 std::optional<std::filesystem::path> cache_dir();
 
-/// The file with the stamps of a bundle: Python's, too, which looks at the same things.
+/// The file with a bundle's stamps, which Python uses too.
 std::optional<std::filesystem::path> stamp_file(const std::filesystem::path& bundle);
 
-/// By file name; empty where there is nothing that makes sense.
+/// Stamps by file name; empty if the file is missing or invalid.
 nlohmann::json read_stamps(const std::filesystem::path& file);
 
-/// Without a place for them every start hashes all files. Only the newest 256 bundles' are kept.
+/// If this fails, every start hashes all files. Only the newest 256 files are kept.
 void write_stamps(const std::filesystem::path& file, const nlohmann::json& stamps);
 
 } // namespace mars

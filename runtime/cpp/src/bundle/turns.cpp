@@ -1,4 +1,4 @@
-// Rendering by table: the text before each content depends on the role before it and its own, nothing else.
+// A table of texts: what stands before a content depends only on its role and the role before it.
 #include "bundle/turns.hpp"
 
 #include <algorithm>
@@ -16,9 +16,9 @@ namespace {
 
 using Texts = std::map<std::string, std::string>;
 
-const std::string start = "start"; // what stands for the role before the first message
+const std::string start = "start"; // stands for the role before the first message
 
-/// What Python's str.strip() takes away, which is what `trim` of a template does.
+/// What Python's str.strip() removes, which the template's `trim` uses.
 bool is_python_space(char32_t c) {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
            c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;

@@ -1,4 +1,4 @@
-// Chat messages to one prompt text, from the turns that the exporter derived from the jinja2 template. Knows no tokens.
+// Chat messages to prompt text, with the turns that the exporter derived from the jinja2 template.
 #pragma once
 
 #include <map>
@@ -12,26 +12,26 @@
 
 namespace mars {
 
-/// A prompt's text, and where the contents of messages are in it.
+/// A prompt's text, and where the messages' contents are in it.
 struct Rendered {
     std::string text;
     Spans contents;
 };
 
-/// The manifest's `text.chat`: what stands between the contents of a conversation (docs/format.md).
+/// The manifest's `text.chat`: the texts between the contents of a conversation (docs/format.md).
 class ChatTurns {
   public:
-    /// A template that refuses everything: the bundle has none, or one that needs jinja2 itself.
+    /// Refuses everything: for bundles without a template, or with one that needs jinja2.
     ChatTurns() = default;
 
-    /// Read the JSON of `text.chat`, "null" included; `where` is what error messages call it. Raises BundleError.
+    /// Read the JSON of `text.chat`, "null" included; `where` is its name in messages. Throws BundleError.
     static ChatTurns from_json(std::string_view chat_json, std::string_view where = "manifest.json.text.chat");
 
-    /// Whether `render` can do anything at all.
+    /// Whether `render` can be used.
     bool is_usable() const { return !between_.empty(); }
 
-    /// The prompt of `messages` and the beginning of an answer.
-    /// Raises SessionError for conversations whose text only the jinja2 template itself could tell.
+    /// The prompt of `messages`, up to the beginning of an answer. Throws SessionError for conversations that need the
+    /// jinja2 template itself.
     Rendered render(const std::vector<Message>& messages) const;
 
   private:

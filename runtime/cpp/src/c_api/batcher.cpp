@@ -1,4 +1,4 @@
-// Batchers and their requests for C programs.
+// The C interface of batchers and requests.
 #include <cmath>
 #include <memory>
 
@@ -15,7 +15,7 @@ struct mars_batcher {
 
 struct mars_request {
     mars::Request request;
-    mars::Event event = {}; // the one that the caller holds
+    mars::Event event = {}; // the caller's current event
 };
 
 namespace {

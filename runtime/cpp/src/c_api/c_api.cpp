@@ -1,4 +1,4 @@
-// The C interface over the C++ one: handles, struct sizes, and a wall that no exception crosses.
+// The C interface except batchers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -24,20 +24,20 @@ struct mars_stream {
     mars_stream(const mars_stream&) = delete;
     mars_stream& operator=(const mars_stream&) = delete;
 
-    std::optional<mars::Stream> own; // nothing for a conversation's
+    std::optional<mars::Stream> own; // no value if a conversation owns it
     mars::Stream* stream;
-    mars::Event event; // the one that the caller holds
+    mars::Event event; // the caller's current event
 };
 
 struct mars_conversation {
     mars::Conversation talk;
     std::optional<mars_stream> reply;
-    std::string messages; // those that the caller holds
+    std::string messages; // the caller's current messages
 };
 
 namespace {
 
-/// Ask in a conversation: `ask` sends or edits.
+/// Ask in a conversation; `ask` sends or edits.
 template <typename Ask>
 mars_status asked(mars_conversation* conversation, const char* text, const mars_config* config, mars_stream** stream, mars_error** error,
                   const Ask& ask) noexcept {
@@ -301,7 +301,7 @@ mars_status mars_stream_completion(const mars_stream* stream, mars_completion** 
 
 void mars_stream_close(mars_stream* stream) {
     if (stream == nullptr || !stream->own) return;
-    guarded(nullptr, [&] { stream->own->close(); }); // what it has read and said is kept for later prompts
+    guarded(nullptr, [&] { stream->own->close(); }); // keeps its entries in the prefix cache
     delete stream;
 }
 

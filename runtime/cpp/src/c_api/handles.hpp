@@ -1,4 +1,4 @@
-// The handles that C programs hold, and the wall that no exception crosses. Knows no call of the interface.
+// Handles of the C interface, and the conversion of exceptions to errors.
 #pragma once
 
 #include <new>
@@ -25,7 +25,7 @@ struct mars_session {
         for (const std::string& each : info.profiles) profiles.push_back(each.c_str());
         for (const std::string& each : info.outputs) outputs.push_back(each.c_str());
     }
-    mars_session(const mars_session&) = delete; // names point into it
+    mars_session(const mars_session&) = delete; // `profiles` and `outputs` point into it
     mars_session& operator=(const mars_session&) = delete;
 
     mars::Session session;
@@ -50,13 +50,13 @@ inline mars_status fail(mars_error** error, mars_status status, const char* mess
         *error = new (std::nothrow) mars_error{status, {}, retry_after};
         try {
             if (*error != nullptr) (*error)->message = mars::utf8::lossy(message); // it may quote a damaged file
-        } catch (...) {                                                            // no memory for the message: the status says enough
+        } catch (...) {                                                            // out of memory: the status alone must do
         }
     }
     return status;
 }
 
-/// Run `body`; whatever it throws becomes a status and a message.
+/// Run `body`; an exception becomes a status and a message.
 template <typename Body>
 mars_status guarded(mars_error** error, const Body& body) noexcept {
     if (error != nullptr) *error = nullptr;
@@ -110,7 +110,8 @@ inline mars_event view(const mars::Event& event) {
             event.token_ids.size(), reason_of(event.finish_reason)};
 }
 
-/// Take the next event of a stream or request into `held`, which the caller's `event` shows. Wrong arguments take none.
+/// Take the next event of a stream or request into `held`, and show it in the caller's `event`. With wrong arguments no
+/// event is taken.
 template <typename Source>
 void next_event(Source& source, Event& held, mars_event* event, std::int32_t* done) {
     size_of(event, "event");
@@ -121,7 +122,7 @@ void next_event(Source& source, Event& held, mars_event* event, std::int32_t* do
     fill(event, view(held), "event");
 }
 
-/// A caller's callback as the C++ interface's; nothing for NULL.
+/// The caller's callback as one of the C++ interface; null for NULL.
 inline OnEvent callback_of(mars_on_event on_event, void* user) {
     if (on_event == nullptr) return nullptr;
     return [on_event, user](const Event& event) {

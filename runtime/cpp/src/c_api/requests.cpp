@@ -1,4 +1,3 @@
-// Settings and prompts, read and checked.
 #include "c_api/requests.hpp"
 
 #include <cstdint>

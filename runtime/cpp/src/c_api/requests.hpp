@@ -1,4 +1,4 @@
-// What a C program asks for, as the C++ interface's types. Opens nothing.
+// Converts settings and prompts of C programs to C++.
 #pragma once
 
 #include <mars/mars.h>
@@ -21,10 +21,10 @@ Session::Options options_of(const mars_session_options* given);
 /// NULL is the default. Throws ArgumentError.
 Request request_of(const mars_config* given);
 
-/// Chat messages of JSON. Throws SessionError for what is none.
+/// Chat messages from JSON. Throws SessionError for anything else.
 std::vector<Message> messages_of(const char* text);
 
-/// Throws ArgumentError, and SessionError for messages that are none.
+/// Throws ArgumentError, and SessionError for invalid messages.
 Prompt prompt_of(const mars_prompt* given);
 
 } // namespace mars::c

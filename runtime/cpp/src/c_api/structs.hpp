@@ -1,4 +1,4 @@
-// Versioned structs at the C boundary: a caller's may be shorter or longer than ours. Knows no field but struct_size.
+// Structs of the C interface, whose size may differ between the caller's header and this library.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace mars::c {
 
-/// The interface was used wrongly.
+/// The C interface was used wrongly.
 struct ArgumentError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -29,7 +29,7 @@ std::size_t size_of(const T* given, const char* name) {
     return size;
 }
 
-/// Write `defaults` to the caller's struct as far as both reach; what this library does not know of it is 0.
+/// Write `defaults` to the caller's struct as far as both reach; fields that this library does not know become 0.
 template <typename T>
 void init(T* target, std::size_t struct_size, const T& defaults) noexcept {
     if (target == nullptr || struct_size < sizeof(std::size_t)) return;
@@ -44,7 +44,8 @@ void fill(T* target, const T& values, const char* name) {
     init(target, size_of(target, name), values);
 }
 
-/// The caller's struct as this library knows it: what an older one lacks is the default, what a newer one has more must be zero.
+/// The caller's struct as this library knows it. Fields missing in an older caller's get their defaults; fields that
+/// only a newer caller knows must be zero.
 template <typename T>
 T known(const T* given, const T& defaults, const char* name) {
     if (given == nullptr) return defaults;

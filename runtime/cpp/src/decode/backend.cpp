@@ -1,4 +1,3 @@
-// How capacities grow, for every backend.
 #include "decode/backend.hpp"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// The rectangle of a step: rows by slots, filled up with masks.
 #include "decode/batch.hpp"
 
 #include <algorithm>
@@ -103,7 +102,8 @@ void Batch::drop_finished() {
 }
 
 bool Batch::prefill(Row& row) {
-    // Up to where a piece ends in any case: a row that began with saved entries goes on as others do.
+    // Pieces end at multiples of their size, so that a row that began with saved entries takes the same steps as
+    // others.
     const std::int64_t chunk = piece() - (row.stem ? row.cursor % piece() : 0);
     if (row.num_pending() <= chunk || row.finish_reason) return false;
     const Feed feed{chunk, 0, 0};

@@ -1,4 +1,4 @@
-// Active rows and their KV memory, and the one step that every way to decode takes. Accepts nothing; speaks token ids only.
+// Active rows, their KV memory, and the forward that every cache loop uses.
 #pragma once
 
 #include <cstdint>
@@ -14,74 +14,76 @@ namespace mars {
 
 constexpr std::int64_t prefill_chunk = 256; ///< prompt tokens of one prefill forward
 
-/// Whether a step's known tokens get their place in the cache: the cursor moves behind them, or stays before them.
+/// Whether a step makes the pending tokens it feeds final (moves the cursor past them).
 enum class Keep { nothing, known };
 
 /// Active rows and their KV memory. Row i of the cache belongs to `active[i]`; a finished row leaves at once.
 class Batch {
   public:
-    /// `piece`: prompt tokens of one prefill forward, at most.
+    /// `piece`: most prompt tokens of one prefill forward.
     Batch(Backend& device, std::int64_t num_rows, std::int64_t mask_id, std::int64_t piece = prefill_chunk);
 
     Backend& backend;
     const std::int64_t num_rows;
     std::vector<Row*> active;
 
-    /// One step of the active rows first, first + 1, ... with these feeds: what each predicts for its next unknown positions.
+    /// Run one step of the active rows first, first + 1, ... with these feeds; returns each row's predictions for its
+    /// next unknown positions.
     ///
-    /// A row's first prediction belongs to its last known token, the others to its proposals and its masks; a row with no known tokens
-    /// has those of its masks. Rows too near the end of their memory for the widest feed are run by themselves.
+    /// A row's first prediction belongs to its last pending token, the others to its proposals and masks. A row that
+    /// feeds no pending token has predictions for its masks only. Rows whose memory ends too early for the widest feed
+    /// run separately.
     std::vector<Predictions> step(std::int64_t first, const std::vector<Feed>& feeds, Keep keep);
 
-    /// Begin a row with what the store of prefixes has of its prompt, if it has a share in one. `most`: entries to which saved ones may
-    /// widen the rows, none for any number.
+    /// Begin a row with the entries that the prefix cache has for its prompt. `most`: entries a row may have at most if
+    /// saved ones widen all rows; no value means no limit.
     void recall(Row& row, std::optional<std::int64_t> most = std::nullopt);
 
-    /// The row at `source` gets the place `target`, with its final entries.
+    /// Move the row at `source`, with its final entries, to `target`.
     void move(std::int64_t source, std::int64_t target);
 
-    /// Let the store of prefixes have the row's final entries.
+    /// Offer the row's final entries to the prefix cache.
     void keep(const Row& row);
 
-    /// The step is done that the row took part in, and its cursor is where that left it.
+    /// Tell the prefix cache that the row's step is done and its cursor has moved.
     static void moved(const Row& row);
 
-    /// Free finished rows: the last active row moves into each gap, so that active rows stay neighbours.
+    /// Remove finished rows. The last active row moves into each gap, so that active rows stay neighbours.
     void drop_finished();
 
-    /// Make KV entries final for one chunk of the row's pending tokens; false when only the last chunk is left.
+    /// Prefill one piece of the row's pending tokens; false if only the last piece is left.
     bool prefill(Row& row);
 
-    /// Whether a grammar forced more than a step holds: the row decodes again when that is fed.
+    /// Whether a grammar forced more tokens than one step can feed. The row decodes again once they are fed.
     bool is_behind(const Row& row, std::int64_t block) const;
 
-    /// A piece of such a text, of which nothing is asked.
+    /// Feed one piece of such forced tokens, without outputs.
     void feed_forced(Row& row, std::int64_t block);
 
-    /// Active `rows`, neighbours all of them, in runs of those that are not behind.
+    /// Split neighbouring `rows` into runs without rows that are behind.
     std::vector<std::vector<Row*>> neighbours(const std::vector<Row*>& rows, std::int64_t block) const;
 
-    /// Slots that a step has behind the row's known tokens; below 0 where they do not even fit.
+    /// Slots left in a step after the row's pending tokens; negative if even those do not fit.
     std::int64_t room(const Row& row) const;
 
-    /// Whether the row's pending tokens still have room in the context.
+    /// Whether the row's pending tokens fit the context.
     bool fits(const Row& row) const { return row.num_tokens() <= backend.max_capacity(); }
 
     std::int64_t index_of(const Row& row) const;
 
-    /// The rows' memory, to interrupt what runs on it; it goes with the batch.
+    /// The rows' memory, for interrupting what runs on it. It is freed with the batch.
     std::weak_ptr<Cache> cache() const { return cache_; }
 
     std::int64_t capacity() const { return cache_->capacity(); }
     std::int64_t entry_bytes() const { return cache_->entry_bytes(); }
 
-    /// Prompt tokens of one prefill forward.
+    /// Prompt tokens of one prefill forward, within the backend's limit.
     std::int64_t piece() const;
 
   private:
     void forward(std::int64_t first, const Feed* feeds, std::int64_t count, bool is_piece = false);
 
-    /// Tokens of an answer that a step feeds at once.
+    /// Most tokens of an answer that one step feeds.
     std::int64_t most_known(std::int64_t block) const;
 
     std::int64_t mask_id_, piece_;

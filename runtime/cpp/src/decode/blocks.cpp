@@ -1,4 +1,3 @@
-// Block commit: inner steps against a frozen cache, then one forward that writes the blocks.
 #include "decode/blocks.hpp"
 
 #include <algorithm>
@@ -17,7 +16,7 @@ class BlockCommit : public Schedule {
         : Schedule(backend, std::move(rows), block, mask_id), cache_block_(cache_block) {}
 
   private:
-    /// The whole prompt goes into the cache; its predictions wait for the first block.
+    /// Write the whole prompt; its last prediction is kept for the first block.
     std::optional<Accepted> begin(Row& row) override {
         write({&row});
         return std::nullopt;
@@ -31,12 +30,12 @@ class BlockCommit : public Schedule {
         return fill();
     }
 
-    /// Tokens in the row's present block; the last block before the end of the context is shorter, even empty.
+    /// Length of the row's current block. The last block before the end of the context is shorter, or empty.
     std::int64_t length(const Row& row) const { return std::min(cache_block_, max_capacity() - row.cursor); }
 
     bool is_full(const Row& row) const { return row.num_pending() >= std::max(std::int64_t{1}, length(row)); }
 
-    /// Make the pending tokens of neighbouring `rows` final and keep the prediction that follows each.
+    /// Make the pending tokens of neighbouring `rows` final and keep the prediction after each.
     void write(const std::vector<Row*>& rows) {
         std::vector<Feed> feeds;
         for (const Row* row : rows) feeds.push_back({row->num_pending(), 0, 0});
@@ -48,7 +47,7 @@ class BlockCommit : public Schedule {
         }
     }
 
-    /// Write every full block into the cache; returns the rows that this ends, because their context is full.
+    /// Write all full blocks into the cache; returns events for rows that end because their context is full.
     std::vector<Accepted> commit() {
         std::vector<Accepted> ended;
         for (Row* row : batch_.active)
@@ -60,7 +59,7 @@ class BlockCommit : public Schedule {
 
     /// One inner step for the rows whose block is not full; the others wait.
     std::vector<Accepted> fill() {
-        // A waiting row between two working ones feeds a scratch mask: the cursor does not move, nothing is kept.
+        // A waiting row between two working ones feeds one mask that is discarded: its cursor does not move.
         std::vector<Feed> feeds(batch_.active.size(), Feed{0, 0, 1});
         std::vector<std::size_t> working, fed;
         for (std::size_t i = 0; i < feeds.size(); ++i) {
@@ -82,7 +81,7 @@ class BlockCommit : public Schedule {
             const Feed own = feed(row);
             if (own.slots() == 0) // the commit's prediction is the only one
                 accepted.push_back(row.accept(first_.at(row.index)));
-            else // preceded by that one where no known token was fed
+            else // if no pending token was fed, the commit's prediction comes first
                 accepted.push_back(row.accept(own.known > 0 ? made[i - first] : first_.at(row.index).then(made[i - first])));
         }
         return accepted;
@@ -94,7 +93,7 @@ class BlockCommit : public Schedule {
     }
 
     std::int64_t cache_block_;
-    std::map<std::int64_t, Predictions> first_; // by row: the prediction that the last commit made for the block's first token
+    std::map<std::int64_t, Predictions> first_; // by row: the last commit's prediction for the block's first token
 };
 
 } // namespace

@@ -1,4 +1,3 @@
-// Bytes of KV memory to rows and entries.
 #include "decode/budget.hpp"
 
 #include <algorithm>
@@ -10,7 +9,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t slots = 64; // entries that a step of wider neighbours may want behind a row's last token
+constexpr std::int64_t slots = 64; // entries that a step with wider neighbours may need after a row's last token
 
 std::string megabytes(std::int64_t bytes) {
     char text[32];
@@ -41,10 +40,10 @@ void KvBudget::check(const Row& row) const {
                        " of KV memory, this service gives " + megabytes(*num_bytes) + " (kv_bytes); shorten the prompt or max_new_tokens");
 }
 
-/// What one row takes in the end, with the quarter more to which memory grows at once.
+/// Bytes of a finished row, including the quarter that memory grows ahead.
 std::int64_t KvBudget::row_bytes(const Row& row) const {
     if (fixed) return max_capacity * entry_bytes;
-    // More than the context holds is never made; a number near the largest would overflow.
+    // Bounded by the context first: max_new_tokens may be so large that the sum would overflow.
     const std::int64_t wanted = row.stats.prompt_tokens + std::min(row.config().max_new_tokens, max_capacity);
     const std::int64_t entries = std::min(wanted, max_capacity) + slots;
     return (entries * 5 + 4 * growth - 1) / (4 * growth) * growth * entry_bytes;

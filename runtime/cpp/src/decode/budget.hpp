@@ -1,4 +1,4 @@
-// How many rows a batch may have in the KV memory that it is given. Twin of runtime/decode/budget.py: counts entries, allocates nothing.
+// How many rows a batch may have within its KV memory (runtime/decode/budget.py).
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,26 @@
 
 namespace mars {
 
-/// KV memory for at most `max_rows` rows: `num_bytes` of it, nothing for as much as comes.
+/// KV memory for at most `max_rows` rows: `num_bytes`, or no limit.
 ///
-/// A batch allocates as many entries for each of its rows as the longest needs, of `entry_bytes` each. A row of this backend holds
-/// `max_capacity`; `fixed` says that it always does.
+/// A batch allocates for each row as many entries as its longest row needs, of `entry_bytes` each. A row of this
+/// backend holds at most `max_capacity` entries, and always as many if `fixed`.
 struct KvBudget {
     std::int64_t max_rows = 1;
     std::optional<std::int64_t> num_bytes = std::nullopt;
     std::int64_t entry_bytes = 1, max_capacity = 0;
     bool fixed = false;
 
-    /// Rows of a batch that holds `rows`, of which there is at least one: at least 1, at most `max_rows`.
+    /// Rows of a batch that contains `rows` (at least one): 1 to `max_rows`.
     std::int64_t num_rows(const std::vector<Row*>& rows) const;
 
     /// Entries of all rows together.
     std::int64_t num_entries() const;
 
-    /// Entries that each of `rows` rows may have, nothing for any number.
+    /// Entries that each of `rows` rows may have; no value means no limit.
     std::optional<std::int64_t> most_entries(std::int64_t rows) const;
 
-    /// Throws SessionError for a row that does not even fit alone.
+    /// Throws SessionError for a row that does not fit even alone.
     void check(const Row& row) const;
 
   private:

@@ -1,4 +1,3 @@
-// The ranges of a request's settings.
 #include <algorithm>
 #include <charconv>
 #include <cmath>

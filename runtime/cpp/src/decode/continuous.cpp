@@ -1,4 +1,3 @@
-// Who joins, who is read next, and one forward over all who decode.
 #include "decode/continuous.hpp"
 
 #include <algorithm>
@@ -9,13 +8,13 @@ namespace mars {
 
 namespace {
 
-/// Run `body`; what goes wrong inside ends `rows`, and no others. Whether all went well.
+/// Run `body`. An exception ends `rows` with an error event each. Returns whether there was none.
 template <typename Body>
 bool failing(const std::vector<Row*>& rows, std::vector<Accepted>& events, const Body& body) {
     try {
         body();
         return true;
-    } catch (const Interrupted&) { // a device ends a forward only where all its rows were told to end
+    } catch (const Interrupted&) { // a device stops a forward only if all its rows were told to end
         for (Row* row : rows) {
             row->refresh();
             if (!row->finish_reason) events.push_back(row->fail(std::current_exception()));
@@ -32,7 +31,7 @@ ContinuousSchedule::ContinuousSchedule(Backend& backend, std::int64_t block, std
                                        KvBudget budget, CostSource cost, std::optional<std::int64_t> max_rows_per_client)
     : backend_(backend), block_(block), mask_id_(mask_id), prefill_tokens_(prefill_tokens), budget_(budget),
       max_rows_per_client_(max_rows_per_client) {
-    // A captured step of an engine is bound to its sizes, so it is better to have few of them.
+    // An engine prepares something for each size of a step, so use few sizes.
     if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
     renew(budget_.max_rows);
     publish();
@@ -53,11 +52,11 @@ std::vector<Accepted> ContinuousSchedule::step() {
     read_forced(events);
     decode(events);
     drop_finished(events);
-    // Gives the KV memory of the longest row back, and memory on which nothing runs any more.
+    // Free the KV memory that the longest row needed, and memory that was interrupted.
     if (batch_->active.empty() && (is_interrupted() || batch_->capacity() > 0)) {
         try {
             renew(batch_->num_rows);
-        } catch (const std::exception&) { // no memory for it now: the next step tries again
+        } catch (const std::exception&) { // out of memory: the next step tries again
         }
     }
     publish();
@@ -80,28 +79,29 @@ void ContinuousSchedule::read_prompts(Events& events) {
             failing({row}, events, [&] { batch_->prefill(*row); });
         } else {
             ++num_decoding_;
-            // A full window, since all the prompt is fed with it.
+            // A full window, because the whole prompt is fed anyway.
             run({row}, widest_feeds({row}, {batch_->room(*row)}, block_), events);
-            keep(*row); // now: the next prompt may begin alike
+            keep(*row); // now, because the next prompt may begin with the same tokens
         }
         drop_finished(events);
     }
 }
 
-/// Up to where a piece ends in any case: a row that began with saved entries goes on as others do.
+/// Pieces end at multiples of their size, so that a row that began with saved entries takes the same steps as others.
 std::int64_t ContinuousSchedule::next_piece(const Row& row) const {
     return std::min(batch_->piece() - row.cursor % batch_->piece(), row.num_pending());
 }
 
-/// Pieces that are left of its prompt.
+/// Pieces of the row's prompt that are still to be read.
 std::int64_t ContinuousSchedule::num_pieces(const Row& row) const {
     const std::int64_t piece = batch_->piece();
     return (row.num_tokens() - 1) / piece + 1 - row.cursor / piece;
 }
 
-/// The row whose prompt is read next: the first and the last take turns.
+/// The row whose prompt is read next: the first and the last reader take turns.
 ///
-/// The first is the shortest and ends first, as decoding rows are neighbours: the last piece of another waits for it.
+/// The first reader is the shortest and finishes first. Decoding rows must stay neighbours, so the last piece of any
+/// other reader waits for it.
 Row* ContinuousSchedule::reading(Events& events) {
     admit(events);
     const std::vector<Row*>& active = batch_->active;
@@ -111,8 +111,8 @@ Row* ContinuousSchedule::reading(Events& events) {
     return is_lasts_turn ? active.back() : active[first];
 }
 
-/// Let a row in if there is room: the next that waits, or beside prompts that are being read the first that has at most half the pieces of
-/// them all. It begins with what is saved of its prompt.
+/// Admit one row if there is room: the next in the queue, or while prompts are being read the first that has at most
+/// half as many pieces as any of them. It begins with the saved entries of its prompt.
 void ContinuousSchedule::admit(Events& events) {
     const auto first = static_cast<std::size_t>(num_decoding_);
     const bool is_beside = first < batch_->active.size();
@@ -140,7 +140,7 @@ void ContinuousSchedule::admit(Events& events) {
     drop_finished(events);
 }
 
-/// The row at `source` gets the place `target`. Where the copy fails, that row ends: it takes the place, but nothing reads its entries.
+/// Move a row to `target`. If the copy fails, the row ends; it still moves, but nothing reads its entries.
 void ContinuousSchedule::move(std::int64_t source, std::int64_t target, Events& events) {
     Row* const row = batch_->active[static_cast<std::size_t>(source)];
     if (failing({row}, events, [&] { batch_->move(source, target); })) return;
@@ -148,14 +148,15 @@ void ContinuousSchedule::move(std::int64_t source, std::int64_t target, Events& 
     batch_->active[static_cast<std::size_t>(target)] = row;
 }
 
-/// Whether its client has fewer rows than it may have.
+/// Whether the row's client has fewer rows than it may have.
 bool ContinuousSchedule::is_welcome(const Row& row) const {
     if (!max_rows_per_client_ || !row.client) return true;
     const auto is_same = [&](const Row* other) { return other->client == row.client; };
     return std::count_if(batch_->active.begin(), batch_->active.end(), is_same) < *max_rows_per_client_;
 }
 
-/// Whether `row` may join: a batch has as many rows as the KV memory gives to its longest; before it gets another number it runs empty.
+/// Whether `row` may join. The KV memory and the longest row decide how many rows a batch has; the batch must be empty
+/// before that number can change.
 bool ContinuousSchedule::has_room(Row& row) {
     std::vector<Row*> rows = batch_->active;
     rows.push_back(&row);
@@ -166,7 +167,7 @@ bool ContinuousSchedule::has_room(Row& row) {
 
 std::vector<Row*> ContinuousSchedule::decoding() const { return {batch_->active.begin(), batch_->active.begin() + num_decoding_}; }
 
-/// A piece of one row's forced text, of which nothing is asked; the others decode meanwhile.
+/// Feed one piece of one row's forced tokens, without outputs; the other rows decode meanwhile.
 void ContinuousSchedule::read_forced(Events& events) {
     for (Row* row : decoding()) {
         if (!batch_->is_behind(*row, block_)) continue;
@@ -199,7 +200,7 @@ void ContinuousSchedule::decode(Events& events) {
     }
 }
 
-/// One forward over neighbouring rows; what fails ends the rows that it concerns, and no others.
+/// Run one forward over neighbouring rows. A failure ends only the rows that it concerns.
 void ContinuousSchedule::run(const std::vector<Row*>& rows, const std::vector<Feed>& feeds, Events& events) {
     std::vector<Predictions> made;
     if (!failing(rows, events, [&] { made = batch_->step(batch_->index_of(*rows.front()), feeds, Keep::known); })) return;
@@ -215,14 +216,14 @@ void ContinuousSchedule::run(const std::vector<Row*>& rows, const std::vector<Fe
     }
 }
 
-/// Let finished rows go, and close the gaps: decoding rows stay first and neighbours, readers in order.
+/// Remove finished rows and close the gaps: decoding rows stay first and neighbours, readers keep their order.
 void ContinuousSchedule::drop_finished(Events& events) {
     waiting_.drop_finished([this](const Row* row) { leave(row); });
     std::vector<Row*>& active = batch_->active;
     for (Row* row : active) row->refresh();
     const auto is_finished = [](const Row* row) { return row->finish_reason.has_value(); };
     for (auto at = std::find_if(active.rbegin(), active.rend(), is_finished); at != active.rend();
-         at = std::find_if(active.rbegin(), active.rend(), is_finished)) { // a row whose copy fails comes next
+         at = std::find_if(active.rbegin(), active.rend(), is_finished)) { // a row whose copy failed is next
         Row* const row = *at;
         keep(*row);
         std::int64_t gap = active.rend() - at - 1;
@@ -238,11 +239,11 @@ void ContinuousSchedule::drop_finished(Events& events) {
     publish();
 }
 
-/// Let the store of prefixes have the row's final entries; no answer depends on it.
+/// Offer the row's final entries to the prefix cache. A failure, such as out of memory, does not affect the answer.
 void ContinuousSchedule::keep(const Row& row) {
     try {
         batch_->keep(row);
-    } catch (const std::exception&) { // memory, most likely
+    } catch (const std::exception&) {
     }
 }
 

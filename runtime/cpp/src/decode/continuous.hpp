@@ -1,5 +1,5 @@
-// The decoding loop with rows that join and leave at any step. Twin of Schedule in runtime/decode/schedule.py; knows no text, and of other
-// threads only that they end rows.
+// Continuous batching: the decoding loop with rows that join and leave at any step (Schedule in
+// runtime/decode/schedule.py).
 #pragma once
 
 #include <atomic>
@@ -17,33 +17,37 @@
 
 namespace mars {
 
-/// Rows that run, in neighbouring KV rows: the decoding ones first, then those whose prompts are being read, shorter ones before longer
-/// ones. Steps are decode()'s (schedule.hpp); `prefill_tokens` of prompts are read between two of them, at most. `max_rows_per_client`:
-/// rows of one client, no value for any number. One thread's, but for what says otherwise.
+/// Running rows in neighbouring KV rows: first the decoding ones, then those whose prompts are being read, shorter
+/// before longer ones.
+///
+/// Steps are those of decode() in schedule.hpp. At most `prefill_tokens` prompt tokens are read between two of them.
+/// `max_rows_per_client`: rows of one client in the batch; no value means no limit. One thread owns a schedule, except
+/// where noted.
 class ContinuousSchedule {
   public:
     ContinuousSchedule(Backend& backend, std::int64_t block, std::int64_t mask_id, std::int64_t prefill_tokens, KvBudget budget,
                        CostSource cost = nullptr, std::optional<std::int64_t> max_rows_per_client = std::nullopt);
 
-    /// Queue a row. Clients take turns, and the rows of each get theirs in the order in which they were added; only while a long prompt is
-    /// being read may a shorter one come before those that wait.
+    /// Queue a row. Clients take turns; a client's rows keep their order. While a long prompt is being read, a shorter
+    /// one may be admitted first.
     void add(std::shared_ptr<Row> row);
 
-    /// Prompt pieces within the budget, then one forward over all decoding rows: what each row got, or what made it fail.
+    /// Read prompt pieces within the budget, then run one forward over all decoding rows. Returns what each row got, or
+    /// why it failed.
     ///
-    /// A row that was told to end leaves before anything else happens, without an event.
+    /// Rows that were told to end leave first, without an event.
     std::vector<Accepted> step();
 
     bool is_idle() const { return waiting_.empty() && batch_->active.empty(); }
 
-    /// Any thread: rows that there are for those who come (fewer than the budget's while long ones fill the KV memory), those that have
-    /// a place, those that wait for one, KV entries of the former; a moment old.
+    /// From any thread, as of the last step: rows that new requests can use (fewer than the budget's while long ones
+    /// fill the KV memory), rows in the batch, waiting rows, and KV entries in use.
     std::int64_t num_rows() const { return num_rows_; }
     std::int64_t num_running() const { return num_running_; }
     std::int64_t num_waiting() const { return num_waiting_; }
     std::int64_t num_entries() const { return num_entries_; }
 
-    /// Any thread: end the forward that runs, where every row of it was told to end.
+    /// From any thread: stop the running forward if all its rows were told to end.
     void interrupt_unwanted();
 
   private:
@@ -74,16 +78,16 @@ class ContinuousSchedule {
     std::optional<Policy> policy_;
     const std::optional<std::int64_t> max_rows_per_client_;
     Queue waiting_;
-    std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // those that wait or run
+    std::unordered_map<const Row*, std::shared_ptr<Row>> own_; // waiting and running rows
     std::unique_ptr<Batch> batch_;
     std::int64_t num_decoding_ = 0;
-    std::int64_t turn_ = 0; // of the prompts that are being read
+    std::int64_t turn_ = 0; // which reader is next
 
     std::atomic<std::int64_t> num_rows_{0}, num_running_{0}, num_waiting_{0}, num_entries_{0};
-    std::mutex mutex_;          // guards what is below
-    std::vector<Row*> present_; // rows of the batch
+    std::mutex mutex_;          // guards the members below
+    std::vector<Row*> present_; // rows in the batch
     std::weak_ptr<Cache> cache_;
-    bool is_interrupted_ = false; // its cache runs nothing more; its rows were told to end
+    bool is_interrupted_ = false; // the cache was interrupted; its rows were told to end
 };
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// The table of a step's cost, and how it is measured.
 #include "decode/cost.hpp"
 
 #include <algorithm>
@@ -12,8 +11,8 @@ namespace mars {
 
 namespace {
 
-constexpr int rounds = 5;           // over all sizes, so that what else the machine does falls on all of them
-constexpr double enough = 1.0;      // seconds: no further round begins after them; a large model is measured once
+constexpr int rounds = 5;           // each over all sizes, so that other load on the machine affects all of them
+constexpr double enough = 1.0;      // seconds: no further round begins after them, so a large model is measured once
 constexpr std::int64_t behind = 64; // KV entries before the measured slots
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -41,7 +40,8 @@ double Cost::of(double positions) const {
 
 Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     const std::int64_t most = std::min({4 * block, backend.max_slots().value_or(4 * block), backend.max_capacity()});
-    // 2 x block - 1 is a full window: a block of tokens accepted last step, and masks for all predictions but the first.
+    // 2 x block - 1 slots is a full window: a block of tokens accepted in the last step, and masks for all predictions
+    // but the first.
     std::set<std::int64_t> sizes{std::min(block, most), std::min(2 * block - 1, most), most};
     for (std::int64_t size = 1; size <= std::min(block, most); size *= 2) sizes.insert(size);
     const std::int64_t length = std::min(behind, backend.max_capacity() - most);
@@ -51,7 +51,7 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     const auto timed = [&](std::int64_t slots) {
         StepInput input{1,        slots, std::min(slots, block), std::vector<std::int64_t>(static_cast<std::size_t>(slots), mask_id),
                         {length}, {}};
-        // A real step asks for the outputs of its last known token and its masks, so for a block at most.
+        // A real step needs the outputs of its last pending token and its masks: at most a block.
         for (std::int64_t i = slots - input.outputs; i < slots; ++i) input.output_index.push_back(i);
         const double begun = now();
         backend.step(*cache, 0, input, false, output);
@@ -59,7 +59,7 @@ Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id) {
     };
     std::vector<std::pair<std::int64_t, double>> points;
     for (const std::int64_t size : sizes) {
-        timed(size); // warms up
+        timed(size); // warm-up
         points.emplace_back(size, 0.0);
     }
     const double begun = now();

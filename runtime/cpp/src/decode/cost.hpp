@@ -1,4 +1,4 @@
-// What a step costs here by its size, as a small measured table. Knows the device through its backend only, and nothing of pass_rates.
+// What a step costs on this device by its size, as a small measured table.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace mars {
 
-/// Seconds of a step by its positions, which are rows x slots.
+/// Seconds of a step by its positions (rows x slots).
 class Cost {
   public:
-    /// `points`: (positions, seconds), both above 0, the positions rising. Throws SessionError for others.
+    /// `points`: (positions, seconds), both above 0, positions rising. Throws SessionError otherwise.
     ///
-    /// Between two points the cost is linear, beyond the last it goes on with the last slope. Where a larger step took less, the
-    /// smaller one was held up: it counts as no dearer.
+    /// The cost is linear between two points and continues with the last slope. If a larger step took less time than a
+    /// smaller one, the smaller one was disturbed and gets the lower cost.
     explicit Cost(std::vector<std::pair<std::int64_t, double>> points);
 
     double of(double positions) const;
@@ -26,7 +26,8 @@ class Cost {
     std::vector<std::pair<std::int64_t, double>> points_;
 };
 
-/// Time steps of one row on a scratch cache, from one slot to four blocks: for each size the least of a few rounds. About a second.
+/// Measure steps of one row on a temporary cache, from one slot to four blocks: for each size the shortest of a few
+/// rounds. Takes about a second.
 Cost measure(Backend& backend, std::int64_t block, std::int64_t mask_id);
 
 } // namespace mars

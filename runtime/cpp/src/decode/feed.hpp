@@ -1,4 +1,4 @@
-// What a row feeds into one step. Knows no tokens.
+// What one row feeds into a step.
 #pragma once
 
 #include <algorithm>
@@ -6,9 +6,9 @@
 
 namespace mars {
 
-/// From a row's cursor on: `known` tokens, then `proposals` of it, then `masks` masks.
+/// From the row's cursor on: `known` pending tokens, then `proposals`, then `masks`.
 ///
-/// Outputs are asked of the last known token, of every proposal and of every mask, in this order.
+/// Outputs are requested for the last pending token, every proposal and every mask, in this order.
 struct Feed {
     std::int64_t known = 0, proposals = 0, masks = 0;
 

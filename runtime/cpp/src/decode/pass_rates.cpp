@@ -1,4 +1,4 @@
-// The constants are those of runtime/decode/pass_rates.py; tests/conformance/windows.json holds both together.
+// Same constants and order of operations as runtime/decode/pass_rates.py; tests/conformance/windows.json compares them.
 #include "decode/pass_rates.hpp"
 
 #include <algorithm>
@@ -8,10 +8,10 @@ namespace mars {
 
 namespace {
 
-constexpr double keep = 0.98;  // what an older observation counts after a newer one of the same prediction
-constexpr double first = 0.5;  // believed of masks before anything was seen, as one observation
-constexpr double belief = 1.0; // observations of one mask that the mean over all masks counts for
-constexpr double missed = 0.7; // a position that was predicted in the step before and did not pass is believed this much as likely to pass
+constexpr double keep = 0.98;  // weight of an older observation after each newer one of the same prediction
+constexpr double first = 0.5;  // prior pass rate of masks, counted as one observation
+constexpr double belief = 1.0; // weight of the mean over all masks, in observations of one mask
+constexpr double missed = 0.7; // factor for a position that was predicted in the previous step and did not pass
 
 } // namespace
 

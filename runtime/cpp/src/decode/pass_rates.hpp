@@ -1,4 +1,4 @@
-// How often a row's predictions pass tau, and how many tokens a step may therefore expect. Knows no costs and no tokens.
+// How often a row's predictions pass tau, and how many tokens a step can therefore be expected to accept.
 #pragma once
 
 #include <cstdint>
@@ -6,19 +6,21 @@
 
 namespace mars {
 
-/// For the prediction of the next token, k = 0, and that of the k-th mask, k = 1, 2, ...: how often it passed tau.
+/// Pass rates by prediction: k = 0 is the next token, k >= 1 the k-th mask.
 ///
-/// Predictions behind the first that did not pass count too: one full window tells text that the model cannot predict from text that
-/// it can. Old observations fade with new ones of the same prediction, not with time: what is not tried is not forgotten.
+/// Predictions after the first that did not pass count too, so that one full window shows whether the model can predict
+/// this text. Old observations fade with newer ones of the same prediction, not with time: what is not tried is not
+/// forgotten.
 class PassRates {
   public:
-    /// A step accepted `accepted` tokens, and nothing but tau ended its run; `passed[k]`: whether prediction k passed.
+    /// Record a step that accepted `accepted` tokens and was ended by tau alone; `passed[k]`: whether prediction k
+    /// passed.
     void saw(std::int64_t accepted, const std::vector<bool>& passed);
 
-    /// Tokens that a step with 0, 1, ... `masks` masks is expected to accept; each at least 1, none below the one before.
+    /// Expected accepted tokens of a step with 0, 1, ... `masks` masks; each at least 1, never decreasing.
     std::vector<double> expected(std::int64_t masks) const;
 
-    /// How often the prediction of the next token passed: a mask, which sees less, will hardly do better.
+    /// How often the prediction of the next token passed. A mask sees less context and will hardly do better.
     double certainty() const;
 
   private:

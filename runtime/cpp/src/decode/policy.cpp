@@ -1,4 +1,4 @@
-// The choice of a step's feeds. In the order of runtime/decode/policy.py, so that doubles round alike.
+// Same order of operations as runtime/decode/policy.py, so that doubles are rounded alike.
 #include "decode/policy.hpp"
 
 #include <algorithm>
@@ -7,7 +7,7 @@ namespace mars {
 
 namespace {
 
-// Share of the time that may go into trying more masks than seem to pay, where the next token is always certain.
+// Share of the time that may be spent on trying more masks than currently pay, if the next token is always certain.
 constexpr double trials = 0.015;
 
 std::int64_t fed(const Chooser& row, std::int64_t masks) { return row.is_free ? std::min(masks, row.most) : row.most; }
@@ -44,7 +44,7 @@ std::vector<Feed> Policy::feeds(const std::vector<Row*>& rows, const std::vector
     for (std::size_t i = 0; i < free.size(); ++i) {
         Feed& feed = feeds[free[i]];
         feed = split[i];
-        // Masks whose proposals could not be used any more are not fed.
+        // Do not feed masks whose proposals could no longer be used.
         feed.masks = std::min(feed.masks, std::max(std::int64_t{0}, rows[free[i]]->remaining() - feed.proposals - 2));
     }
     return feeds;
@@ -60,7 +60,8 @@ std::vector<std::int64_t> Policy::masks(const std::vector<Chooser>& rows) {
     const auto cost = widest > 0 ? cost_() : nullptr;
     const auto count = static_cast<double>(rows.size());
     const auto rate = [&](std::int64_t masks) {
-        // Each row will feed again what it is expected to accept, so that is what the choice costs, not what is pending now.
+        // Each row will feed the tokens it is expected to accept in its next step, so they determine the cost, not the
+        // currently pending ones.
         double total = 0.0, slots = 0.0;
         for (std::size_t i = 0; i < rows.size(); ++i) {
             const std::int64_t own = fed(rows[i], masks);

@@ -1,4 +1,4 @@
-// What the next step feeds, so that tokens come fastest: what rows have shown against what a step costs. Knows no device.
+// Chooses what the next step feeds for the highest speed, from what rows have shown and what a step costs.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,31 @@
 
 namespace mars {
 
-/// What the choice of masks at a tau needs to know of one row.
+/// What the choice of masks at a tau needs to know of a row.
 struct Chooser {
     const PassRates* pass_rates = nullptr;
     std::int64_t pending = 0; ///< tokens whose KV is not final
     std::int64_t most = 0;    ///< masks it can use
-    bool is_free = false;     ///< false: it gets `most`
+    bool is_free = false;     ///< false: it always gets `most`
 };
 
-/// What a step costs, asked for when it is first needed.
+/// Provides the cost of a step when it is first needed.
 using CostSource = std::function<std::shared_ptr<const Cost>()>;
 
-/// Chooses what the rows of one batch feed, step by step, for requests whose window is automatic (docs/decoding.md).
+/// Chooses the feeds of a batch, step by step, for requests with an automatic window (docs/decoding.md).
 ///
-/// A step is a rectangle: rows at a tau get the same number of masks, exact rows share a width. A share of the time is set aside for trying
-/// more masks. `few_sizes`: choose among few sizes of a step, for a device that prepares something for each.
+/// Rows at a tau get the same number of masks; exact rows share a width, because a step is a rectangle. A share of the
+/// time is set aside for trying more masks. `few_sizes`: choose among few sizes of a step, for devices that prepare
+/// something for each size.
 class Policy {
   public:
     explicit Policy(CostSource cost, bool few_sizes = false);
 
-    /// What each row feeds, with at most `rooms` slots behind its known tokens: tau rows are chosen for first, then exact ones.
+    /// What each row feeds, with at most `rooms` slots after its pending tokens. Rows at a tau are decided first, then
+    /// exact ones.
     std::vector<Feed> feeds(const std::vector<Row*>& rows, const std::vector<std::int64_t>& rooms, std::int64_t block);
 
-    /// Masks for each row, from 0 to its `most`.
+    /// Masks for each row, 0 to its `most`.
     std::vector<std::int64_t> masks(const std::vector<Chooser>& rows);
 
   private:
@@ -45,7 +47,7 @@ class Policy {
     Splitter splitter_;
 };
 
-/// All known tokens of each row, all its proposals, and as many masks as it may feed and there is room for.
+/// All pending tokens and all proposals of each row, and as many masks as it can use and has room for.
 std::vector<Feed> widest_feeds(const std::vector<Row*>& rows, const std::vector<std::int64_t>& rooms, std::int64_t block);
 
 } // namespace mars

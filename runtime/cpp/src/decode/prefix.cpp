@@ -1,4 +1,3 @@
-// The store: sorted entries, an order of use, and what a row may take and give.
 #include "decode/prefix.hpp"
 
 #include <algorithm>
@@ -7,7 +6,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t spare = 64; // entries behind a prompt that are reserved with it: the first steps need them
+constexpr std::int64_t spare = 64; // entries reserved after a prompt, because the first steps need them
 
 std::int64_t common(const Ids& one, const Ids& other) {
     const auto end = one.begin() + static_cast<std::ptrdiff_t>(std::min(one.size(), other.size()));
@@ -20,7 +19,7 @@ bool begins_with(const Ids& ids, const Ids& beginning) {
 
 Ids first(const Ids& ids, std::int64_t length) { return {ids.begin(), ids.begin() + length}; }
 
-/// Of sorted entries the one that has most of the beginning of `ids`, and how many ids that is.
+/// The entry with the longest common beginning with `ids`, and the length of that beginning. `entries` is sorted.
 template <typename Entries>
 std::pair<typename Entries::iterator, std::int64_t> nearest(Entries& entries, const Ids& ids) {
     auto best = entries.lower_bound(ids);
@@ -68,10 +67,10 @@ std::optional<Prefixes::Match> Prefixes::match(const Group& group, const Ids& id
     if (found == groups_.end()) return std::nullopt;
     auto [best, length] = nearest(found->second, ids);
     if (length <= 0) return std::nullopt;
-    // No more than is needed: a longer one may grow old.
+    // Prefer an entry of exactly this length, so that longer ones can age.
     if (const auto exact = found->second.find(first(ids, length)); exact != found->second.end()) best = exact;
     use(best->second);
-    for (const std::int64_t mark : marks) { // behind what it is in, so that the part which others need stays the longest
+    for (const std::int64_t mark : marks) { // after the entry that contains it, so that the shared part is kept longest
         const auto marked = found->second.find(first(ids, std::min(mark, static_cast<std::int64_t>(ids.size()))));
         if (marked != found->second.end()) use(marked->second);
     }
@@ -95,21 +94,21 @@ void Prefixes::save(const Group& group, const Ids& ids, std::int64_t num_bytes, 
             drop(*order_.front().group, *order_.front().key);
             ++counts_.evicted;
         }
-        if (num_bytes_ + num_bytes > budget) return; // others are copying
+        if (num_bytes_ + num_bytes > budget) return; // other rows are copying
         num_bytes_ += num_bytes;
     }
     std::shared_ptr<const Saved> saved;
     try {
         saved = copy();
-    } catch (const std::exception&) { // memory, most likely: the answer does not depend on it
+    } catch (const std::exception&) { // out of memory, for example: the answer does not depend on it
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     num_bytes_ -= num_bytes;
     if (!saved) {
         ++counts_.failed;
-    } else if (!is_there(group, ids, fixed)) { // another row may have been faster
+    } else if (!is_there(group, ids, fixed)) { // another row may have saved it meanwhile
         drop_beginning(group, ids);
-        std::list<Place> age(1); // its memory first: nothing may fail between the entry and its age
+        std::list<Place> age(1); // allocated first: nothing may fail between adding the entry and its age
         const auto of = groups_.try_emplace(group).first;
         const auto entry = of->second.emplace(ids, Entry{std::move(saved), num_bytes, fixed, age.begin()}).first;
         age.front() = {&of->first, &entry->first};
@@ -129,7 +128,7 @@ bool Prefixes::is_there(const Group& group, const Ids& key, bool fixed) {
     return true;
 }
 
-/// The entry that `key` begins with goes: its neighbour, since what stands between begins with it.
+/// Drop the entry that `key` begins with. It is the previous entry, since all entries in between begin with it too.
 void Prefixes::drop_beginning(const Group& group, const Ids& key) {
     const auto found = groups_.find(group);
     if (found == groups_.end()) return;
@@ -151,7 +150,7 @@ void Prefixes::drop(const Group& group, const Ids& key) {
 std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, std::int64_t piece, std::int64_t capacity,
                           std::optional<std::int64_t> most_entries) {
     const std::optional<std::int64_t> firm_slots = store_.firm_slots;
-    if (firm_slots && piece < *firm_slots) return 0; // its steps give other bits than those that are saved
+    if (firm_slots && piece < *firm_slots) return 0; // its steps compute other bits than the saved entries have
     const std::int64_t grain = firm_slots ? 1 : piece;
     group_ = Group{salt_, grain};
     for (std::int64_t& mark : marks_) mark = mark / grain * grain;
@@ -162,7 +161,7 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
         std::int64_t length = found->length;
         if (!firm_slots)
             length -= length % piece;
-        else if (length < last) // the step to the piece's end must be firm
+        else if (length < last) // the step to the end of the piece must be firm
             length -= std::max(std::int64_t{0}, *firm_slots - (piece - length % piece));
         try {
             if (length > 0) {
@@ -175,7 +174,7 @@ std::int64_t Stem::recall(Cache& cache, std::int64_t place, const Ids& tokens, s
                     firm_ = length;
                 }
             }
-        } catch (const std::exception&) { // memory, most likely: the row reads all of its prompt, and says so
+        } catch (const std::exception&) { // out of memory, for example: the row then reads its whole prompt
         }
     }
     store_.count(size, firm_);

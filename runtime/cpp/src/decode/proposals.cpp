@@ -1,4 +1,4 @@
-// The constants and the order of sums are those of runtime/decode/proposals.py, so that doubles round alike.
+// Same constants and order of operations as runtime/decode/proposals.py, so that doubles are rounded alike.
 #include "decode/proposals.hpp"
 
 #include <algorithm>
@@ -8,11 +8,11 @@ namespace mars {
 
 namespace {
 
-constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // of confidences that are counted together
-constexpr double own_word = 16.0;                                              // verified proposals that a confidence's own word counts for
-constexpr double fade = 0.99;                                                  // what all counts keep at each step that verified
-constexpr double keep = 0.75;                                                  // what an older step's masks count after a newer step's
-constexpr double first = 0.5;                                                  // believed of masks before any were seen, as one mask
+constexpr std::array<double, 7> edges{0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.995}; // classes of confidence
+constexpr double own_word = 16.0;                                              // weight of the confidence itself, in verified proposals
+constexpr double fade = 0.99;                                                  // factor for all counts at each verifying step
+constexpr double keep = 0.75;                                                  // factor for older steps' masks
+constexpr double first = 0.5;                                                  // prior for masks, counted as one mask
 constexpr double lookup_confidence = 0.6; // of a token that followed the same tokens before; the counts correct it
 
 double number(double confidence) { return confidence > 0 ? confidence : 0.0; }
@@ -76,7 +76,7 @@ std::vector<double> Foresight::expected(std::int64_t most) const {
 Proposals Lookup::propose(const std::vector<std::int64_t>& tokens, std::int64_t most) {
     const auto size = static_cast<std::int64_t>(tokens.size());
     const auto before = [&](std::int64_t end) { return std::vector(tokens.begin() + (end - length_), tokens.begin() + end); };
-    // The last tokens themselves are not indexed yet: what is found stood before them.
+    // The last tokens themselves are not indexed yet, so a match is an earlier occurrence.
     for (std::int64_t end = std::max(indexed_, length_); end < size; ++end) after_[before(end)] = end;
     indexed_ = std::max(indexed_, size);
     const auto found = size >= length_ ? after_.find(before(size)) : after_.end();

@@ -1,5 +1,4 @@
-// Guesses of the next tokens, to be verified by the next step: from masks, and from the row's own text.
-// Knows where guesses come from and how often such guesses held; verifies nothing itself.
+// Proposals for the next tokens, from masks and from the row's own text, and how likely they are to be verified.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +12,8 @@ namespace mars {
 
 enum class Source { masks, lookup };
 
-/// Tokens for the positions behind a row's last known one. `confidences[i]` is the source's own, 0 to 1. `sure`: the places, in order, of
-/// those that hold wherever all before them do.
+/// Tokens for the positions after a row's last pending one. `confidences[i]` is the source's own, 0 to 1. `sure`:
+/// indices, in order, of proposals that are verified whenever all before them are.
 struct Proposals {
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences;
@@ -29,18 +28,19 @@ struct Proposals {
     std::int64_t num_sure(std::int64_t most) const { return std::lower_bound(sure.begin(), sure.end(), most) - sure.begin(); }
 };
 
-/// How likely a proposal holds once all before it did: its confidence, corrected by how such ones did.
+/// How likely a proposal is verified if all before it are: its confidence, corrected by how such proposals did.
 ///
-/// Shared by the rows of a session, so that a new row starts with what earlier rows have shown. Any thread.
+/// Shared by the rows of a session, so that a new row starts with what earlier rows have shown. Thread-safe.
 class Hopes {
   public:
-    /// Between 0 and 1; NaN counts as 0.
+    /// 0 to 1; NaN counts as 0.
     double of(Source source, double confidence) const;
 
-    /// Of each, once all before it held.
+    /// For each proposal, if all before it are verified.
     std::vector<double> of_all(const Proposals& proposals) const;
 
-    /// The first `num_held` of `num_fed` proposals held; behind the next one nothing was shown.
+    /// Record that the first `num_held` of `num_fed` proposals were verified. Nothing is known about proposals after
+    /// the next one.
     void saw(const Proposals& proposals, std::int64_t num_fed, std::int64_t num_held);
 
   private:
@@ -52,22 +52,22 @@ class Hopes {
     std::array<std::array<Count, 8>, 2> counts_{}; // by source and class of confidence
 };
 
-/// What the masks of one row are worth: for the first mask, the second, ..., how likely its proposal holds.
+/// What the masks of one row are worth: how likely the proposal of the first mask, the second, ... is verified.
 ///
-/// Every mask of every step counts, by the hope that its confidence gives: nothing waits for a verification.
+/// Every mask of every step counts, with the hope that its confidence gives, without waiting for verification.
 class Foresight {
   public:
-    /// A step's masks gave proposals of these hopes.
+    /// Record the hopes of the proposals that a step's masks gave.
     void saw(const std::vector<double>& hopes);
 
-    /// Proposals that are expected to hold of 0, 1, ... `most` masks.
+    /// Expected number of verified proposals of 0, 1, ... `most` masks.
     std::vector<double> expected(std::int64_t most) const;
 
   private:
     std::vector<double> seen_, hoped_;
 };
 
-/// Proposes what followed the last `length` tokens when they stood in the prompt or the answer before.
+/// Proposes what followed the last `length` tokens at their latest earlier occurrence in the prompt or answer.
 class Lookup {
   public:
     explicit Lookup(std::int64_t length) : length_(length) {}
@@ -77,7 +77,7 @@ class Lookup {
 
   private:
     std::int64_t length_, indexed_ = 0;
-    std::map<std::vector<std::int64_t>, std::int64_t> after_; // the position behind the latest such tokens
+    std::map<std::vector<std::int64_t>, std::int64_t> after_; // the position after the latest such tokens
 };
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// A list of lines, one for each client that waits.
 #include "decode/queue.hpp"
 
 #include <algorithm>
@@ -10,7 +9,7 @@ void Queue::add(Row* row) {
     try {
         if (is_new) at->second = lines_.insert(lines_.end(), Line{row->client, {}});
         at->second->rows.push_back(row);
-    } catch (...) { // no memory: nobody has an empty line
+    } catch (...) { // out of memory: leave no empty line
         if (is_new && at->second != lines_.end()) lines_.erase(at->second);
         if (is_new) of_.erase(at);
         throw;

@@ -1,4 +1,4 @@
-// Rows that wait for a place: clients take turns, and the rows of each come in their order. Twin of runtime/decode/queue.py; runs nothing.
+// The queue of rows: clients take turns, and each client's rows keep their order (runtime/decode/queue.py).
 #pragma once
 
 #include <cstddef>
@@ -13,25 +13,25 @@
 
 namespace mars {
 
-/// Rows come as they would get their places: the first of each client, then the second of each, and so on. A client whose row got a place
-/// is the last of all clients then.
+/// Order: the first row of each client, then the second of each, and so on. A client whose row was taken goes to the
+/// end.
 ///
-/// So whoever sends a hundred requests at once waits for them, and nobody else does. Rows of nobody are those of one client.
+/// So a client that sends a hundred requests at once delays only itself. Rows without a client name share one line.
 class Queue {
   public:
     bool empty() const { return lines_.empty(); }
     std::size_t size() const { return size_; }
 
-    /// The last of its client.
+    /// Add a row at the end of its client's line.
     void add(Row* row);
 
-    /// The first that `good` wants, in the order of their turns; nothing where it wants none.
+    /// The first row that `good` accepts, in order of turns; null if none.
     Row* first(const std::function<bool(const Row&)>& good) const;
 
-    /// The row gets its place; its client's turn is over.
+    /// Remove a row that gets its place; its client goes to the end.
     void take(const Row* row);
 
-    /// Rows that were ended while they waited go, each is told to `gone`; nobody's turn changes.
+    /// Remove rows that ended while waiting and call `gone` for each. The order of clients does not change.
     void drop_finished(const std::function<void(Row*)>& gone);
 
   private:
@@ -43,7 +43,7 @@ class Queue {
 
     void close(Lines::iterator line);
 
-    Lines lines_;                                                        // none is empty; in the order of their turns
+    Lines lines_;                                                        // never empty lines, in order of turns
     std::unordered_map<std::optional<std::string>, Lines::iterator> of_; // by client
     std::size_t size_ = 0;
 };

@@ -1,4 +1,3 @@
-// Rows: what is accepted, and how a sequence ends.
 #include "decode/row.hpp"
 
 #include <algorithm>
@@ -12,8 +11,8 @@ namespace mars {
 
 namespace {
 
-constexpr double enough = 3.0;      // tokens that proposals promise, from which nothing is looked up
-constexpr double exact_mode = -1.0; // in place of a tau
+constexpr double enough = 3.0;      // expected tokens of the proposals, from which nothing is looked up
+constexpr double exact_mode = -1.0; // instead of a tau
 
 double wanted_of(const GenerationConfig& config) { return config.is_exact() ? exact_mode : config.bound(); }
 
@@ -100,8 +99,8 @@ std::int64_t Row::num_proposals() const {
 std::int64_t Row::most_masks(std::int64_t block) const {
     if (config_.one_token()) return 0;
     const bool exact = config_.is_exact();
-    // In exact mode a mask too many costs its slot and no quality, and one beyond the block often holds. Under a grammar some masks stand
-    // where there is no choice.
+    // In exact mode an extra mask costs its slot and no quality, and one mask beyond the block is often verified. Under
+    // a grammar some masks stand at forced tokens.
     std::int64_t most = (exact || guide) && block > 1 ? block + 1 : block - 1;
     if (config_.window >= 1) most = std::min(most, config_.window - 1);
     return std::max(std::int64_t{0}, std::min(most, remaining() - (exact ? 2 : 1)));
@@ -131,7 +130,7 @@ Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals)
         settle(chosen.token_ids, predictions.probabilities, count, num_proposals);
     } else {
         proposals = {};
-        // Where something else than tau ended the run, the row is over.
+        // If something other than tau ended the run, the row is over.
         std::vector<bool> passed;
         for (const double confidence : chosen.confidences) passed.push_back(passes(confidence, config_.bound(), config_.metric));
         pass_rates.saw(count, passed);
@@ -144,15 +143,15 @@ Accepted Row::accept(const Predictions& predictions, std::int64_t num_proposals)
     return {index, std::move(chosen.token_ids), std::move(chosen.confidences), finish_reason, num_held, nullptr};
 }
 
-/// Proposals that held are final like known tokens; what was predicted behind them is proposed next.
+/// Verified proposals become final like pending tokens; the predictions after them are proposed next.
 void Row::settle(const std::vector<std::int64_t>& token_ids, const std::vector<double>& probabilities, std::int64_t count,
                  std::int64_t num_fed) {
     const std::int64_t num_held = std::max(std::int64_t{0}, count - 1);
     cursor += num_held;
     stats.proposed += num_fed;
     stats.verified += num_held;
-    if (!finish_reason) hopes_->saw(proposals, num_fed, num_held); // else more may have held than were needed
-    // Predictions behind a wrong token are void: fresh masks are better guesses.
+    if (!finish_reason) hopes_->saw(proposals, num_fed, num_held); // otherwise more may have been right than were needed
+    // Predictions after a wrong token are void: new masks are better guesses.
     if (num_held < num_fed || finish_reason) {
         proposals = {};
         return;
@@ -172,7 +171,7 @@ void Row::look_around(std::int64_t most) {
     if (promise(others) > own) proposals = std::move(others);
 }
 
-/// Tokens that are expected to hold.
+/// Expected number of verified tokens.
 double Row::promise(const Proposals& those) const {
     double total = 0.0, chance = 1.0;
     for (const double hope : hopes_->of_all(those)) {
@@ -226,7 +225,7 @@ Predictions Row::candidates(const Predictions& predictions, std::int64_t first) 
     const auto size = static_cast<std::int64_t>(predictions.token_ids.size());
     assert(static_cast<std::int64_t>(predictions.logits.size()) == size * predictions.vocab_size && "the session checks this first");
     Predictions chosen;
-    // A later candidate only counts if all earlier ones are accepted, so they are part of what it has seen.
+    // A later candidate counts only if all earlier ones are accepted, so they are part of what it has seen.
     std::vector<std::int64_t> seen = tokens;
     for (std::int64_t i = first; i < size; ++i) {
         const float* logits = predictions.logits.data() + i * predictions.vocab_size;

@@ -1,4 +1,4 @@
-// One sequence of a batch: its tokens, its cursor, what it asked for and how it ended. Knows nothing of the device.
+// One sequence of a batch: its tokens, its cursor, its settings and how it ended.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,9 @@ namespace mars {
 class Guide;
 class Stem;
 
-/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens; `error` where that failed.
-/// The first `verified` tokens had been proposed and held; those at the places `forced` are a grammar's.
+/// What one step gave one row. `finish_reason` is set in the row's last event, which may carry no tokens; `error` is
+/// set if it failed. The first `verified` tokens were verified proposals; those at the indices `forced` were forced by
+/// a grammar.
 struct Accepted {
     std::int64_t row = 0;
     std::vector<std::int64_t> token_ids;
@@ -35,10 +36,10 @@ struct Accepted {
     std::vector<std::int64_t> forced = {};
 };
 
-/// Consecutive predictions for one row, the first for its next unknown position; `logits` is empty or [size, vocab_size], `topk_ids` and
-/// `topk_logprobs` are empty or [size, top_k], best first.
+/// Consecutive predictions for one row, the first for its next unknown position. `logits` is empty or [size,
+/// vocab_size]; `topk_ids` and `topk_logprobs` are empty or [size, top_k], best first.
 ///
-/// `confidences` are of the metric that the row asked for, `probabilities` always probabilities.
+/// `confidences` are of the metric that the row uses, `probabilities` always probabilities.
 struct Predictions {
     std::vector<std::int64_t> token_ids;
     std::vector<double> confidences, probabilities;
@@ -48,7 +49,7 @@ struct Predictions {
     std::vector<float> topk_logprobs = {};
     std::int64_t top_k = 0;
 
-    /// The first `count` predictions of batch row `row`, with the confidence that `metric` names.
+    /// The first `count` predictions of batch row `row`, with confidences of `metric`.
     static Predictions of(const StepOutput& output, std::int64_t row, std::int64_t count, Metric metric);
 
     /// These predictions followed by `later` ones.
@@ -57,11 +58,11 @@ struct Predictions {
 
 /// A sequence being decoded.
 ///
-/// `tokens` is the prompt and everything accepted; `cursor` counts its final KV entries, so that what lies beyond is
-/// pending. `proposals` are guesses of what follows, not part of the answer until verified. `stop` sees each accepted token and says
-/// whether it completes a stop condition. `hopes` are shared by the rows of a session, its own where there are none. `stem`: the row's
-/// share in a store of prefixes, or none. `guide`: a grammar that the answer follows, or none. `client`: whose turn it takes where rows wait,
-/// nobody's without.
+/// `tokens` is the prompt and everything accepted. `cursor` counts final KV entries; the tokens after it are pending.
+/// `proposals` are guesses, not part of the answer until verified. `stop` sees each accepted token and returns whether
+/// it completes a stop condition. `hopes` are shared by the rows of a session, or the row's own. `stem`: the row's
+/// access to the prefix cache, or null. `guide`: the grammar of the answer, or null. `client`: whose turn the row takes
+/// in the queue.
 class Row {
   public:
     Row(std::int64_t number, std::vector<std::int64_t> prompt, GenerationConfig config, std::vector<std::int64_t> eos_ids,
@@ -86,63 +87,64 @@ class Row {
     /// Tokens that may still be generated.
     std::int64_t remaining() const { return config_.max_new_tokens - stats.tokens; }
 
-    /// Proposals that may be fed: none that ends the sequence, for the output before it says as much.
+    /// Proposals that may be fed. Never one that ends the sequence: the output before it predicts the same.
     std::int64_t num_proposals() const;
 
     /// Whether a step must return logits for this row.
     bool wants_logits() const;
 
-    /// Whether proposal `i` is there and ends the sequence.
+    /// Whether proposal `i` exists and ends the sequence.
     bool ends_at(std::int64_t i) const;
 
-    /// Masks that the next step may feed if it feeds no proposals: none that can not be used.
+    /// Masks that the next step may feed if it feeds no proposals.
     std::int64_t most_masks(std::int64_t block) const;
 
-    /// Accept from the left what the rule and the limits allow, and note how the row ends if it does.
+    /// Accept predictions from the left by the rule and the limits, and record how the row ends if it does.
     ///
-    /// The first `num_proposals` proposals were fed and are verified or dropped.
+    /// The first `num_proposals` proposals were fed; they are verified or dropped.
     Accepted accept(const Predictions& predictions, std::int64_t num_proposals = 0);
 
-    /// What the grammar forces before any prediction, until the row has `most` tokens; nothing where it forces none, or has begun.
+    /// Append what the grammar forces before any prediction, until the row has `most` tokens. No value if nothing is
+    /// forced or the row has begun already.
     std::optional<Accepted> begin(std::int64_t most);
 
-    /// As `accept`, under a grammar: what is not allowed ends the run, what is forced goes into it. Nothing is accepted where the next
-    /// step must be asked again.
+    /// Like `accept`, under a grammar: forced tokens are appended, and a token that is not allowed ends the run. No
+    /// value if nothing was appended and the next step must run again.
     ///
-    /// Behind proposals that all held tau decides about the masks' predictions, in exact mode nothing does.
+    /// If all proposals were verified, tau decides about the masks' predictions; exact mode accepts none of them.
     std::optional<Accepted> follow(const Predictions& predictions, std::int64_t num_proposals);
 
-    /// Look up proposals in the row's own text where those at hand promise little, and take them where they promise more.
+    /// Look up proposals in the row's own text if the current ones promise little; use them if they promise more.
     void look_around(std::int64_t most);
 
-    /// What the next step may expect of the row, of which `room` slots are left behind its known tokens.
+    /// What the next step may expect of the row, with `room` slots after its pending tokens.
     Chances chances(std::int64_t block, std::int64_t room) const;
 
     /// End the row without tokens.
     Accepted finish(FinishReason reason);
 
-    /// End the row because of `error`; what it has stays, and nothing of it is kept for others.
+    /// End the row with `error`. It keeps its tokens; nothing of it goes to the prefix cache.
     Accepted fail(std::exception_ptr error);
 
-    /// Any thread: the tau from the next step on, which ends exact mode. The caller has checked it.
+    /// From any thread: the tau from the next step on, which ends exact mode. The caller has validated it.
     void set_tau(double tau) { wanted_.store(tau); }
 
-    /// Any thread: exact mode from the next step on, or out of it, then with the usual tau.
+    /// From any thread: switch to exact mode from the next step on, or back to the default tau.
     void set_exact(bool exact);
 
     /// No value in exact mode.
     std::optional<double> tau() const;
 
-    /// Any thread: end the row before its next step.
+    /// From any thread: end the row before its next step.
     void cancel() { end(FinishReason::cancelled); }
 
-    /// The same because its time is over. The first reason counts.
+    /// The same because its deadline has passed. The first reason counts.
     void expire() { end(FinishReason::deadline); }
 
-    /// Whether it was told to end.
+    /// Whether the row was told to end.
     bool is_told() const { return told_.load() != untold; }
 
-    /// Take over what other threads asked for. The loop calls this between two steps, so that one step sees one setting.
+    /// Apply what other threads requested. The loop calls this between two steps, so that a step sees one setting.
     void refresh();
 
   private:
@@ -166,7 +168,7 @@ class Row {
     }
 
     static constexpr int untold = -1;
-    std::atomic<int> told_{untold}; // to end, and the reason
+    std::atomic<int> told_{untold}; // the reason, once told to end
 };
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// Draws and confidences. Sums are in double, where the Python twin sums float32: the two agree to float32's last digits.
+// Sums are in double, those in Python in float32: the two agree to float32's last digits.
 #include "decode/sample.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace mars {
 
 namespace {
 
-/// Tokens from the likeliest on, equal ones in id order, sorted only as far as they are asked for.
+/// Tokens from the likeliest on, equal ones by id, sorted only as far as needed.
 class Ranking {
   public:
     Ranking(const float* logits, std::int64_t size) : logits_(logits), heap_(static_cast<std::size_t>(size)) {
@@ -41,7 +41,7 @@ class Ranking {
 
 std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig& config, double number) {
     Ranking ranking(logits, size);
-    const double top = *std::max_element(logits, logits + size); // subtracted first: no temperature is too small for what is left
+    const double top = *std::max_element(logits, logits + size); // subtracted first, so that no temperature is too small
     const auto weight = [&](std::int64_t token) { return std::exp((logits[token] - top) / config.temperature); };
     std::vector<std::int64_t> kept;
     double total = 0.0;
@@ -52,7 +52,8 @@ std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig
     } else {
         for (std::int64_t token = 0; token < size; ++token) total += weight(token);
     }
-    // Nucleus: the smallest set whose probability reaches top_p; always at least one token. Where nothing is cut, stop where the draw falls.
+    // Nucleus: the smallest set whose probability reaches top_p, at least one token. If nothing is cut off, stop where
+    // the draw falls.
     const bool cuts = config.top_p < 1 || config.min_p > 0;
     const double enough = config.top_p < 1 ? config.top_p : cuts ? std::numeric_limits<double>::infinity() : std::nextafter(number, 2.0);
     std::vector<double> cumulative;
@@ -61,7 +62,7 @@ std::int64_t draw(const float* logits, std::int64_t size, const GenerationConfig
             if (ranking.empty()) break;
             kept.push_back(ranking.pop());
         }
-        if (weight(kept[i]) < config.min_p) break; // the likeliest weighs 1
+        if (weight(kept[i]) < config.min_p) break; // the likeliest has weight 1
         cumulative.push_back((cumulative.empty() ? 0.0 : cumulative.back()) + weight(kept[i]) / total);
     }
     const double whole = cuts ? cumulative.back() : 1.0;
@@ -74,7 +75,7 @@ std::vector<float> penalized(const float* logits, std::int64_t size, double pena
     std::vector<float> changed(logits, logits + size);
     std::sort(seen.begin(), seen.end());
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-    using Limits = std::numeric_limits<float>; // any penalty leaves numbers
+    using Limits = std::numeric_limits<float>; // any penalty yields finite numbers
     const auto factor = static_cast<float>(std::clamp(penalty, double{Limits::min()}, double{Limits::max()}));
     for (const std::int64_t token : seen) {
         float& logit = changed[static_cast<std::size_t>(token)];

@@ -1,4 +1,4 @@
-// Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p and seeded draws.
+// Choosing tokens from logits on the host: repetition penalty, temperature, top-k, top-p, min-p and seeded draws.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace mars {
 
 class TokenSet;
 
-/// A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that no run length changes a draw.
+/// A number in [0, 1) that depends on `seed` and `position` only (splitmix64), so that a draw does not depend on the
+/// run length.
 double uniform(std::uint64_t seed, std::uint64_t position);
 
 struct Choice {
@@ -18,15 +19,16 @@ struct Choice {
     double confidence;
 };
 
-/// Pick the token for absolute `position` from `logits` [vocab_size], and measure its confidence.
+/// Choose the token for absolute `position` from `logits` [vocab_size], and compute its confidence.
 ///
 /// The repetition penalty (as in CTRL: divide positive logits of `seen` tokens, multiply negative ones) belongs to the
-/// model's distribution; temperature, top-k and top-p only shape the draw. The confidence is measured on the former. `allowed`: nothing
-/// else is picked; it may be null.
+/// model's distribution, from which the confidence is computed. Temperature, top-k and top-p only shape the draw. If
+/// `allowed` is not null, only its tokens are chosen.
 Choice choose(const float* logits, std::int64_t vocab_size, const GenerationConfig& config, const std::vector<std::int64_t>& seen,
               std::int64_t position, const TokenSet* allowed = nullptr);
 
-/// Probability of `token`, its margin over the best other token, or the entropy (nats), from `logits` [vocab_size]; rounded to float32.
+/// Probability of `token`, its margin over the best other token, or the entropy (nats), from `logits` [vocab_size];
+/// rounded to float32.
 double confidence_of(const float* logits, std::int64_t vocab_size, std::int64_t token, Metric metric);
 
 } // namespace mars

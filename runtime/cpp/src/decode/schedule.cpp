@@ -1,4 +1,3 @@
-// The loop, and cursor commit.
 #include "decode/schedule.hpp"
 
 #include <algorithm>
@@ -11,7 +10,7 @@ Schedule::Schedule(Backend& backend, std::vector<Row*> rows, std::int64_t block,
 std::optional<std::vector<Accepted>> Schedule::next() {
     try {
         return advance();
-    } catch (const Interrupted&) { // a device ends a forward only where all rows were told to end
+    } catch (const Interrupted&) { // a device stops a forward only if all its rows were told to end
         for (Row* row : rows_) row->refresh();
         if (!std::all_of(rows_.begin(), rows_.end(), [](const Row* row) { return row->finish_reason.has_value(); })) throw;
         batch_.drop_finished();
@@ -36,7 +35,7 @@ std::optional<std::vector<Accepted>> Schedule::advance() {
         if (is_prefilling_) return std::vector<Accepted>{};
         if (row.finish_reason) continue;
         std::optional<Accepted> accepted = begin(row);
-        batch_.keep(row); // now: the next prompt may begin alike
+        batch_.keep(row); // now, because the next prompt may begin with the same tokens
         if (!accepted) continue;
         ++next_row_;
         return std::vector{std::move(*accepted)};
@@ -52,12 +51,12 @@ class CursorCommit : public Schedule {
   public:
     CursorCommit(Backend& backend, std::vector<Row*> rows, std::int64_t block, std::int64_t mask_id, CostSource cost)
         : Schedule(backend, std::move(rows), block, mask_id) {
-        // A captured step of an engine is bound to its sizes, so it is better to have few of them.
+        // An engine prepares something for each size of a step, so use few sizes.
         if (cost) policy_.emplace(std::move(cost), backend.max_slots().has_value());
     }
 
   private:
-    // The last piece of a prompt has a full window, since all the prompt is fed with it.
+    // The last piece of a prompt has a full window, because the whole prompt is fed anyway.
     std::optional<Accepted> begin(Row& row) override {
         std::vector<Accepted> accepted = take(batch_.index_of(row), widest_feeds({&row}, {batch_.room(row)}, block_));
         return accepted.empty() ? std::nullopt : std::optional(std::move(accepted.front()));
@@ -69,7 +68,7 @@ class CursorCommit : public Schedule {
             if (!batch_.fits(*row)) accepted.push_back(row->finish(FinishReason::capacity));
         batch_.drop_finished();
         if (batch_.active.empty()) return accepted;
-        // A piece of one row's forced text; the others decode meanwhile.
+        // Feed one piece of one row's forced tokens; the other rows decode meanwhile.
         const auto is_behind = [this](const Row* row) { return batch_.is_behind(*row, block_); };
         const auto behind = std::find_if(batch_.active.begin(), batch_.active.end(), is_behind);
         if (behind != batch_.active.end()) batch_.feed_forced(**behind, block_);

@@ -1,4 +1,5 @@
-// In the order of runtime/decode/split.py, so that doubles round alike; tests/conformance/splits.json holds both together.
+// Same order of operations as runtime/decode/split.py, so that doubles are rounded alike; tests/conformance/splits.json
+// compares them.
 #include "decode/split.hpp"
 
 #include <algorithm>
@@ -7,7 +8,7 @@ namespace mars {
 
 namespace {
 
-constexpr double trials = 0.015; // share of the time that may go into more masks than seem to pay
+constexpr double trials = 0.015; // share of the time that may be spent on more masks than seem to pay
 constexpr double lowest = -1e300;
 
 struct Choice {

@@ -1,4 +1,4 @@
-// How a verifying step is split: which proposals it feeds, and how many masks behind them. Knows no device and no tokens.
+// How a verifying step is split: how many proposals it feeds, and how many masks after them.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace mars {
 
-/// What one row may feed and what it may expect of it.
+/// What one row may feed, and what it may expect of it.
 ///
-/// known: tokens that are fed in any case. hopes: of each proposal that may be fed, given those before it. ending: of an end-of-sequence
-/// token proposed right behind them, no value if none was. worth[m]: proposals of m masks that are expected to hold, for 0, 1, ... as many
-/// masks as may be fed. room: slots behind the known tokens.
+/// known: pending tokens, fed in any case. hopes[i]: how likely proposal i is verified if those before it are. ending:
+/// the same for an end-of-sequence token proposed right after them, if one was. worth[m]: expected number of verified
+/// proposals of m masks, for 0, 1, ... as many as may be fed. room: slots after the pending tokens.
 struct Chances {
     std::int64_t known = 0;
     std::vector<double> hopes;
@@ -34,7 +34,7 @@ class Splitter {
   public:
     explicit Splitter(bool few_sizes = false) : few_sizes_(few_sizes) {}
 
-    /// Feeds for `rows`, of which there is at least one; `others` more rows take part in the step, which is at least `floor` slots wide.
+    /// Feeds for `rows` (at least one). `others` more rows take part in the step, which is at least `floor` slots wide.
     std::vector<Feed> choose(const Cost& cost, const std::vector<Chances>& rows, std::int64_t others = 0, std::int64_t floor = 0);
 
   private:

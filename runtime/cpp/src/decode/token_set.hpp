@@ -1,4 +1,4 @@
-// Some tokens of a vocabulary, a bit each.
+// A set of tokens of a vocabulary, one bit each.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class TokenSet {
         return token >= 0 && token < size_ && (bits_[static_cast<std::size_t>(token) / 64] >> (token % 64) & 1U) != 0;
     }
 
-    /// Tokens outside of the vocabulary are left out.
+    /// Tokens outside the vocabulary are ignored.
     void set(std::int64_t token, bool is_in = true) {
         if (token < 0 || token >= size_) return;
         const std::uint64_t bit = std::uint64_t{1} << (token % 64);
@@ -29,7 +29,7 @@ class TokenSet {
         return std::any_of(bits_.begin(), bits_.end(), [](std::uint64_t word) { return word != 0; });
     }
 
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     std::int64_t size() const { return size_; }
 
   private:

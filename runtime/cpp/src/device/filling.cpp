@@ -1,4 +1,3 @@
-// Sizes, and copies of a step's rows into wider ones.
 #include "device/filling.hpp"
 
 #include <algorithm>
@@ -11,7 +10,7 @@ namespace {
 
 constexpr std::int64_t least_piece = 16; // slots of the smallest step of a prompt that is wider than any decode step
 
-/// Rows of `width` numbers with zeros behind.
+/// Rows of `width` numbers, extended to `all` by zeros.
 std::vector<std::int64_t> widened(const std::vector<std::int64_t>& values, std::int64_t rows, std::int64_t width, std::int64_t all_rows,
                                   std::int64_t all) {
     std::vector<std::int64_t> wide(static_cast<std::size_t>(all_rows * all));

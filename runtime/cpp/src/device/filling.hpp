@@ -1,4 +1,4 @@
-// The few sizes of step that an engine is run in: smaller ones are filled up. Twin of runtime/device/filling.py; knows no device.
+// Pads steps to the few sizes that an engine runs in (runtime/device/filling.py).
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace mars {
 
-/// A context and its CUDA graph belong to one size, and a step of few slots takes a GPU as long as one of several. Filling stands behind what
-/// was asked for, which therefore does not see it; what it writes lies behind every cursor, where the next step writes.
+/// An execution context and its CUDA graph are bound to one size, and a step of few slots takes a GPU as long as one of
+/// several. Padding stands after the real slots, which do not see it. The entries it writes lie after every cursor,
+/// where the next step writes.
 class Filling {
   public:
-    /// Of an engine that holds `capacity` entries in a row; `is_fixed`: built for one size, which is filled in any case.
+    /// `capacity`: entries of a row. `is_fixed`: the engine has a single size, to which every step is padded.
     Filling(const EngineInfo& info, std::int64_t capacity, bool is_fixed);
 
-    /// The step filled up, or nothing where it has one of the sizes. Where a row has no room for more slots they stay as many.
+    /// The padded step; no value if it has one of the sizes already. Slots are not added if a row has no room for them.
     ///
-    /// Throws SessionError for a step beyond the one size of an engine.
+    /// Throws SessionError for a step larger than an engine's single size.
     std::optional<StepInput> filled(const StepInput& input) const;
 
   private:
@@ -28,10 +29,10 @@ class Filling {
     std::set<std::int64_t> slots_, outputs_;
 };
 
-/// The smallest size that holds `wanted`; `wanted` itself where there is none up to `most`.
+/// The smallest size that holds `wanted`; `wanted` itself if there is none up to `most`.
 std::int64_t least_of(const std::set<std::int64_t>& sizes, std::int64_t wanted, std::int64_t most);
 
-/// A step with more rows, slots and predictions: zeros behind what was asked for, and rows that nobody asked for at the cursor `idle`.
+/// A step with more rows, slots and predictions: zeros after the real ones; additional rows have the cursor `idle`.
 StepInput padded(const StepInput& input, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::int64_t idle);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// The names and numbers.
 #include "device/lost.hpp"
 
 #include <algorithm>
@@ -16,7 +15,7 @@ constexpr std::pair<const char*, const char*> lasting[] = {
     {"cudaErrorInvalidAddressSpace", "717"}, {"cudaErrorInvalidPc", "718"},           {"cudaErrorLaunchFailure", "719"},
     {"cudaErrorTensorMemoryLeak", "721"},    {"cudaErrorExternalDevice", "911"}};
 
-/// Whether `words` has "CUDA failure 700", or error, and no digit behind it. ONNX Runtime says it so.
+/// Whether `words` contains "CUDA failure 700" or "CUDA error 700" without a further digit, as ONNX Runtime writes it.
 bool has_number(const std::string& words, const std::string& number) {
     for (const char* what : {"CUDA failure ", "CUDA error "}) {
         const std::string whole = what + number;

@@ -1,5 +1,4 @@
-// CUDA's errors that stay: "the process must be terminated and relaunched", it says of these, and gives them to every later call. Knows names,
-// numbers and the words of libraries that pass them on. Twin of runtime/device/lost.py.
+// CUDA errors after which the process must be restarted: every later call fails too (runtime/device/lost.py).
 #pragma once
 
 #include <string>
@@ -8,7 +7,7 @@ namespace mars {
 
 constexpr const char* lost_advice = "; nothing computes on the GPU in this process any more: start it again";
 
-/// Whether a library's error is one of these, by its name or as a number behind CUDA's.
+/// Whether an error message of a library contains one of these, by name or number.
 bool is_lasting(const std::string& words);
 
 } // namespace mars

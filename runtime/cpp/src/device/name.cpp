@@ -1,4 +1,3 @@
-// Reading names of devices.
 #include "device/name.hpp"
 
 #include <algorithm>

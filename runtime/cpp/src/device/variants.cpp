@@ -1,4 +1,3 @@
-// The reasons, in words.
 #include "device/variants.hpp"
 
 #include <algorithm>
@@ -19,8 +18,8 @@ std::string joined(const std::vector<std::string>& parts, const char* between) {
     return text;
 }
 
-/// Whether two versions agree in the numbers that both have. Python's package says 10.3.0 or 10.7.0.post1 where the library says
-/// 10.3.0.30: what lies behind the patch level is for TensorRT itself to judge when it loads the engine.
+/// Whether two versions agree in the numbers that both have. Python's package says 10.3.0 or 10.7.0.post1 where the
+/// library says 10.3.0.30. TensorRT itself judges anything after the patch level when it loads the engine.
 bool is_same_version(const std::string& one, const std::string& other) {
     const auto numbers = [](const std::string& version) {
         std::vector<std::string> all;
@@ -47,7 +46,7 @@ std::vector<std::string> engine_obstacles(const Variant& variant, const Here& he
         reasons.push_back(built + "and libmars_" + variant.backend + ".so is not here (" +
                           (why != here.missing.end() ? why->second : "not looked for") +
                           "); build libmars with -DMARS_TENSORRT=ON and that TensorRT (docs/cpp.md)");
-        if (here.tensorrt.empty()) return reasons; // nobody could ask for the GPU
+        if (here.tensorrt.empty()) return reasons; // without a plugin nothing is known about the GPU
     } else if (!is_same_version(runs->second, info.version)) {
         reasons.push_back(built + "this libmars runs with " + runs->second + "; build the engine again or install " + info.version);
     }

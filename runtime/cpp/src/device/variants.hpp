@@ -1,4 +1,4 @@
-// Which variant of a bundle runs on this machine, and why each other one does not. Twin of runtime/device/variants.py; opens nothing.
+// Which variant of a bundle runs on this machine, and why each other one does not (runtime/device/variants.py).
 #pragma once
 
 #include <optional>
@@ -9,23 +9,25 @@
 
 namespace mars {
 
-/// Whether `device` is where engines run: `cuda`, in any case, with or without "ExecutionProvider" and a GPU's number.
+/// Whether engines run on `device`: `cuda`, in any case, with or without "ExecutionProvider" and a number.
 bool runs_engines(const std::string& device);
 
-/// Why `variant` does not run on `device` here; nothing if nothing is known against it. `here` is needed for engines only.
+/// Why `variant` does not run on `device`; no value if no reason is known. `here` is needed for engines only.
 std::optional<std::string> why_not(const Variant& variant, const std::string& device, const Here* here);
 
-/// Why an engine of before cannot decode exactly, with the command that renews it; nothing if nothing is against it.
+/// Why an older engine cannot decode exactly, with the command that rebuilds it; no value if it can.
 ///
-/// A step of exact mode asks for the predictions of its last known token, of every proposal and of every mask.
+/// A step of exact mode needs the predictions of its last pending token, of every proposal and of every mask.
 std::optional<std::string> why_not_exact(const Bundle& bundle, const Variant& variant);
 
-/// The variant to open on `device`: an engine before a graph on a GPU, in the manifest's order. `here` is asked for where it is null.
+/// The variant to open on `device`: on a GPU engines come before graphs, otherwise the manifest's order decides. If
+/// `here` is null, the machine is examined.
 ///
-/// Throws SessionError with the reason for each. A bundle with engines of which none fits is an error, not a slower graph.
+/// Throws SessionError with the reason for each variant. A bundle with engines of which none fits is an error; it never
+/// falls back to a slower graph.
 const Variant& choose(const Bundle& bundle, const std::string& device, const Here* here = nullptr);
 
-/// The variant called `name`. Throws BundleError where there is none, SessionError where it does not run here.
+/// The variant called `name`. Throws BundleError if there is none, SessionError if it does not run here.
 const Variant& choose_named(const Bundle& bundle, const std::string& name, const std::string& device, const Here* here = nullptr);
 
 } // namespace mars

@@ -1,4 +1,4 @@
-// Something that happens at a time unless it was called off before. Knows no requests.
+// A timer that can be cancelled.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace mars {
 
-/// Calls `ring` at `when`, in a thread of its own; never after its end.
+/// Calls `ring` at `when` in its own thread, unless destroyed before.
 class Alarm {
   public:
     Alarm(std::chrono::steady_clock::time_point when, std::function<void()> ring)

@@ -1,4 +1,3 @@
-// From accepted tokens to events and completions.
 #include "session/answers.hpp"
 
 #include <algorithm>
@@ -35,14 +34,14 @@ Answers::Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt
         watch(began);
         return;
     }
-    // Measured before the first step where it is needed, so that no step has to wait.
+    // Measure before the first step, so that no step has to wait for it.
     const auto asks = [](const GenerationConfig& config) { return config.window == auto_window && !config.one_token(); };
     if (std::any_of(configs.begin(), configs.end(), asks)) session_->measured();
     schedule_ = decode(backend, rows, block, mask, [session = session_.get()] { return session->measured(); });
     watch(began);
 }
 
-/// Deadlines are heard between two steps and inside of one.
+/// Start the deadlines' timers. They end rows between two steps, and stop a running step.
 void Answers::watch(std::chrono::steady_clock::time_point began) try {
     running_ = schedule_->cache();
     for (Answer& answer : answers_) {
@@ -59,7 +58,7 @@ void Answers::watch(std::chrono::steady_clock::time_point began) try {
     throw MemoryError(std::string("the thread of a deadline cannot be started (") + error.what() + "); free memory, or allow more threads");
 }
 
-/// End the forward that runs, where nobody wants its outcome any more.
+/// Stop the running forward if all its rows were told to end.
 void Answers::interrupt() const {
     if (!std::all_of(answers_.begin(), answers_.end(), [](const Answer& answer) { return answer.row->is_told(); })) return;
     if (const std::shared_ptr<Cache> running = running_.lock()) running->interrupt();
@@ -67,9 +66,9 @@ void Answers::interrupt() const {
 
 std::optional<std::vector<Event>> Answers::next() {
     if (!schedule_) return std::nullopt;
-    // A loop that failed, or that is done, is never asked again; its KV memory goes at once.
+    // A loop that failed or is done is never used again; its KV memory is freed now.
     std::unique_ptr<Schedule> schedule = std::move(schedule_);
-    failed_ = true; // unless this step ends well
+    failed_ = true; // until this step succeeds
     std::optional<std::vector<Accepted>> accepted = schedule->next();
     failed_ = false;
     if (!accepted) return std::nullopt;

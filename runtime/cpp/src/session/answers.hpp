@@ -1,4 +1,4 @@
-// The answers of one call: rows, their texts and the loop that decodes them. What a stream and a batch have in common.
+// The shared part of streams and batches: rows, their texts, and the loop that decodes them.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@
 
 namespace mars {
 
-/// What every prompt with a system message begins with, by the message. Any thread may ask.
+/// How many tokens of a prompt come from its system message, by system message. Thread-safe.
 class Openings {
   public:
     /// How many of `ids` belong to the system message.
@@ -32,53 +32,53 @@ class Openings {
     std::map<std::string, Ids> known_;
 };
 
-/// A row, and the text that its stop condition feeds: nothing for a bundle without a tokenizer.
+/// A row, and the text stream that its stop condition feeds (null for a bundle without a tokenizer).
 struct NewRow {
     std::unique_ptr<TextStream> text;
     std::unique_ptr<Row> row;
 };
 
-/// What sessions, and streams that outlive them, share. Nothing in it changes but what the backend guards itself.
+/// The opened bundle, shared by a session and its streams. Immutable, except for members that lock themselves.
 struct Opened {
     Bundle bundle;
     std::unique_ptr<Backend> backend;
     std::optional<Text> text;
-    std::string variant;      // the name of the one that runs
-    std::string device;       // as a bundle names it; empty on a backend of the caller's
-    std::string text_problem; // why there is none although the bundle has a tokenizer
+    std::string variant;      // name of the running variant
+    std::string device;       // such as "cuda:1"; empty for a custom backend
+    std::string text_problem; // why `text` is empty although the bundle has a tokenizer
     std::unique_ptr<Costs> costs = std::make_unique<Costs>();
     std::unique_ptr<Openings> openings = std::make_unique<Openings>();
     std::unique_ptr<Grammars> grammars = std::make_unique<Grammars>(); // guards itself
     std::unique_ptr<Prefixes> prefixes = std::make_unique<Prefixes>(0, std::nullopt);
     std::shared_ptr<Hopes> hopes = std::make_shared<Hopes>(); // guards itself
 
-    /// A session on any backend, such as a fake one; `bundle.path` need not exist then.
+    /// A session on any backend, such as a fake one; `bundle.path` need not exist.
     static Session over(Bundle bundle, std::unique_ptr<Backend> backend, std::optional<Text> text = std::nullopt,
                         std::int64_t cache_bytes = 0);
 
     const Variant& runs() const { return bundle.variant(variant); }
 
-    /// What a step costs here; may be measured at the first call, which takes about a second.
+    /// What a step costs here. The first call may measure it, which takes about a second.
     std::shared_ptr<const Cost> measured() const { return costs->get(*backend, bundle.manifest.block, bundle.manifest.tokens.mask); }
 
-    /// The grammar that an answer follows, or none. Throws SessionError.
+    /// The grammar of an answer, or null. Throws SessionError.
     std::unique_ptr<Guide> new_guide(const GenerationConfig& config) const;
 
-    /// A row's share in the store of prefixes, or none. `system` is the system message where `prompt` does not tell.
+    /// A row's access to the prefix cache, or null. `system` is the system message if `prompt` does not contain it.
     std::shared_ptr<Stem> new_stem(const Prompt& prompt, const Ids& ids, const std::string& salt,
                                    const std::optional<std::string>& system) const;
 
     const Text& needs_text() const;
 
-    /// Token ids of a prompt of at most `most` tokens and what the context holds.
+    /// Token ids of a prompt that may have at most `most` tokens and must fit the context.
     std::vector<std::int64_t> encode(const Prompt& prompt, std::optional<std::int64_t> most = std::nullopt) const;
 
-    /// A row for a prompt of at most `most` tokens, and its growing text if there is a tokenizer. `began`: when its clock started.
+    /// A row for a prompt of at most `most` tokens, with its text stream. `began`: when the request's clock started.
     /// Throws SessionError as encode and check do.
     NewRow new_row(std::int64_t index, const Prompt& prompt, const GenerationConfig& config, std::chrono::steady_clock::time_point began,
                    const std::optional<std::string>& system = std::nullopt, std::optional<std::int64_t> most = std::nullopt) const;
 
-    /// Throws SessionError for values out of range, and when this variant's graph lacks what `config` needs.
+    /// Throws SessionError for values out of range, and if this variant's graph lacks what `config` needs.
     void check(const GenerationConfig& config) const;
 };
 
@@ -86,7 +86,7 @@ struct Answers {
     Answers(std::shared_ptr<const Opened> session, const std::vector<Prompt>& prompts, const std::vector<GenerationConfig>& configs,
             const Commit& commit, const std::optional<std::string>& system = std::nullopt);
 
-    /// The next step's events, none for a prefill chunk; no value when all rows are done.
+    /// The next step's events, none for a prefill piece; no value when all rows are done.
     std::optional<std::vector<Event>> next();
 
     void cancel(std::int64_t row);
@@ -110,9 +110,9 @@ struct Answers {
     std::shared_ptr<const Opened> session_;
     std::vector<Answer> answers_;
     std::unique_ptr<Schedule> schedule_;
-    std::weak_ptr<Cache> running_; // what its forwards run on
+    std::weak_ptr<Cache> running_; // memory that the forwards use
     bool failed_ = false;
-    std::vector<std::unique_ptr<Alarm>> alarms_; // the last: they ring before anything else goes
+    std::vector<std::unique_ptr<Alarm>> alarms_; // last member, so that timers stop before anything else is destroyed
 };
 
 } // namespace mars

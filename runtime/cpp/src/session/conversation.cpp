@@ -1,4 +1,3 @@
-// Turns, the ids that stand for them, and where the context ends.
 #include <algorithm>
 
 #include <mars/conversation.hpp>
@@ -10,7 +9,7 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t room = 4; // where the oldest turns go, an answer finds up to this part of the context free
+constexpr std::int64_t room = 4; // if old turns are dropped, an answer gets up to this part of the context
 
 bool begins_with(const std::string& text, const std::string& beginning) { return text.compare(0, beginning.size(), beginning) == 0; }
 
@@ -19,23 +18,24 @@ std::string spaced(const std::string& word, std::size_t count) { return std::to_
 } // namespace
 
 struct Conversation::State {
-    /// Text of all that was read and said, and the ids that stand for it.
+    /// The text of the conversation so far, and its token ids.
     struct Spelling {
         std::string text;
         Ids ids;
     };
 
-    /// `spellings`: the longest first; none where the ids end with more than the text, as behind a stop string.
+    /// `spellings`: longest first; empty if the ids contain more than the text, as after a stop string.
     struct Said : Turn {
         std::vector<Spelling> spellings;
     };
 
-    /// The last question, the prompt that asks it, and its answer. The caller reads the answer, so it stays until the next question.
+    /// The last question, its prompt and its answer. The caller reads the answer, so it is kept until the next
+    /// question.
     struct Asked {
         std::string question;
         Spelling prompt;
         Stream reply;
-        bool is_settled = false; // what was said is a turn, or dropped
+        bool is_settled = false; // whether the answer has become a turn, or was dropped
     };
 
     std::shared_ptr<const Opened> session;
@@ -59,7 +59,7 @@ struct Conversation::State {
         return made;
     }
 
-    /// Text and ids of the next prompt: known ids as far as the text is the one they stand for.
+    /// Text and ids of the next prompt. Known ids are reused as far as the text is unchanged.
     Spelling prompt(const std::vector<Said>& said, const std::string& question) const {
         Rendered whole = text().render(messages(said, &question));
         Ids ids = text().encode(whole);
@@ -69,7 +69,7 @@ struct Conversation::State {
             Ids spliced = known.ids;
             const Ids rest = text().encode(whole, known.text.size());
             spliced.insert(spliced.end(), rest.begin(), rest.end());
-            // A tokenizer may treat the beginning of a text in its own way: both must spell the same.
+            // A tokenizer may treat the beginning of a text differently, so check that both ids spell the same text.
             if (text().spelled(spliced) == text().spelled(ids)) return {std::move(whole.text), std::move(spliced)};
         }
         return {std::move(whole.text), std::move(ids)};
@@ -81,7 +81,8 @@ struct Conversation::State {
         const auto length = [&] { return static_cast<std::int64_t>(made.ids.size()); };
         const std::int64_t need = std::min(config.max_new_tokens, capacity() / room);
         if (drop_oldest && length() + need > capacity()) {
-            // Room for two answers: where a turn went each time, all would be read again each time.
+            // Make room for two answers: if one turn were dropped each time, the whole prompt would be read again each
+            // time.
             while (!said.empty() && length() + 2 * need > capacity()) {
                 said.erase(said.begin());
                 made = prompt(said, question);
@@ -94,7 +95,7 @@ struct Conversation::State {
         return asked.emplace(Asked{question, std::move(made), std::move(reply)}).reply;
     }
 
-    /// The answer in hand is over: what was said of it is a turn, unless it failed or nothing was.
+    /// End the current answer and make it a turn, unless it failed or is empty.
     void settle() {
         if (!asked || std::exchange(asked->is_settled, true)) return;
         asked->reply.close();
@@ -105,7 +106,7 @@ struct Conversation::State {
         Ids ids = asked->prompt.ids;
         ids.insert(ids.end(), done.token_ids.begin(), done.token_ids.end());
         if (done.finish_reason == FinishReason::eos) {
-            // The end is one of the ids and not in the text: the template writes it, or another one.
+            // The end token is in the ids but not in the text: the template writes it, or another one.
             turn.spellings = {{written + text().spelled({ids.back()}), ids}, {written, {ids.begin(), ids.end() - 1}}};
         } else if (done.finish_reason != FinishReason::stop) {
             turn.spellings = {{written, std::move(ids)}};
@@ -167,7 +168,7 @@ void Conversation::resume(const std::vector<Message>& messages) {
     if (!good)
         throw SessionError("a conversation must consist of questions and their answers in turn; give user and assistant messages in pairs, a"
                            " system message only before them");
-    // Ids stand for all that was said up to there: they hold as far as nothing is another.
+    // Ids stand for everything up to their turn: they are valid until the first turn that differs.
     for (std::size_t i = 0; system == state_->system && i < std::min(said.size(), state_->turns.size()); ++i) {
         const State::Said& own = state_->turns[i];
         if (own.question != said[i].question || own.answer != said[i].answer) break;

@@ -1,4 +1,3 @@
-// One small file a table. A bad one counts as none.
 #include "session/costs.hpp"
 
 #include <nlohmann/json.hpp>
@@ -27,12 +26,12 @@ std::optional<Cost> read(const fs::path& file) {
     if (!text || text->size() > most_bytes) return std::nullopt;
     try {
         return Cost(parse_json(*text).at("points").get<std::vector<std::pair<std::int64_t, double>>>());
-    } catch (const std::exception&) { // hostile or damaged: it is measured again
+    } catch (const std::exception&) { // damaged or hostile: measure again
         return std::nullopt;
     }
 }
 
-/// Where that is not possible the next session measures again.
+/// If the file cannot be written, the next session measures again.
 void write(const fs::path& file, const Cost& cost) {
     std::error_code error;
     fs::create_directories(file.parent_path(), error);

@@ -1,4 +1,4 @@
-// What a step costs in one session: measured when it is first asked for, told, or kept by an earlier session of this user.
+// What a step costs in one session: measured once, set by the user, or read from the user's cache.
 #pragma once
 
 #include <filesystem>
@@ -13,19 +13,20 @@
 
 namespace mars {
 
-/// The file of what a step of a variant costs on this machine, named after everything that depends on. Nothing for a user without a home.
+/// The cache file for the cost of a variant's steps on this machine; its name is a hash of everything the cost depends
+/// on. No value for a user without a home directory.
 std::optional<std::filesystem::path> cost_file(const Bundle& bundle, const Variant& variant, const std::string& device,
                                                std::optional<int> threads, const std::map<std::string, std::string>& options = {});
 
-/// Any thread may ask.
+/// Thread-safe.
 class Costs {
   public:
     explicit Costs(std::optional<std::filesystem::path> file = std::nullopt) : file_(std::move(file)) {}
 
-    /// As an earlier session wrote it down, else measured now, which takes about a second; written down then, unless the machine is busy.
+    /// From the cache file, otherwise measured now (about a second) and written there, unless the machine is busy.
     std::shared_ptr<const Cost> get(Backend& backend, std::int64_t block, std::int64_t mask_id);
 
-    /// Take this, and measure nothing: the same windows in every run.
+    /// Use this cost and measure nothing, so that every run has the same windows.
     void set(Cost cost);
 
   private:

@@ -1,4 +1,3 @@
-// Sessions: opening one, and the checks before a request runs.
 #include <algorithm>
 #include <new>
 #include <set>
@@ -19,10 +18,11 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t cache_share = 16, most_cache = std::int64_t{1} << 30; // of the free memory one part, and at most so many bytes
-constexpr std::size_t most_openings = 16;                                    // system messages whose tokens are remembered
+constexpr std::int64_t cache_share = 16,
+                       most_cache = std::int64_t{1} << 30; // prefix cache: a share of the free memory, and at most so many bytes
+constexpr std::size_t most_openings = 16;                  // system messages whose tokens are remembered
 
-/// Bytes for saved prefixes by default: a small part of what is free where KV rows are.
+/// Default size of the prefix cache.
 std::int64_t share(const Backend& backend) {
     return std::clamp(backend.free_memory().value_or(0) / cache_share, std::int64_t{0}, most_cache);
 }
@@ -49,7 +49,7 @@ void check_safe(const Bundle& bundle, const Variant& variant) {
                            std::string(safe_remedy));
 }
 
-/// What of `bundle` runs here.
+/// Choose and load the variant that runs here.
 Opened opened_here(Bundle bundle, const Session::Options& options) {
     const DeviceName device = DeviceName::of(options.device);
     const Variant& chosen = options.variant ? choose_named(bundle, *options.variant, options.device) : choose(bundle, options.device);
@@ -75,7 +75,7 @@ Opened opened_here(Bundle bundle, const Session::Options& options) {
         std::make_unique<Costs>(cost_file(opened.bundle, opened.bundle.variant(name), opened.device, options.threads, options.options));
     try {
         opened.text = text_of(opened.bundle, options.parse_special);
-    } catch (const BundleError& error) { // raised where text is asked for; token ids work without it
+    } catch (const BundleError& error) { // thrown when text is needed; token ids work without it
         opened.text_problem = error.what();
     }
     return opened;
@@ -157,7 +157,7 @@ SessionInfo Session::info() const {
     info.eos_ids = manifest.tokens.eos;
     info.has_text = has_text();
     if (variant.engine) info.max_rows = variant.engine->max_rows();
-    std::set<std::string> names; // one name may stand for several variants
+    std::set<std::string> names; // variants may have profiles of the same name
     for (const Profile& profile : manifest.profiles) {
         try {
             config_of_profile(profile.name);
@@ -208,9 +208,9 @@ std::int64_t Openings::length(const Text& text, const std::string& system, const
     if (at == known_.end()) {
         if (known_.size() >= most_openings) known_.clear();
         at = known_.emplace(system, Ids()).first;
-        try { // a prompt that has only its system message in common with others
+        try { // a prompt that shares only its system message with others
             at->second = text.encode({{"system", system}, {"user", ""}});
-        } catch (const SessionError&) { // a template may refuse what no prompt holds
+        } catch (const SessionError&) { // a template may refuse this prompt
         }
     }
     const Ids& own = at->second;

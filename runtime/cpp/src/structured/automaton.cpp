@@ -1,4 +1,3 @@
-// An automaton's file, checked before anything walks it.
 #include "structured/automaton.hpp"
 
 #include <algorithm>

@@ -20,7 +20,7 @@
 
 namespace mars {
 
-/// What is known of an automaton over one vocabulary; shared by the answers that follow it. Any thread.
+/// An automaton over one vocabulary, with what was computed for it. Shared by the answers that follow it; thread-safe.
 class Walk : public std::enable_shared_from_this<Walk> {
   public:
     /// What must follow: tokens, or where the same text can be written in several ways, the tokens that it may begin with.

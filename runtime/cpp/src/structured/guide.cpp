@@ -1,4 +1,3 @@
-// The rule of runtime/structured/guide.py.
 #include "structured/guide.hpp"
 
 #include <algorithm>
@@ -14,8 +13,8 @@ namespace mars {
 
 namespace {
 
-constexpr double likely_enough = 0.6; // share of the ways to go on, from which the grammar itself is a source of proposals
-constexpr std::size_t most_led = 64;  // proposals, with what is forced between them
+constexpr double likely_enough = 0.6; // share of the tried continuations, from which the grammar itself proposes a token
+constexpr std::size_t most_led = 64;  // proposals, including what is forced between them
 
 std::vector<std::int64_t> sorted(std::vector<std::int64_t> ids) {
     std::sort(ids.begin(), ids.end());
@@ -96,7 +95,7 @@ Proposals Guide::lead(const Proposals& guess, double least) {
     std::int64_t at = 0;
     double chance = 1.0;
     const auto add = [&](std::int64_t token, double confidence) {
-        // Behind another token than was guessed the rest of the guess is void.
+        // After a different token than guessed, the rest of the guess is void.
         at = at < guess.size() && guess.token_ids[static_cast<std::size_t>(at)] == token ? at + 1 : guess.size();
         led.token_ids.push_back(token);
         led.confidences.push_back(confidence);
@@ -127,7 +126,7 @@ Proposals Guide::lead(const Proposals& guess, double least) {
     return led;
 }
 
-/// A token for a choice: the guess where it is allowed, else what the grammar makes likely.
+/// A token for a choice: the guess if it is allowed, otherwise what the grammar makes likely.
 std::optional<Choice> Guide::guessed(Matcher& matcher, const Proposals& guess, std::int64_t at) const {
     if (at < guess.size()) {
         const std::int64_t token = guess.token_ids[static_cast<std::size_t>(at)];

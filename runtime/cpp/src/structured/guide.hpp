@@ -1,5 +1,5 @@
-// A row's grammar at work: which token may come next, which must, what of a guess is worth feeding. Token ids only: who reads automata
-// implements Matcher on a higher floor.
+// A row's grammar: which tokens are forced, which are allowed, and which proposals are worth feeding
+// (runtime/structured/guide.py).
 #pragma once
 
 #include <cstdint>
@@ -19,66 +19,67 @@ namespace mars {
 
 struct Predictions;
 
-/// What a grammar says of the answer so far. Knows no end-of-sequence token: the end is a state.
+/// A grammar's state for the answer so far. It has no end-of-sequence token: the end is a state.
 class Matcher {
   public:
     virtual ~Matcher() = default;
 
-    /// The tokens that must follow now, as the tokenizer writes them; none where there is a choice.
+    /// The tokens that must follow, as the tokenizer writes them; empty if there is a choice.
     virtual std::vector<std::int64_t> forced() = 0;
 
-    /// The tokens that may follow, where nothing is forced. Throws SessionError for none.
+    /// The tokens that may follow if nothing is forced. Throws SessionError if there are none.
     virtual TokenSet mask() = 0;
 
-    /// Where nothing is forced: a token that is likely all the same, and how likely; or nothing.
+    /// If nothing is forced: a token that is likely anyway, and how likely; or no value.
     virtual std::optional<std::pair<std::int64_t, double>> likely() = 0;
 
-    /// The answer goes on with a token that may follow. Throws SessionError for another.
+    /// Continue with a token that may follow. Throws SessionError for any other.
     virtual void consume(std::int64_t token) = 0;
 
-    /// The same state, to try out a continuation.
+    /// A copy of this state, for trying out a continuation.
     virtual std::unique_ptr<Matcher> copy() const = 0;
 
-    /// Whether the answer may end here, and whether nothing but the end may follow.
+    /// Whether the answer may end here, and whether only the end may follow.
     virtual bool may_end() = 0;
     virtual bool is_over() = 0;
 };
 
 /// One row's matcher, and the forced tokens that are not appended yet.
 ///
-/// A forced run is always appended whole before the matcher is asked again, so the answer does not depend on how many tokens a step
-/// gives. `can_ask`: whether the graph can return logits; without, nothing but its top-k is chosen from. `most_masks`: those that the model
-/// was trained for; what further ones say is proposed, and not accepted by tau.
+/// A forced run is always appended completely before the matcher is used again, so that the answer does not depend on
+/// how many tokens a step accepts. `can_ask`: whether the graph can return logits; without them, tokens are chosen from
+/// its top-k only. `most_masks`: the masks that the model was trained for; predictions of further masks are proposed,
+/// but never accepted by tau.
 class Guide {
   public:
     Guide(std::unique_ptr<Matcher> matcher, std::vector<std::int64_t> eos_ids, bool can_ask, std::int64_t num_masks = 64);
 
     const std::int64_t most_masks;
     bool begun = false;
-    bool wants_logits = false; ///< once a choice needed them: from then on every step returns them
+    bool wants_logits = false; ///< set once a choice needed them; every later step then returns them
 
-    /// Whether nothing may follow, and no token can say so.
+    /// Whether only the end may follow and no end-of-sequence token exists to mark it.
     bool is_over();
 
-    /// The token that must come next, an end-of-sequence token included; nothing where there is a choice.
+    /// The token that must come next, including an end-of-sequence token; no value if there is a choice.
     std::optional<std::int64_t> forced();
 
-    /// `token` is part of the answer now: the forced one where there is one, else an allowed one.
+    /// Append `token`: the forced one if there is one, otherwise an allowed one.
     void append(std::int64_t token);
 
-    /// What may follow where nothing is forced, end-of-sequence tokens included.
+    /// What may follow if nothing is forced, including end-of-sequence tokens.
     TokenSet allowed();
 
-    /// The constrained model's token for the next position, by prediction `i`, and the model's confidence: the likeliest allowed one, or
-    /// with a temperature the one that is drawn among the allowed.
+    /// The constrained model's token for the next position by prediction `i`, and the model's confidence: the likeliest
+    /// allowed token, or with a temperature one drawn from the allowed ones.
     ///
-    /// Nothing where another step must tell: prediction `i` has too little to choose from, or (not `strict`) is no longer what the model
-    /// would say. Throws SessionError where no step of this graph could.
+    /// No value if another step is needed: prediction `i` has too little to choose from, or (if not `strict`) it is no
+    /// longer what the model would predict. Throws SessionError if no step of this graph could answer.
     std::optional<Choice> choose(const Predictions& predictions, std::int64_t i, const GenerationConfig& config,
                                  const std::vector<std::int64_t>& seen, bool strict);
 
-    /// The guess as far as the grammar allows it, with what it forces between and behind; where the guess ends, what the grammar makes
-    /// likely stands in. No more once less than `least` is left of the chance that all hold.
+    /// The guess as far as the grammar allows it, with the tokens that it forces in between and after; where the guess
+    /// ends, tokens that the grammar makes likely. Stops once the chance that all are verified falls below `least`.
     Proposals lead(const Proposals& guess, double least = 0.0);
 
   private:
@@ -87,12 +88,12 @@ class Guide {
     bool ends(std::int64_t token) const;
 
     std::unique_ptr<Matcher> matcher_;
-    std::vector<std::int64_t> eos_ids_; // in order
+    std::vector<std::int64_t> eos_ids_; // sorted
     bool can_ask_;
     std::deque<std::int64_t> queue_;
 };
 
-/// Of a token that is the only one, by the row's metric.
+/// Confidence of a forced token in the row's metric.
 inline double sure_of(Metric metric) { return metric == Metric::entropy ? 0.0 : 1.0; }
 
 } // namespace mars

@@ -10,7 +10,7 @@ namespace mars {
 
 namespace {
 
-constexpr double least = 0.5; // chance that proposals hold, below which a row with a tau makes no more
+constexpr double least = 0.5; // chance that all proposals are verified, below which a row with a tau proposes no more
 
 std::int64_t size_of(const std::vector<std::int64_t>& ids) { return static_cast<std::int64_t>(ids.size()); }
 

@@ -1,4 +1,3 @@
-// Tokens in the order of their bytes.
 #include "structured/vocabulary.hpp"
 
 #include <algorithm>
@@ -53,7 +52,7 @@ void Vocabulary::greedy(std::string_view data, std::vector<std::int64_t>& ids) c
         std::size_t size = std::min(data.size(), longest);
         while (size > 0 && first_.count(data.substr(0, size)) == 0) --size;
         if (size > 0) ids.push_back(first_.at(data.substr(0, size)));
-        data.remove_prefix(std::max(size, std::size_t{1})); // a byte that no token has vanishes
+        data.remove_prefix(std::max(size, std::size_t{1})); // a byte without a token is dropped
     }
 }
 

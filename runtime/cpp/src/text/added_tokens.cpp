@@ -1,4 +1,4 @@
-// A sorted list serves as the trie: each further byte narrows the range of tokens that still fit.
+// A sorted list instead of a trie: each further byte narrows the range of tokens that still match.
 #include "text/added_tokens.hpp"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ AddedTokens::Match AddedTokens::longest(std::string_view text, std::size_t start
     Match match{start, 0, 0};
     auto low = tokens_.begin(), high = tokens_.end();
     for (std::size_t depth = 0; start + depth < text.size() && low != high; ++depth) {
-        // All of [low, high) share their first `depth` bytes; a token that ends here sorts before those that go on.
+        // All of [low, high) share their first `depth` bytes; a token that ends here sorts before longer ones.
         const auto byte = static_cast<unsigned char>(text[start + depth]);
         const auto at = [depth](const auto& token) {
             return token.first.size() <= depth ? -1 : static_cast<unsigned char>(token.first[depth]);

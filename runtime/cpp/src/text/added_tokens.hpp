@@ -1,4 +1,4 @@
-// Added tokens inside a text: the leftmost match, the longest of those. Knows nothing of what lies between them.
+// Finds added tokens in a text: the leftmost match, the longest of those.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace mars {
 
-/// Finds any of a set of texts in another one.
+/// Finds any of a set of texts in another text.
 class AddedTokens {
   public:
     struct Match {
@@ -20,12 +20,12 @@ class AddedTokens {
 
     AddedTokens() = default;
 
-    /// Texts that are not empty, each once, and their ids.
+    /// Texts with their ids; each text once and not empty.
     explicit AddedTokens(std::vector<std::pair<std::string, std::int64_t>> tokens);
 
     bool empty() const { return tokens_.empty(); }
 
-    /// The first match at or after `from`; length 0 when there is none.
+    /// The first match at or after `from`; length 0 if there is none.
     Match find(std::string_view text, std::size_t from) const;
 
   private:

@@ -1,4 +1,4 @@
-// Merging with a priority queue: each merge proposes at most two new pairs, and outdated proposals are skipped.
+// Merges with a priority queue: each merge adds at most two new pairs, and outdated pairs are skipped.
 #include "text/bpe.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
 
 std::size_t hash(std::uint64_t pair) { return static_cast<std::size_t>(pair * 0x9E3779B97F4A7C15u >> 20); }
 
-/// For a heap whose top is the least.
+/// Order of a heap with the least element on top.
 bool is_later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) {
     return std::pair(a.rank, a.position) > std::pair(b.rank, b.position);
 }
@@ -58,7 +58,7 @@ void Bpe::propose(Scratch& scratch, std::size_t left) const {
     }
 }
 
-/// Calls `add` with the ids that a word begins as.
+/// Call `add` with the ids that a word starts from.
 template <typename Add>
 void Bpe::each_symbol(std::string_view word, Add add) const {
     for (std::size_t at = 0; at < word.size();) {

@@ -1,4 +1,4 @@
-// Byte-pair merges: the bytes of one word to token ids. Knows no text around the word.
+// Byte-pair encoding: the bytes of one word to token ids.
 #pragma once
 
 #include <array>
@@ -11,27 +11,27 @@
 
 namespace mars {
 
-/// Merges of two neighbouring tokens into one, lowest rank first, leftmost among equals.
+/// Merges two neighbouring tokens into one, lowest rank first, leftmost among equals.
 class Bpe {
   public:
-    /// Room for the work on one word, kept between words. One for each thread.
+    /// Working memory, reused between words. One for each thread.
     struct Scratch;
 
     static constexpr std::int32_t no_token = -1;
 
-    /// `byte_ids`: the token of each single byte, no_token where there is none: such bytes vanish.
+    /// `byte_ids`: the token of each single byte, or no_token; such bytes are dropped.
     explicit Bpe(const std::array<std::int32_t, 256>& byte_ids, std::size_t num_merges = 0);
 
-    /// Merge `left` and `right` into `merged`; the first call has the lowest rank. The last call for one pair counts.
+    /// Merge `left` and `right` into `merged`. The first call has the lowest rank; the last call for a pair counts.
     void add_merge(std::int32_t left, std::int32_t right, std::int32_t merged);
 
-    /// Words that are one token whatever the merges say (`ignore_merges`).
+    /// A word that is one token whatever the merges are (`ignore_merges`).
     void add_whole(std::string word, std::int32_t id) { whole_.emplace(std::move(word), id); }
 
-    /// Words begin as characters then, not as bytes; a character that is not added here falls back to its bytes.
+    /// Words then start from characters instead of bytes. A character not added here falls back to its bytes.
     void add_character(char32_t character, std::int32_t id) { characters_.emplace(character, id); }
 
-    /// Append the ids of `word`: raw bytes, or UTF-8 where there are characters. Takes n log n steps for n bytes.
+    /// Append the ids of `word`: raw bytes, or UTF-8 if characters were added. Takes n log n steps for n bytes.
     void encode(std::string_view word, Scratch& scratch, std::vector<std::int64_t>& ids) const;
 
   private:

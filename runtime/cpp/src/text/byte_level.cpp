@@ -1,4 +1,4 @@
-// Printable bytes of Latin-1 stand for themselves; the others, in order, for U+0100 and on.
+// Printable Latin-1 bytes stand for themselves, the others in order for U+0100 and following.
 #include "text/byte_level.hpp"
 
 #include "text/utf8.hpp"

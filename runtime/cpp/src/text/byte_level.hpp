@@ -1,4 +1,4 @@
-// The byte-level alphabet of GPT-2: every byte written as one printable character. Knows no tokens.
+// GPT-2's byte-level alphabet: every byte as one printable character.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ namespace mars {
 /// The character, in UTF-8, that stands for each byte in `tokenizer.json`.
 const std::array<std::string, 256>& byte_characters();
 
-/// The bytes that a token's characters stand for, or nothing when one of them stands for none. `token` is valid UTF-8.
+/// The bytes of a token's characters; no value if one of them stands for no byte. `token` is valid UTF-8.
 std::optional<std::string> bytes_of_characters(std::string_view token);
 
 } // namespace mars

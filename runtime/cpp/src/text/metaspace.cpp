@@ -1,4 +1,3 @@
-// Marks in and out, and the few ways to ask for them in tokenizer.json.
 #include "text/metaspace.hpp"
 
 namespace mars {
@@ -109,7 +108,7 @@ std::optional<char> byte_of_token(std::string_view token) {
         return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
     };
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token.back() != '>') return std::nullopt;
-    const int high = token[3] == '+' ? 0 : digit(token[3]), low = digit(token[4]); // Rust's numbers may have a sign
+    const int high = token[3] == '+' ? 0 : digit(token[3]), low = digit(token[4]); // Rust accepts a sign here
     if (high < 0 || low < 0) return std::nullopt;
     return static_cast<char>(high * 16 + low);
 }

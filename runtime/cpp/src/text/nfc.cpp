@@ -1,4 +1,4 @@
-// Normalisation form C: decompose, order the marks, compose (Unicode standard, chapter 3.11).
+// Normalization form C: decompose, order the marks, compose (Unicode standard, chapter 3.11).
 #include <algorithm>
 #include <tuple>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 constexpr char32_t lead_base = 0x1100, vowel_base = 0x1161, tail_base = 0x11A7, syllable_base = 0xAC00;
 constexpr char32_t num_leads = 19, num_vowels = 21, num_tails = 28, num_syllables = num_leads * num_vowels * num_tails;
 
-/// Nothing below this code point decomposes, combines, or composes with what stands before it... but what it composes with may follow.
+/// Code points below this one do not combine with the one before.
 constexpr char32_t first_mark = 0x300;
 
 int combining_class(char32_t c) {
@@ -59,7 +59,8 @@ struct Mark {
     int combining_class;
 };
 
-/// Compose in place; returns how many remain. A mark is blocked by one of its own or a higher class, or by a starter, before it.
+/// Compose in place; returns how many remain. A mark is blocked by a mark of the same or a higher class before it, or
+/// by a starter.
 std::size_t compose(std::vector<Mark>& text) {
     std::size_t kept = 0, starter = text.size();
     for (const Mark& mark : text) {

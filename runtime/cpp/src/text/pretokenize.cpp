@@ -1,4 +1,4 @@
-// The patterns' alternatives, first to last, with the backtracking worked out in advance.
+// The alternatives of the patterns from first to last, with backtracking worked out by hand.
 #include "text/pretokenize.hpp"
 
 #include <cstddef>
@@ -16,12 +16,12 @@ constexpr std::string_view qwen2_pattern =
 constexpr std::string_view llama3_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// The characters of a text one after the other, each decoded once or twice.
+/// Decodes the characters of a text.
 class Reader {
   public:
     struct Char {
         char32_t code_point;
-        std::size_t end; // the offset behind it
+        std::size_t end; // offset of the next character
         CharClass kind;
 
         bool is(CharClass wanted) const { return kind == wanted; }
@@ -39,7 +39,7 @@ class Reader {
         return {c, end, class_of(c)};
     }
 
-    /// The offset behind at most `most` characters from `from` on that satisfy `wanted`.
+    /// The offset after at most `most` characters from `from` on that satisfy `wanted`.
     template <typename Wanted>
     std::size_t skip(std::size_t from, Wanted wanted, std::size_t most = SIZE_MAX) const {
         for (; most > 0 && !at_end(from); --most) {
@@ -58,7 +58,7 @@ class Reader {
     std::string_view text_;
 };
 
-/// The offset behind `'s|'t|'re|'ve|'m|'ll|'d` at `from`, or `from`. Without case, U+017F is an s too.
+/// The offset after `'s|'t|'re|'ve|'m|'ll|'d` at `from`, or `from`. Ignoring case, U+017F is an s too.
 std::size_t contraction(const Reader& text, std::size_t from, bool any_case) {
     if (text.at(from).code_point != '\'' || text.at_end(from + 1)) return from;
     const auto folded = [any_case](char32_t c) -> char32_t {
@@ -74,7 +74,7 @@ std::size_t contraction(const Reader& text, std::size_t from, bool any_case) {
     return folded(second.code_point) == then ? second.end : from;
 }
 
-/// `\s+(?!\S)|\s+` where `from` is a space: a run gives its last character to the word that follows, if there is one to spare.
+/// `\s+(?!\S)|\s+` at a space: a run of several spaces leaves its last one to the following word.
 std::size_t spaces(const Reader& text, std::size_t from) {
     std::size_t last = from, end = from;
     while (!text.at_end(end)) {
@@ -98,7 +98,7 @@ std::size_t gpt2_piece(const Reader& text, std::size_t from) {
     return spaces(text, from);
 }
 
-/// The patterns of Qwen2 and Llama 3, which differ in how many digits (`\p{N}`) make a piece.
+/// The patterns of Qwen2 and Llama 3, which differ in how many digits (`\p{N}`) form a piece.
 std::size_t modern_piece(const Reader& text, std::size_t from, std::size_t most_digits) {
     if (const std::size_t end = contraction(text, from, true); end != from) return end;
     const Reader::Char first = text.at(from);

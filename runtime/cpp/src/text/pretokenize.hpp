@@ -1,4 +1,4 @@
-// Text to words, as the split patterns of the known tokenizers do it, written out by hand. Knows no tokens.
+// Splits text into words, with the patterns of known tokenizers written out by hand.
 #pragma once
 
 #include <optional>
@@ -7,13 +7,13 @@
 
 namespace mars {
 
-/// One way to cut a text. `digits`: each digit on its own. The others are regular expressions of tokenizer.json.
+/// A way to split a text. `digits`: each digit on its own. The others are regular expressions of tokenizer.json.
 enum class Split { digits, gpt2, qwen2, llama3 };
 
-/// The split whose pattern is written exactly like this, or nothing.
+/// The split with exactly this pattern, or no value.
 std::optional<Split> split_of_pattern(std::string_view pattern);
 
-/// Append the pieces that `split` cuts `text` (valid UTF-8) into; together they are the whole text.
+/// Append the pieces of `text` (valid UTF-8); together they are the whole text.
 void cut(Split split, std::string_view text, std::vector<std::string_view>& pieces);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// Streaming text: whole characters only, and nothing that a stop string may still swallow.
 #include "text/text.hpp"
 
 #include <algorithm>
@@ -72,7 +71,7 @@ std::string TextStream::finish() {
 }
 
 void TextStream::append(std::string_view piece) {
-    // Whole characters on both sides, so that bytes match where characters do.
+    // Both are whole characters, so comparing bytes is enough.
     const std::size_t start = text_.size() + 1 > longest_stop_ ? text_.size() + 1 - longest_stop_ : 0;
     text_ += piece;
     std::size_t first = std::string::npos;

@@ -1,4 +1,4 @@
-// Tokenizer and chat template together. Twin of runtime/text/tokenizer.py; the public text.hpp has what streams.
+// Tokenizer and chat template of a bundle (runtime/text/tokenizer.py). The streaming part is in the public text.hpp.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@
 
 namespace mars {
 
-/// The tokenizer and chat template of a bundle. Immutable; any number of threads may use one.
+/// Immutable and thread-safe.
 class Text {
   public:
-    /// `parse_special`: whether a special token's text inside a message is that token, as it is in a text, or plain text.
+    /// `parse_special`: whether the text of a special token inside a message is that token or plain text.
     explicit Text(Tokenizer tokenizer, ChatTurns chat = {}, bool parse_special = false);
 
-    /// Token ids of a text as it stands.
+    /// Token ids of a text, without a chat template.
     std::vector<int64_t> encode(std::string_view prompt) const;
 
-    /// Token ids of messages in the chat template, ready for the answer. Raises SessionError as ChatTurns::render does.
+    /// Token ids of messages in the chat template, ready for the answer. Throws SessionError as ChatTurns::render does.
     std::vector<int64_t> encode(const std::vector<Message>& messages) const;
 
     /// Token ids of rendered messages from byte `from` on.
     std::vector<int64_t> encode(const Rendered& prompt, std::size_t from = 0) const;
 
-    /// The text of ids with their special tokens written out.
+    /// The text of ids, special tokens included.
     std::string spelled(const std::vector<int64_t>& ids) const;
 
     /// The chat template's text for `messages` and the beginning of an answer.
     Rendered render(const std::vector<Message>& messages) const;
 
-    /// The text of token ids, special tokens left out.
+    /// The text of ids, special tokens left out.
     std::string decode(const std::vector<int64_t>& ids) const;
 
     const Tokenizer& tokenizer() const { return tokenizer_; }

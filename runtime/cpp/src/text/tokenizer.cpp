@@ -1,4 +1,4 @@
-// Encoding and decoding: added tokens first, then normalisation, words, merges.
+// Encoding: added tokens first, then normalization, words, merges.
 #include "text/tokenizer.hpp"
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t longest_text = std::size_t{1} << 30; // bytes; positions inside a word are 32 bits
+constexpr std::size_t longest_text = std::size_t{1} << 30; // bytes; positions in a word have 32 bits
 
-/// Encodes one text. Holds the memory that its pieces share.
+/// Encodes one text. Owns the memory that its pieces share.
 class Encoder {
   public:
     Encoder(const Tokenizer::State& state, std::vector<std::int64_t>& ids, bool is_within = false)
@@ -24,7 +24,7 @@ class Encoder {
         if (is_within && metaspace_) metaspace_->prefix = Metaspace::Prefix::never;
     }
 
-    /// Added tokens as they stand, but for special ones that reach into `plain`; what lies between them is normalised.
+    /// Added tokens become their ids, except for special ones inside `plain`; the text between them is normalized.
     void encode(std::string_view text, const Spans& plain = {}) {
         each_part(state_.verbatim, text, plain, [&](std::string_view part) {
             const std::optional<std::string> changed = normalized(part);
@@ -54,7 +54,8 @@ class Encoder {
         return span != plain.end() && span->first < match.start + match.length;
     }
 
-    /// Where `spans` of the whole text are in its normalised `part`. Where characters compose across an edge, that is off by a few bytes.
+    /// The positions of `spans` in the normalized `part`. If characters compose across an edge, the result is a few
+    /// bytes off.
     Spans moved(const Spans& spans, std::size_t start, std::string_view part) const {
         Spans made;
         std::size_t from = 0, to = 0;
@@ -73,7 +74,7 @@ class Encoder {
         return made;
     }
 
-    /// `goes_on`: no mark is put in front.
+    /// `goes_on`: no mark is added in front.
     std::optional<std::string> normalized(std::string_view text, bool goes_on = false) const {
         if (state_.nfc) return to_nfc(text);
         if (!metaspace_ || !metaspace_->by_normalizer) return std::nullopt;
@@ -136,7 +137,7 @@ std::string Tokenizer::decode(const std::int64_t* ids, std::size_t count, bool s
 }
 
 std::string Tokenizer::joined(const std::int64_t* ids, std::size_t count, bool skip_special_tokens, bool is_start) const {
-    std::string text, run; // of bytes that fell back: all of them form characters, or none does
+    std::string text, run; // fallback bytes: all of them form characters, or none does
     const auto end_run = [&] {
         if (utf8::is_valid(run))
             text += run;

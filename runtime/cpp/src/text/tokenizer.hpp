@@ -1,4 +1,4 @@
-// The bundle's tokenizer: text to token ids and back, id for id as Hugging Face `tokenizers` does it. Knows no chat.
+// The bundle's tokenizer: text to token ids and back, with the ids of Hugging Face `tokenizers`.
 #pragma once
 
 #include <cstddef>
@@ -12,33 +12,33 @@
 
 namespace mars {
 
-/// A BPE read from a `tokenizer.json`. Immutable and cheap to copy; any number of threads may use one.
+/// A BPE tokenizer read from a `tokenizer.json`. Immutable, cheap to copy, thread-safe.
 ///
-/// Reads the GPT-2 / SmolLM, Qwen2 / Qwen3 and Llama 3 kinds: byte-level BPE, an optional NFC normaliser, their split
-/// patterns, single digits; and the Llama 2 / Mistral kind, whose characters fall back to bytes. Added tokens, a template
-/// post-processor. Everything else is refused by name.
+/// Supports the GPT-2 / SmolLM, Qwen2 / Qwen3 and Llama 3 kinds (byte-level BPE, an optional NFC normalizer, their
+/// split patterns, single digits) and the Llama 2 / Mistral kind, whose characters fall back to bytes; added tokens,
+/// and a template post-processor. Anything else is refused by name.
 class Tokenizer {
   public:
-    /// Read the text of a `tokenizer.json`; `where` is what error messages call it.
-    /// Raises BundleError, with everything that is wrong or not supported.
+    /// Read the text of a `tokenizer.json`; `where` is its name in messages. Throws BundleError that lists everything
+    /// wrong or not supported.
     static Tokenizer from_json(std::string_view tokenizer_json, std::string_view where = "tokenizer.json");
 
     /// Token ids of a UTF-8 text. `add_special_tokens` also adds what the post-processor puts around a text, such as a
-    /// begin-of-text token. In the spans `plain` the text of a special token is text. Raises SessionError when `text` is not valid
+    /// begin-of-text token. Inside the spans `plain`, special tokens are plain text. Throws SessionError for invalid
     /// UTF-8.
     std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true, const Spans& plain = {}) const;
 
-    /// Token ids of a part that does not begin a text: nothing is put in front of it.
+    /// Token ids of a part that does not begin a text: nothing is added in front.
     std::vector<int64_t> encode_within(std::string_view text) const;
 
     /// The text of `count` ids, always valid UTF-8: bytes that form no character become U+FFFD, unknown ids nothing.
-    /// `is_start`: the ids begin a text, where tokenizers of the Llama 2 kind leave out a space.
+    /// `is_start`: the ids begin a text; tokenizers of the Llama 2 kind then drop a space.
     std::string decode(const int64_t* ids, size_t count, bool skip_special_tokens = true, bool is_start = true) const;
 
-    /// What one id adds to the bytes of a text, before they are read as UTF-8. Empty for unknown ids.
+    /// The bytes of one id, before they are read as UTF-8. Empty for unknown ids.
     std::string_view bytes_of(int64_t id, bool skip_special_tokens = true) const;
 
-    /// One more than the largest id.
+    /// The largest id plus one.
     size_t size() const;
 
     struct State;

@@ -1,4 +1,4 @@
-// The reader of tokenizer.json: known configurations are recognised exactly, everything else is refused by name.
+// Reads tokenizer.json. Known configurations are recognized exactly; anything else is refused by name.
 #include <algorithm>
 #include <array>
 #include <unordered_set>
@@ -24,7 +24,7 @@ constexpr std::size_t size_limit = 64'000'000;   // bytes
 constexpr std::int64_t id_limit = (1 << 24) - 1; // as the manifest's vocab_size
 constexpr std::size_t most_added = 1 << 20;      // added tokens
 
-/// Reads the parts of one file into a state, noting what is wrong.
+/// Reads the parts of one file into a state and collects problems.
 class Reader {
   public:
     Reader(const Json& whole, const std::string& where) : whole_(whole), top_(&whole, where, problems_) {}
@@ -36,7 +36,7 @@ class Reader {
         Fields model = top_.object("model");
         check_model(model);
         vocabulary(model);
-        if (!problems_.empty()) refuse(); // what follows looks tokens up
+        if (!problems_.empty()) refuse(); // the following code looks tokens up
         auto state = std::make_shared<Tokenizer::State>(merges(model));
         if (falls_back_) {
             state->metaspace = read_metaspace(whole_, top_);
@@ -70,7 +70,7 @@ class Reader {
         return text.size() <= 200 ? text : text.substr(0, 197) + "...";
     }
 
-    /// The member of an object, null where there is none.
+    /// The member of an object, null if absent.
     static const Json& member(const Json& object, const char* name) {
         static const Json null;
         if (!object.is_object()) return null;
@@ -95,7 +95,7 @@ class Reader {
         only(model, raw, "byte_fallback", {false, true});
         falls_back_ = is(raw, "byte_fallback", true);
         only(model, raw, "ignore_merges", {false, true});
-        only(model, raw, "fuse_unk", {false, true}); // of no effect where every byte has a token
+        only(model, raw, "fuse_unk", {false, true}); // no effect if every byte has a token
     }
 
     void vocabulary(Fields& model) {
@@ -116,7 +116,7 @@ class Reader {
         num_model_tokens_ = tokens_.size();
     }
 
-    /// Ids that no plain text may become, whatever merges there are.
+    /// Ids that plain text never becomes, whatever the merges are.
     std::unordered_set<std::int64_t> special_ids() const {
         std::unordered_set<std::int64_t> ids;
         const Json& added = member(whole_, "added_tokens");
@@ -171,7 +171,7 @@ class Reader {
         return bpe;
     }
 
-    /// Both ways to write a merge: "a b" and ["a", "b"]. Empty strings where it is neither.
+    /// Reads both forms of a merge: "a b" and ["a", "b"]. Empty strings for anything else.
     static std::pair<std::string, std::string> pair_of(const Json& merge) {
         if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
             return {merge[0].get<std::string>(), merge[1].get<std::string>()};
@@ -203,7 +203,7 @@ class Reader {
         const Json& whole = member(whole_, "pre_tokenizer");
         const Json& list = member(whole, "pretokenizers");
         const bool is_sequence = type_of(whole) == "Sequence" && list.is_array();
-        // Pointers, because a copy of hostile JSON is as deep a recursion as its author likes.
+        // Pointers, because copying deeply nested hostile JSON would overflow the stack.
         std::vector<const Json*> parts;
         if (!is_sequence) parts.push_back(&whole);
         for (std::size_t i = 0; is_sequence && i < list.size(); ++i) parts.push_back(&list[i]);
@@ -258,7 +258,7 @@ class Reader {
                 if (fields.flag(name)) fields.wrong(name, "not supported for `" + content.substr(0, 60) + "`");
             const bool is_normalized = fields.flag("normalized"), is_special = fields.flag("special");
             if (problems_.size() != before) continue;
-            // Hugging Face gives out the ids itself and only warns where they are not those of the file.
+            // Hugging Face assigns the ids itself and only warns if the file has others.
             const std::int64_t expected = id_of(content) >= 0 ? id_of(content) : next;
             if (id != expected)
                 fields.wrong("id", "`" + content.substr(0, 60) + "` has " + std::to_string(id) + " where its place gives it " +
@@ -268,7 +268,8 @@ class Reader {
             std::string sought = content;
             if (is_normalized && state.nfc) sought = to_nfc(content).value_or(content);
             if (is_normalized && state.metaspace && state.metaspace->by_normalizer) sought = state.metaspace->written(content, false);
-            // As Hugging Face does: a token whose text normalisation changes is written in its normal form, special no longer.
+            // As in Hugging Face: a token whose text normalization changes is stored in normal form and is no longer
+            // special.
             if (sought != content) rewritten_.emplace(id, sought);
             if (is_special && sought == content) special_.insert(id);
             if (!seen.insert((is_normalized ? "n" : "v") + sought).second)
@@ -282,7 +283,7 @@ class Reader {
 
     void post_processor(Fields fields, Tokenizer::State& state) {
         const std::string type = fields.text("type");
-        if (type == "ByteLevel") return; // moves offsets only
+        if (type == "ByteLevel") return; // changes offsets only
         if (type == "Sequence") {
             if (++depth_ > 8) return fields.wrong("", "nested too deeply");
             for (const Fields& part : fields.objects("processors")) post_processor(part, state);
@@ -312,7 +313,7 @@ class Reader {
         if (!text_seen) fields.wrong("single", "the text `A` must be there once");
     }
 
-    /// Tokens by id.
+    /// Store tokens by id.
     void finish(Tokenizer::State& state) {
         std::int64_t last = -1;
         for (const auto& entry : tokens_) last = std::max(last, entry.second);

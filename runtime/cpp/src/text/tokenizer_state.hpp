@@ -1,4 +1,4 @@
-// What a tokenizer is made of once its file is read. Immutable.
+// The immutable parts of a tokenizer after its file is read.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ namespace mars {
 
 struct Tokenizer::State {
     struct Token {
-        std::string bytes; // what it adds to a text; empty where the id is free
+        std::string bytes; // what it adds to a text; empty if the id is unused
         bool is_special = false;
-        bool is_byte = false; // one that byte fallback made
+        bool is_byte = false; // created by byte fallback
     };
 
     explicit State(Bpe merges) : bpe(std::move(merges)) {}
 
     Bpe bpe;
     bool nfc = false;
-    std::optional<Metaspace> metaspace;      // set where characters fall back to bytes, in place of `nfc` and `splits`
-    std::vector<Split> splits;               // each cuts the pieces of the one before
-    AddedTokens verbatim, normalized;        // looked for before and after normalisation
+    std::optional<Metaspace> metaspace;      // set if characters fall back to bytes, instead of `nfc` and `splits`
+    std::vector<Split> splits;               // each splits the pieces of the one before
+    AddedTokens verbatim, normalized;        // searched before and after normalization
     std::vector<Token> tokens;               // by id
     std::vector<std::int64_t> before, after; // special tokens around a text
 };

@@ -1,4 +1,3 @@
-// Classes of code points by binary search in sorted ranges, ASCII by comparison.
 #include "text/unicode.hpp"
 
 #include <algorithm>

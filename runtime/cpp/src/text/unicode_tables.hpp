@@ -1,11 +1,11 @@
-// Unicode as Hugging Face `tokenizers` sees it: sorted tables that tools/unicode_tables.py reads off that library.
+// Unicode as in Hugging Face `tokenizers`: sorted tables that tools/unicode_tables.py generates from that library.
 #pragma once
 
 #include <cstddef>
 
 namespace mars {
 
-/// A table inside the library; iterates from its first row to its last.
+/// A generated table.
 template <typename Row>
 struct Table {
     const Row* first;
@@ -24,7 +24,7 @@ struct CombiningRange {
     unsigned char combining_class;
 };
 
-/// One step of a canonical decomposition; `second` is 0 where a code point merely stands for another.
+/// One step of a canonical decomposition; `second` is 0 if a code point only maps to another.
 struct Decomposition {
     char32_t from, first, second;
 };
@@ -35,7 +35,7 @@ struct Composition {
 
 extern const Table<CodePointRange> letters;       // \p{L} of the split patterns
 extern const Table<CodePointRange> numbers;       // \p{N} of the split patterns
-extern const Table<CodePointRange> digits;        // what the Digits pre-tokenizer splits off, newer than `numbers`
+extern const Table<CodePointRange> digits;        // digits of the Digits pre-tokenizer, newer than `numbers`
 extern const Table<CodePointRange> spaces;        // \s
 extern const Table<CombiningRange> combining;     // combining classes above 0
 extern const Table<Decomposition> decompositions; // by `from`; without the Hangul syllables, which are arithmetic

@@ -1,4 +1,4 @@
-// The table of well-formed byte sequences of the Unicode standard (chapter 3.9), as two small functions.
+// Well-formed byte sequences of the Unicode standard (chapter 3.9).
 #include "text/utf8.hpp"
 
 namespace mars::utf8 {
@@ -10,14 +10,14 @@ struct Sequence {
     bool whole;         // whether they are a character
 };
 
-/// The character, or the longest front of one, at the start of `bytes`, which is not empty.
+/// The character, or the longest valid beginning of one, at the start of `bytes` (not empty).
 Sequence sequence(std::string_view bytes) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
     const unsigned lead = byte(0);
     if (lead < 0x80) return {1, true};
     if (lead < 0xC2 || lead > 0xF4) return {1, false};
     const std::size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    // The second byte is narrower for four leads: no overlong forms, no surrogates, nothing above U+10FFFF.
+    // The second byte is restricted for four leads: no overlong forms, no surrogates, nothing above U+10FFFF.
     const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     for (std::size_t i = 1; i < length; ++i) {

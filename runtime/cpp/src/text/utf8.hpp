@@ -1,4 +1,4 @@
-// UTF-8, strictly: decoding, checking, and reading broken bytes as U+FFFD. Knows no Unicode properties.
+// Strict UTF-8: decoding, validation, and replacing invalid bytes by U+FFFD.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace mars::utf8 {
 
 constexpr char32_t replacement = 0xFFFD;
 
-/// The code point at `text[at]`, moving `at` behind it. `text` is valid UTF-8 and `at` the start of a character in it.
+/// The code point at `text[at]`; moves `at` after it. `text` is valid UTF-8 and `at` the start of a character.
 inline char32_t next(std::string_view text, std::size_t& at) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const char32_t lead = byte(at);
@@ -24,15 +24,15 @@ inline char32_t next(std::string_view text, std::size_t& at) {
 /// Append one code point.
 void append(std::string& text, char32_t code_point);
 
-/// The number of bytes at the front of `text` that are whole characters.
+/// The number of leading bytes that are whole characters.
 std::size_t valid_prefix(std::string_view text);
 
 inline bool is_valid(std::string_view text) { return valid_prefix(text) == text.size(); }
 
-/// `bytes` with each broken sequence replaced by one U+FFFD: the longest front of a character counts as one sequence.
+/// `bytes` with each invalid sequence replaced by one U+FFFD; a valid beginning of a character counts as one sequence.
 std::string lossy(std::string_view bytes);
 
-/// Whether `text` ends in U+FFFD: more bytes may yet make a character of it.
+/// Whether `text` ends in U+FFFD, which more bytes may complete.
 inline bool ends_broken(std::string_view text) { return text.size() >= 3 && text.substr(text.size() - 3) == "\xEF\xBF\xBD"; }
 
 } // namespace mars::utf8

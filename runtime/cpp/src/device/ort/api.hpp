@@ -1,8 +1,7 @@
-// ONNX Runtime's C++ interface as this library includes it, and a loaded session with what must live as long. Only files of device/ort*
-// include this.
+// ONNX Runtime's C++ interface, and a loaded graph. Only files of device/ort include this.
 #pragma once
 
-#define ORT_API_MANUAL_INIT // the library is loaded by ort_base; one that is too old is an error, not a crash
+#define ORT_API_MANUAL_INIT // ort_base() loads the library; a version that is too old is an error, not a crash
 #include <exception>
 #include <string>
 #include <utility>
@@ -13,16 +12,16 @@
 
 namespace mars {
 
-/// The library's table of versions. Loads it at the first call: from $MARS_ONNXRUNTIME (a file or a directory), else from the directory of
-/// libmars, else from where the loader looks. Throws SessionError.
+/// The library's table of versions. The first call loads the library: from $MARS_ONNXRUNTIME (a file or a directory),
+/// otherwise from the directory of libmars, otherwise from where the loader looks. Throws SessionError.
 const OrtApiBase& ort_base();
 
-/// Before anything else of ONNX Runtime. Throws SessionError when the library is older than the headers.
+/// Initialize the interface; call this first. Throws SessionError if the library is older than the headers.
 void init_ort();
 
-/// A graph in ONNX Runtime. Memory that its allocators gave, and everything that is bound, goes before it.
+/// A graph in ONNX Runtime. Bindings and memory of its allocators must be released before it.
 struct OrtGraph {
-    OnLog on_log; // hears the session, to its end
+    OnLog on_log; // receives the session's log, so it must live as long
     Ort::Env env{nullptr};
     Ort::Session session{nullptr};
 };
@@ -32,7 +31,7 @@ inline std::string first_line(const std::exception& error) {
     return text.substr(0, text.find('\n'));
 }
 
-/// Whether an error of ONNX Runtime says that memory was missing.
+/// Whether an error of ONNX Runtime means out of memory.
 bool is_shortage(const std::exception& error);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// ONNX Runtime through its C++ API: check the signature, bind, run.
 #include "device/ort/backend.hpp"
 
 #include <chrono>
@@ -25,7 +24,7 @@ constexpr std::int64_t fastest_level = 4; // of products with int4 and int8 weig
 constexpr const char* step_advice = "; not enough memory: run fewer rows at once, shorten the prompt, or free memory";
 constexpr const char* open_advice = "; not enough memory: use a model of fewer or smaller weights, or free memory";
 
-/// Throws MemoryError where a variant's files are larger than the free memory: the system would end the process instead.
+/// Throws MemoryError if a variant's files are larger than the free memory, because the system would kill the process.
 void check_memory(const Bundle& bundle, const Variant& variant) {
     std::int64_t num_bytes = 0;
     for (const FileEntry& entry : bundle.manifest.files)
@@ -71,7 +70,7 @@ OrtBackend::OrtBackend(const Bundle& bundle, const Variant& variant, const std::
     const OrtParts parts = parted(settings.options, is_on_cpu, named.number);
     const bool is_cuda = provider == cuda_provider || provider == cuda_plugin;
     if (is_cuda) check_cuda_version(version());
-    // Products of these add up in one order whatever the step's size, from two slots on; angles are computed many at a time.
+    // Their products have one order of summation for all steps of two or more slots; angles are computed in blocks.
     graph.is_firm = is_on_cpu && (variant.precision == "float32" || variant.precision == "w8a8") && model.head_dim % 32 == 0;
     for (std::int64_t i = 0; i < model.num_layers; ++i)
         for (const char* kind : {".key", ".value"}) {

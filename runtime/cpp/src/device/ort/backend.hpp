@@ -1,5 +1,4 @@
-// The ONNX Runtime backend: IO binding by address, KV written in place, on the host or on a device. Sources device/ort* alone name
-// onnxruntime.
+// The ONNX Runtime backend: IO binding by address, KV written in place, on the host or a device.
 #pragma once
 
 #include <memory>
@@ -17,13 +16,13 @@ namespace mars {
 /// A step graph in an ONNX Runtime session.
 class OrtBackend : public Backend {
   public:
-    /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without "ExecutionProvider",
-    /// in any case, and a number after a colon ("cpu", "CUDA", "tensorrt", "cuda:1").
+    /// Load a dynamic ONNX variant of a bundle on `device`: an execution provider's name, with or without
+    /// "ExecutionProvider", in any case, optionally with a number ("cpu", "CUDA", "tensorrt", "cuda:1").
     ///
-    /// KV rows are in `memory`, by default in the GPU's for CUDA and else in the host's.
+    /// KV rows are in `memory`; by default in the GPU's for CUDA, otherwise in the host's.
     ///
-    /// Throws SessionError when the provider is not in this ONNX Runtime (it lists those that are) or the graph does not
-    /// load, BundleError when graph and manifest disagree. Never falls back to another device.
+    /// Throws SessionError if this ONNX Runtime lacks the provider or the graph does not load, and BundleError if graph
+    /// and manifest disagree. Never falls back to another device.
     OrtBackend(const Bundle& bundle, const Variant& variant, const std::string& device, const OrtSettings& settings = {},
                std::shared_ptr<RowMemory> memory = nullptr);
     ~OrtBackend() override;
@@ -36,13 +35,14 @@ class OrtBackend : public Backend {
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
     void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
 
-    /// Seconds inside ONNX Runtime's Run since the graph was loaded, of all threads together: the rest of a step is ours.
+    /// Seconds in ONNX Runtime's Run since the graph was loaded, summed over all threads. The rest of a step's time is
+    /// libmars's own.
     double run_seconds() const;
 
-    /// Names of the execution providers of the ONNX Runtime this library runs with.
+    /// The execution providers of the loaded ONNX Runtime.
     static std::vector<std::string> devices();
 
-    /// Version of that ONNX Runtime, such as "1.24.1".
+    /// Its version, such as "1.24.1".
     static std::string version();
 
   private:

@@ -1,4 +1,4 @@
-// ONNX Runtime by dlopen: libmars works with any version from its headers' on, and starts without one.
+// Loads ONNX Runtime by dlopen: libmars starts without it, and works with any version not older than its headers.
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 constexpr const char* library_name = "libonnxruntime.so.1";
 constexpr const char* variable = "MARS_ONNXRUNTIME";
 
-/// The library in a directory: a wheel's has a versioned name only.
+/// The library in a directory. In a wheel it has a versioned name only.
 fs::path library_in(const fs::path& directory) {
     std::error_code error;
     if (fs::exists(directory / library_name, error)) return directory / library_name;
@@ -38,7 +38,7 @@ void* open_library() {
     std::error_code error;
     fs::path path = said != nullptr && *said != '\0' ? fs::path(said) : library_in(own_directory());
     if (fs::is_directory(path, error)) path = library_in(path);
-    // ONNX Runtime looks for its providers beside the name that it was opened by, so links are followed here.
+    // Resolve links: ONNX Runtime looks for its providers beside the path it was opened by.
     if (!path.empty()) path = fs::weakly_canonical(path, error);
     void* library = dlopen(path.empty() ? library_name : path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library != nullptr) return library;

@@ -1,4 +1,3 @@
-// memcpy, and the calls of libcudart by dlsym.
 #include "device/ort/memory.hpp"
 
 #include <cstdlib>
@@ -36,7 +35,7 @@ class HostMemory : public RowMemory {
     std::optional<std::int64_t> available() const override { return available_memory(); }
 };
 
-/// The runtime of CUDA 13 or 12; libmars itself is compiled without CUDA.
+/// The runtime of CUDA 13 or 12, by dlsym: libmars is compiled without CUDA.
 struct Cudart {
     int (*get_device)(int*) = nullptr;
     int (*set_device)(int) = nullptr;
@@ -112,7 +111,7 @@ class CudaMemory : public RowMemory {
     }
 
     std::optional<std::int64_t> available() const override {
-        if (is_integrated_) return available_memory(); // the GPU's memory is the system's
+        if (is_integrated_) return available_memory(); // the GPU shares the system's memory
         const Current current(*this);
         std::size_t free = 0, total = 0;
         if (cudart_.memory_info(&free, &total) != 0) return std::nullopt;
@@ -122,7 +121,7 @@ class CudaMemory : public RowMemory {
   private:
     static constexpr int integrated = 18, device_to_device = 3; // cudaDevAttrIntegrated, cudaMemcpyDeviceToDevice
 
-    /// The calling thread's GPU, as long as this lives.
+    /// Makes the GPU current for the calling thread while this lives.
     class Current {
       public:
         explicit Current(const CudaMemory& memory) : cudart_(memory.cudart_) {
@@ -140,7 +139,7 @@ class CudaMemory : public RowMemory {
 
     void check(const char* call, int error) const {
         if (error == 0) return;
-        cudart_.last_error(); // ONNX Runtime must not find it
+        cudart_.last_error(); // clear it: ONNX Runtime must not see it
         const std::string name = cudart_.error_name(error), what = std::string("CUDA: ") + call + " failed: " + name;
         if (is_lasting(name)) throw DeviceLost(what + lost_advice);
         throw DeviceError(what);

@@ -1,4 +1,3 @@
-// Providers and sessions.
 #include "device/ort/open.hpp"
 
 #include <algorithm>
@@ -21,8 +20,8 @@ namespace mars {
 
 namespace {
 
-// ONNX Runtime 1.31 tells its makers what it runs, on Linux too, by threads that its environment starts; it asks this variable first. Who
-// set it, to whatever, decided.
+// ONNX Runtime 1.31 starts threads that report usage to its makers, on Linux too, unless this variable is set. A value
+// that the user set is kept.
 void tell_nobody() {
     static const int once = ::setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     static_cast<void>(once);
@@ -30,10 +29,11 @@ void tell_nobody() {
 
 constexpr int least_cuda_minor = 27; // of ONNX Runtime 1
 
-// Outside of layers: operators on shapes, positions and masks. All others have hidden states or logits. As in runtime/device/ort/backend.py.
+// Operators outside layers that work on shapes, positions and masks only, as in runtime/device/ort/backend.py. All
+// others have hidden states or logits.
 constexpr std::string_view small[] = {"Shape", "Squeeze",     "Unsqueeze", "Range", "Concat", "Cast", "Add",
                                       "Sub",   "LessOrEqual", "Greater",   "And",   "Cos",    "Sin",  "Mul"};
-constexpr std::string_view large_names[] = {"allowed", "shifted", "weighted"}; // as large as logits none the less
+constexpr std::string_view large_names[] = {"allowed", "shifted", "weighted"}; // masks as large as logits
 
 std::string lower(std::string text) {
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -42,7 +42,7 @@ std::string lower(std::string text) {
 
 void ORT_API_CALL drop_message(void*, OrtLoggingLevel, const char*, const char*, const char*, const char*) {}
 
-/// `user` is the OnLog of a session that has one.
+/// `user` is the session's OnLog.
 void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*, const char*, const char*, const char* message) {
     const LogLevel level = severity >= ORT_LOGGING_LEVEL_ERROR     ? LogLevel::error
                            : severity == ORT_LOGGING_LEVEL_WARNING ? LogLevel::warning
@@ -51,7 +51,7 @@ void ORT_API_CALL pass_message(void* user, OrtLoggingLevel severity, const char*
     note(*static_cast<const OnLog*>(user), level, message == nullptr ? "" : message);
 }
 
-/// The library of the CUDA plugin beside ONNX Runtime's own; empty where there is none.
+/// The CUDA plugin's library beside ONNX Runtime's own; empty if there is none.
 std::filesystem::path cuda_plugin_library() {
     Dl_info info{};
     if (dladdr(reinterpret_cast<const void*>(&ort_base()), &info) == 0 || info.dli_fname == nullptr) return {};
@@ -60,7 +60,7 @@ std::filesystem::path cuda_plugin_library() {
     return std::filesystem::exists(path, error) ? path : std::filesystem::path();
 }
 
-/// CUDA's provider as a plugin: its library is registered, and the device of that number chosen.
+/// Register CUDA's provider plugin and choose the device.
 void add_plugin([[maybe_unused]] Ort::Env& env, [[maybe_unused]] Ort::SessionOptions& options, [[maybe_unused]] const OrtOptions& own) {
 #if ORT_API_VERSION >= 23
     static std::once_flag once;
@@ -81,7 +81,7 @@ void add_plugin([[maybe_unused]] Ort::Env& env, [[maybe_unused]] Ort::SessionOpt
 #endif
 }
 
-/// Make sessions compute with a request's provider. Throws Ort::Exception.
+/// Add the request's provider to the options. Throws Ort::Exception.
 void add_provider(Ort::Env& env, Ort::SessionOptions& options, const OrtRequest& request) {
     const OrtApi& api = Ort::GetApi();
     const std::string& provider = request.provider;
@@ -129,9 +129,9 @@ std::string provider_of(const std::string& device) {
 }
 
 OrtOptions provider_options(const std::string& provider, OrtOptions own) {
-    // Memory of a GPU is asked for as it is needed, not in powers of two: what is left is for KV rows.
+    // Allocate GPU memory as needed, not in powers of two, so that more is left for KV rows.
     if (provider == cuda_provider) own.emplace("arena_extend_strategy", "kSameAsRequested");
-    // By default products of float32 are made of shorter numbers, and their confidences are not those of other devices.
+    // TF32, the default, computes float32 products with fewer bits; confidences would differ from other devices.
     if (provider == cuda_provider || provider == cuda_plugin) own.emplace("use_tf32", "0");
     return own;
 }

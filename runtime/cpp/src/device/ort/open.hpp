@@ -1,4 +1,4 @@
-// A graph in ONNX Runtime: which provider computes it, with which options, and which of its operators the provider leaves to the CPU.
+// Opens graphs in ONNX Runtime: execution providers, their options, and which operators a provider leaves to the CPU.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@ namespace mars {
 
 constexpr const char* cpu_provider = "CPUExecutionProvider";
 constexpr const char* cuda_provider = "CUDAExecutionProvider";
-constexpr const char* cuda_plugin = "CudaPluginExecutionProvider"; ///< the same as a library that is registered (ONNX Runtime 1.26)
+constexpr const char* cuda_plugin = "CudaPluginExecutionProvider"; ///< the same as a plugin library (ONNX Runtime 1.26)
 
-/// The provider of a kind of device, as DeviceName has it; throws SessionError that lists those there are.
+/// The execution provider of a device kind (DeviceName). Throws SessionError that lists the existing ones.
 std::string provider_of(const std::string& device);
 
-/// A provider's options: the caller's, and where those say nothing fp32 without TF32, and memory of a GPU as it is needed.
+/// A provider's options: the caller's, with defaults for CUDA (fp32 without TF32, GPU memory allocated as needed).
 OrtOptions provider_options(const std::string& provider, OrtOptions own);
 
-/// Throws SessionError for an ONNX Runtime whose CUDA provider lacks kernels of a step graph's opset, 24: hidden states would cross to the
-/// CPU in every layer.
+/// Throws SessionError if this version's CUDA provider lacks kernels for the step graph's opset 24: hidden states would
+/// be copied to the CPU in every layer.
 void check_cuda_version(const std::string& version);
 
-/// What is opened, and how.
+/// What to open, and how.
 struct OrtRequest {
     std::filesystem::path file;
     std::string provider;
@@ -43,14 +43,14 @@ struct OrtRequest {
 /// Throws Ort::Exception.
 std::shared_ptr<OrtGraph> open_graph(const OrtRequest& request);
 
-/// Whether a node of a step graph has hidden states or logits, and not only shapes, positions and masks.
+/// Whether a node of a step graph has hidden states or logits, not only shapes, positions and masks.
 bool is_large(const std::string& operator_type, const std::string& name);
 
-/// Operator -> how many large nodes of a graph run elsewhere than on `provider`. Nothing where this library was built with headers of ONNX
-/// Runtime before 1.24, which has no such question.
+/// Number of large nodes that do not run on `provider`, by operator. No value if this library was built with headers
+/// older than ONNX Runtime 1.24, which cannot report it.
 std::optional<std::map<std::string, int>> large_on_cpu(const OrtGraph& graph, const std::string& provider);
 
-/// What these mean, for the log.
+/// The same as a sentence for the log.
 std::string words_on_cpu(const std::map<std::string, int>& large, const std::string& provider);
 
 } // namespace mars

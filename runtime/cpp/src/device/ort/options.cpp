@@ -1,4 +1,3 @@
-// Two kinds of options, told apart by their names. Twin of runtime/device/ort/options.py.
 #include "device/ort/options.hpp"
 
 #include <mars/errors.hpp>
@@ -7,7 +6,7 @@ namespace mars {
 
 namespace {
 
-constexpr const char* level = "session.qdq_matmulnbits_accuracy_level"; // profiles are held against it
+constexpr const char* level = "session.qdq_matmulnbits_accuracy_level"; // profiles are checked against it
 
 }
 

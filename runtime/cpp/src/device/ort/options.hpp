@@ -1,4 +1,4 @@
-// What a caller may tell ONNX Runtime itself when a session is opened: pairs by its own names. Includes none of it.
+// Options for ONNX Runtime itself, by its own names (runtime/device/ort/options.py).
 #pragma once
 
 #include <map>
@@ -11,8 +11,9 @@ namespace mars {
 
 using OrtOptions = std::map<std::string, std::string>;
 
-/// How a graph is run. `threads`: compute threads, nothing for ONNX Runtime's choice; `on_log` hears ONNX Runtime's warnings and errors of
-/// this graph, from any thread; `strict`: operators on hidden states that are left to the CPU are an error; `cuda_stream`: a cudaStream_t.
+/// How a graph is run. `threads`: compute threads; no value: ONNX Runtime decides. `on_log` receives ONNX Runtime's
+/// warnings and errors of this graph, from any thread. `strict`: operators on hidden states that are left to the CPU
+/// are an error. `cuda_stream`: a cudaStream_t.
 struct OrtSettings {
     std::optional<int> threads = {};
     OrtOptions options = {};
@@ -21,13 +22,14 @@ struct OrtSettings {
     void* cuda_stream = nullptr;
 };
 
-/// Entries of a session's configuration, whose names have a dot, and options of the execution provider, whose names have none.
+/// Session configuration entries, whose names have a dot, and options of the execution provider, whose names have none.
 struct OrtParts {
     OrtOptions entries, of_provider;
 };
 
-/// `number`: the device's, which providers call device_id. Throws SessionError for provider options on the CPU, which has none, for the
-/// accuracy level, which is the variant's own, for CUDA graphs, and for a device_id beside another number.
+/// Split options by their names. `number`: the device's, which providers call device_id. Throws SessionError for
+/// provider options on the CPU, for the accuracy level (the variant has its own), for CUDA graphs, and for a device_id
+/// that contradicts the device.
 OrtParts parted(const OrtOptions& options, bool on_cpu, std::optional<int> number = std::nullopt);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// Whether byte products are exact on this processor.
 #include "device/ort/products.hpp"
 
 #include <algorithm>
@@ -17,7 +16,7 @@ namespace {
 
 constexpr std::int64_t inputs = 64, outputs = 48;
 constexpr std::int8_t largest = 63;
-// An ONNX model of one node, MatMulInteger of x [rows, 64] uint8 and w [64, 48] int8, up to the bytes of w.
+// An ONNX model with one node, MatMulInteger of x [rows, 64] uint8 and w [64, 48] int8, up to the bytes of w.
 constexpr std::array<unsigned char, 89> head{0x08, 0x08, 0x42, 0x04, 0x0A, 0x00, 0x10, 0x0D, 0x3A, 0xCE, 0x18, 0x0A, 0x18, 0x0A, 0x01,
                                              0x78, 0x0A, 0x01, 0x77, 0x12, 0x01, 0x79, 0x22, 0x0D, 0x4D, 0x61, 0x74, 0x4D, 0x75, 0x6C,
                                              0x49, 0x6E, 0x74, 0x65, 0x67, 0x65, 0x72, 0x12, 0x01, 0x70, 0x5A, 0x0F, 0x0A, 0x01, 0x78,
@@ -31,7 +30,7 @@ std::string graph() {
     return bytes;
 }
 
-/// In the worst case: columns of one sign, and the largest activations.
+/// The worst case: columns of one sign, and the largest activations.
 bool is_exact(Ort::Session& session, std::int64_t rows) {
     std::vector<std::uint8_t> x(static_cast<std::size_t>(rows * inputs), 255);
     const std::array<std::int64_t, 2> shape{rows, inputs};

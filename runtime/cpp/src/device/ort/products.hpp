@@ -1,5 +1,5 @@
-// Whether ONNX Runtime's byte products are exact on this processor, on which w8a8 rests: some kernels add two of them in 16 bits, with
-// saturation. Twin of runtime/device/ort/products.py.
+// Checks that ONNX Runtime's byte products are exact on this processor, which w8a8 needs: some kernels add two products
+// in 16 bits, with saturation (runtime/device/ort/products.py).
 #pragma once
 
 #include "device/ort/api.hpp"
@@ -7,7 +7,7 @@
 
 namespace mars {
 
-/// Multiplies the worst codes once in a process. Throws SessionError where a product is wrong, and Ort::Exception.
+/// Checks once per process. Throws SessionError if a product is wrong, and Ort::Exception.
 void require_exact_products(const Ort::Env& env, const OrtOptions& entries);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// Growing, and copies of rows: one run for each KV head.
 #include "device/ort/rows.hpp"
 
 #include <algorithm>
@@ -12,10 +11,10 @@ namespace mars {
 
 namespace {
 
-constexpr std::int64_t large = std::int64_t{16} << 20; // bytes: asking for what is free takes as long as a small step
+constexpr std::int64_t large = std::int64_t{16} << 20; // bytes: querying the free memory takes as long as a small step
 constexpr const char* advice = "shorten the prompt or max_new_tokens, run fewer rows at once, or free memory";
 
-/// Of each buffer [kv_heads, length, head_dim], one after the other.
+/// [kv_heads, length, head_dim] of each buffer, one after the other.
 struct OrtSaved : Saved {
     OrtSaved(std::int64_t num_entries, RowBlock memory) : Saved(num_entries), block(std::move(memory)) {}
     const RowBlock block;
@@ -52,7 +51,7 @@ void OrtRows::grow(std::int64_t capacity) {
         if (capacity_ > 0) memory_->copy({fresh[i].get(), capacity * entry_bytes_}, {buffers_[i].get(), pitch()}, pitch(), heads);
     }
     bound.clear();
-    binding.ClearBoundInputs(); // before the memory that it names
+    binding.ClearBoundInputs(); // before freeing the memory they refer to
     binding.ClearBoundOutputs();
     buffers_ = std::move(fresh);
 }

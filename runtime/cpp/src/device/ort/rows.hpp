@@ -1,4 +1,4 @@
-// KV rows of an ONNX Runtime session, and what the session has bound of them.
+// KV rows of an ONNX Runtime session, and their binding.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace mars {
 
-/// Bytes of one memory, released at the end.
+/// A block of one RowMemory.
 using RowBlock = std::shared_ptr<unsigned char>;
 
 /// One [rows, kv_heads, capacity, head_dim] array for each layer's keys and values.
@@ -27,7 +27,7 @@ class OrtRows : public Cache {
     std::int64_t capacity() const override { return capacity_; }
     std::int64_t entry_bytes() const override { return static_cast<std::int64_t>(num_buffers_) * kv_heads_ * entry_bytes_; }
 
-    /// All or nothing: without memory the rows stay as they were.
+    /// If memory runs out, the rows are unchanged.
     void reserve(std::int64_t capacity) override;
 
     void move(std::int64_t source, std::int64_t target, std::int64_t length) override;
@@ -45,14 +45,14 @@ class OrtRows : public Cache {
     }
 
     std::atomic<bool> is_interrupted{false};
-    Ort::RunOptions options; // of every run on these rows
+    Ort::RunOptions options; // used by every run on these rows
     Ort::IoBinding binding;
-    std::vector<std::int64_t> bound; // what the KV bindings stand for: {first row, rows, capacity, logits wanted, likeliest tokens wanted}
+    std::vector<std::int64_t> bound; // what is bound: {first row, rows, capacity, logits wanted, likeliest tokens wanted}
 
   private:
     std::int64_t pitch() const { return capacity_ * entry_bytes_; }
 
-    /// Zeroed buffers for `capacity` entries a row in place of the present ones, with what is there.
+    /// Move the entries to zeroed buffers of `capacity` entries a row.
     void grow(std::int64_t capacity);
 
     const std::shared_ptr<RowMemory> memory_;

@@ -1,4 +1,3 @@
-// Names, KV shapes, and the widths of what a step gives.
 #include "device/ort/signature.hpp"
 
 #include <set>

@@ -1,4 +1,4 @@
-// What a step graph has by name and size, as the manifest says. Twin of runtime/device/ort/signature.py.
+// The names and sizes that a step graph must have by the manifest (runtime/device/ort/signature.py).
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct OrtSignature {
     ONNXTensorElementDataType kv_type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
 };
 
-/// The likeliest tokens that the graph gives of each prediction, 0 where it gives none. Throws BundleError where it is another graph than
-/// `wanted`; `file` is its name.
+/// Check a loaded graph. Returns the number of likeliest tokens that it gives for each prediction, or 0. Throws
+/// BundleError if the graph is not as `wanted`; `file` is its name.
 std::int64_t check_signature(const Ort::Session& session, const std::filesystem::path& file, const OrtSignature& wanted);
 
 } // namespace mars

@@ -1,4 +1,3 @@
-// Binding by address.
 #include "device/ort/step.hpp"
 
 namespace mars {
@@ -11,7 +10,7 @@ using Shape = std::vector<std::int64_t>;
 
 template <typename T>
 Ort::Value OrtStep::tensor(const std::vector<T>& values, const Shape& shape) const {
-    // ONNX Runtime writes through outputs only; its API has no const tensors.
+    // ONNX Runtime writes to outputs only; its API has no const tensors.
     return Ort::Value::CreateTensor<T>(host, const_cast<T*>(values.data()), values.size(), shape.data(), shape.size());
 }
 
@@ -41,7 +40,7 @@ void OrtStep::bind_results(OrtRows& rows, const StepInput& input, bool want_logi
         if (name == "confidence") bind_result(rows, name, output.confidence, shape);
         if (name == "margin") bind_result(rows, name, output.margin, shape);
         if (name == "entropy") bind_result(rows, name, output.entropy, shape);
-        // What is not bound is not computed.
+        // outputs that are not bound are not computed
         if (name == "topk_ids" && input.want_topk) bind_result(rows, name, output.topk_ids, topk);
         if (name == "topk_logprobs" && input.want_topk) {
             bind_result(rows, name, output.topk_logprobs, topk);
@@ -57,7 +56,7 @@ void OrtStep::run(OrtRows& rows, std::int64_t first, const StepInput& input, boo
     const Shape layout{first, input.rows, rows.capacity(), want_logits ? 1 : 0, input.want_topk ? 1 : 0};
     if (rows.bound != layout || !are_rows_bound_once) {
         rows.binding.ClearBoundOutputs();
-        rows.bound.clear(); // a binding that fails half-way stands for nothing
+        rows.bound.clear(); // a failed binding must not count as bound
         bind_kv(rows, first, input.rows);
         rows.bound = layout;
     }

@@ -1,4 +1,4 @@
-// A step graph that is loaded, and one step of it: what is bound where, and the run.
+// A loaded step graph: binds a step's tensors and runs it.
 #pragma once
 
 #include <atomic>
@@ -23,14 +23,14 @@ struct OrtStep {
 
     OrtSignature signature;
     std::int64_t top_k = 0, element_bytes = 0;
-    bool are_rows_bound_once = true; // where the graph computes on the memory of the rows; elsewhere binding is what copies them
+    bool are_rows_bound_once = true; // if false, the graph runs elsewhere and binding copies the rows, so they are bound at every step
     std::atomic<std::chrono::steady_clock::rep> run_time{0};
     std::shared_ptr<OrtGraph> opened;
     std::shared_ptr<RowMemory> memory = host_memory();
     Ort::MemoryInfo host{nullptr}, rows_info{nullptr};
 
   private:
-    /// Rows first, first + 1, ... as the graph's past and present.
+    /// Bind rows first, first + 1, ... as the graph's past and present.
     void bind_kv(OrtRows& rows, std::int64_t first, std::int64_t count) const;
 
     template <typename T>

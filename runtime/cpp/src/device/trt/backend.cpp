@@ -1,4 +1,3 @@
-// Addresses, ranges and the order of work on the stream. Names neither CUDA nor TensorRT.
 #include "device/trt/backend.hpp"
 
 #include <algorithm>
@@ -12,11 +11,11 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t most_contexts = 32;      // and of the memory that is free when an engine is opened
-constexpr std::int64_t context_share = 8;      // they take at most one part of so many
-constexpr std::size_t context_size = 32 << 20; // bytes that must be free for one: what it takes is only known afterwards
+constexpr std::size_t most_contexts = 32;      // also bounded by a share of the memory that is free when an engine is opened
+constexpr std::int64_t context_share = 8;      // contexts take at most this fraction of it
+constexpr std::size_t context_size = 32 << 20; // bytes that must be free for one; its real size is known only afterwards
 
-/// Waits for the stream on the way out of a step that failed: the copies still use what the next step writes to.
+/// Waits for the stream if a step fails, because its copies still use memory that the next step writes.
 class Settled {
   public:
     explicit Settled(Device& device) : device_(device) {}
@@ -26,7 +25,7 @@ class Settled {
         if (is_done) return;
         try {
             device_.synchronize();
-        } catch (const SessionError&) { // the step's own error is on its way
+        } catch (const SessionError&) { // the step's own error is thrown
         }
     }
 
@@ -36,7 +35,7 @@ class Settled {
     Device& device_;
 };
 
-/// The rows and columns of `values` [?, given, inner] that were asked for, moved to its front.
+/// Keep the wanted rows and columns of `values` [?, given, inner], moved to the front.
 template <typename T>
 void keep(std::vector<T>& values, std::int64_t given, std::int64_t rows, std::int64_t wanted, std::int64_t inner) {
     if (values.empty()) return;
@@ -62,8 +61,8 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const Engin
     const KvPool::Turn turn(*pool_);
     engine_.emplace(bundle, variant, options.gpu, options.on_log);
     const std::int64_t rows = info_.max_rows(), slots = info_.max_slots(), outputs = info_.max_outputs();
-    // A step of an engine without symbols is filled up with rows and slots that nobody asked for: what they write goes to the last
-    // `slots` entries of a row. Elsewhere the rows of a batch share the widest row's slots, so that a row near its end writes on.
+    // An engine with fixed shapes pads steps with extra rows and slots, which write to the last `slots` entries of a
+    // row. In other engines the rows of a batch share the widest row's slots, so a row near its end writes further.
     std::int64_t spare = is_exact_ ? slots : 0;
     if (!is_exact_ && rows > 1)
         for (const Range& range : info_.ranges)
@@ -78,7 +77,7 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const Engin
     for (const std::string& name : outputs_) widths[name] = 1;
     for (const EngineTensor& tensor : engine_->tensors())
         if (is_wide(tensor.name)) widths[tensor.name] = tensor.shape.back();
-    // As many rows as any request can have; those that fill a step up lie behind the last.
+    // As many rows as any request can have; padding rows come after the last.
     pool_->layout = {suffixes_.size(), rows + (is_exact_ ? rows - 1 : 0), model_.num_kv_heads, capacity_, model_.head_dim * item};
     pool_->forget = [this](Address memory) { forget(memory); };
     filling_.emplace(info_, capacity_, is_exact_);
@@ -94,19 +93,19 @@ TrtBackend::TrtBackend(const Bundle& bundle, const Variant& variant, const Engin
     add_common_contexts();
 }
 
-/// Graphs, then the contexts that they were captured from, then the engine; the memory goes with the last cache.
+/// Destroy graphs before their contexts, contexts before the engine. KV memory goes with the last cache.
 TrtBackend::~TrtBackend() {
     std::optional<KvPool::Turn> turn;
     try {
         turn.emplace(*pool_);
-    } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
+    } catch (const SessionError&) { // the GPU has failed; its memory goes with the process
     }
     pool_->forget = [](Address) {}; // caches may outlive this
     steps_.clear();
     engine_.reset();
 }
 
-/// No step that is bound to this memory may run again.
+/// Steps that are bound to this memory must not run again.
 void TrtBackend::forget(Address memory) {
     for (Step& step : steps_) {
         if (step.shape.memory != memory) continue;
@@ -115,7 +114,7 @@ void TrtBackend::forget(Address memory) {
     }
 }
 
-/// The engine's tensors are the manifest's: names, types, sizes, and outputs that write their own inputs' memory.
+/// Check the engine's tensors against the manifest: names, types, sizes, and outputs that write their inputs' memory.
 void TrtBackend::check_signature(const std::string& kv_dtype) const {
     struct Expected {
         std::string dtype, alias;
@@ -169,7 +168,7 @@ std::unique_ptr<Cache> TrtBackend::new_cache(std::int64_t num_rows) {
         throw SessionError(std::to_string(num_rows) + " rows, but with a capacity of " + std::to_string(capacity_) +
                            " rows of this engine do not begin at multiples of " + std::to_string(alignment) +
                            " bytes; build it again with a --capacity that is a multiple of 64");
-    // A step of fixed shapes that begins at the last row touches as many rows behind it as the engine has.
+    // With fixed shapes, a step that begins at the last row touches all the engine's rows after it.
     return std::make_unique<TrtCache>(pool_, is_exact_ ? num_rows - 1 + info_.max_rows() : num_rows);
 }
 
@@ -199,7 +198,7 @@ void TrtBackend::step(Cache& cache, std::int64_t first, const StepInput& input, 
     keep(output.logits, fed.outputs, input.rows, input.outputs, model_.vocab_size);
 }
 
-/// A new context, bound to nothing. The oldest go where they are many or take much.
+/// Create a context. The oldest ones are destroyed if there are too many or they take too much memory.
 std::list<TrtBackend::Step>::iterator TrtBackend::add_context(std::size_t range, std::int64_t slots, std::int64_t outputs) {
     Device& device = pool_->device;
     device.require(context_size);
@@ -215,7 +214,8 @@ std::list<TrtBackend::Step>::iterator TrtBackend::add_context(std::size_t range,
     return steps_.begin();
 }
 
-/// Those of one token, of the size that the engine is fastest at, of the largest steps and of prompts: none of them is made during an answer.
+/// Create the contexts of one token, of the engine's optimal size, of the largest steps and of prompts in advance, not
+/// during an answer.
 void TrtBackend::add_common_contexts() {
     for (std::size_t range = 0; range < info_.ranges.size(); ++range) {
         const Range& sizes = info_.ranges[range];
@@ -260,7 +260,7 @@ TrtBackend::Step& TrtBackend::step_for(const KvMemory& memory, std::int64_t firs
     return step;
 }
 
-/// Give the context its shapes and addresses; past and present of a KV tensor are one address.
+/// Set the context's shapes and addresses. Past and present of a KV tensor share one address.
 void TrtBackend::bind(Step& step, const KvMemory& memory) {
     const Shape& shape = step.shape;
     std::vector<std::string> refused;
@@ -286,13 +286,13 @@ void TrtBackend::bind(Step& step, const KvMemory& memory) {
             addressed("present." + suffixes_[i], fresh.address + i * fresh.pitch * fresh.per_slice);
     }
     if (refused.empty()) return;
-    step.shape.rows = -1; // nothing may take it for bound
+    step.shape.rows = -1; // not bound
     disagree(refused);
 }
 
 void TrtBackend::run(Step& step) {
     Device& device = pool_->device;
-    // TensorRT finishes its preparations in the first run of a context, which therefore cannot be captured.
+    // TensorRT finishes preparing a context in its first run, so that run cannot be captured.
     if (is_decode(step.shape.range) && step.graph == nullptr && step.runs > 0 && !step.is_refused) {
         if (step.context.is_capturable(device.stream())) step.graph = device.capture([&] { return step.context.enqueue(device.stream()); });
         step.is_refused = step.graph == nullptr;
@@ -300,20 +300,20 @@ void TrtBackend::run(Step& step) {
     if (step.graph != nullptr) {
         device.launch(step.graph);
     } else if (!step.context.enqueue(device.stream())) {
-        device.synchronize(); // a GPU that has failed says so in its own words
+        device.synchronize(); // throws the GPU's own error if it has failed
         throw DeviceError("TensorRT failed in a step of " + std::to_string(step.shape.rows) + " x " + std::to_string(step.shape.slots) +
                           " slots: " + engine_->last_error());
     }
     ++step.runs;
 }
 
-/// Where a `delta` engine puts the new entries of a step: the slots of each head, row and tensor.
+/// Where a `delta` engine writes a step's new entries: the slots of each head, row and tensor.
 Runs TrtBackend::fresh_runs(const Shape& shape) const {
     const std::size_t run = bytes({shape.slots, pool_->layout.entry_bytes});
     return {fresh_, run, per_slice(bytes({shape.rows, model_.num_kv_heads}), run)};
 }
 
-/// Copy a `delta` engine's new entries behind each row's cursor: one copy a row, of every tensor.
+/// Copy a `delta` engine's new entries to each row's cursor: one copy a row for all tensors.
 void TrtBackend::place(const KvMemory& memory, const Shape& shape, const std::vector<std::int64_t>& kv_length) {
     Runs fresh = fresh_runs(shape);
     for (std::size_t row = 0; row < kv_length.size(); ++row) {

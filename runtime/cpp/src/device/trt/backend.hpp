@@ -1,4 +1,5 @@
-// The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs. Twin of runtime/device/trt/backend.py.
+// The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs
+// (runtime/device/trt/backend.py).
 #pragma once
 
 #include <limits>
@@ -18,10 +19,11 @@
 
 namespace mars {
 
-/// An engine variant on a GPU. KV memory, input and output buffers are allocated once; a step copies ids in and ids out.
+/// An engine variant on a GPU. KV memory, input and output buffers are allocated once; a step copies only token ids and
+/// predictions.
 class TrtBackend : public Backend {
   public:
-    /// Throws SessionError that names what the engine was built for and what is here.
+    /// Throws SessionError that names what the engine was built for and what this machine has.
     TrtBackend(const Bundle& bundle, const Variant& variant, const EngineOptions& options = {});
     ~TrtBackend() override;
     TrtBackend(const TrtBackend&) = delete;
@@ -36,12 +38,11 @@ class TrtBackend : public Backend {
     std::unique_ptr<Cache> new_cache(std::int64_t num_rows) override;
     void step(Cache& cache, std::int64_t first, const StepInput& input, bool want_logits, StepOutput& output) override;
 
-    /// Steps that are replayed as CUDA graphs.
+    /// Number of steps that are replayed as CUDA graphs.
     std::size_t num_graphs() const;
 
   private:
-    /// What an execution context is bound to: the engine's range, the sizes, and the rows of which memory. `rows` is -1 where it is bound to
-    /// nothing.
+    /// What an execution context is bound to: a range, sizes, and rows of KV memory. `rows` is -1 if it is not bound.
     struct Shape {
         std::size_t range = 0;
         std::int64_t slots = 0, outputs = 0;
@@ -51,12 +52,12 @@ class TrtBackend : public Backend {
         auto key() const { return std::tie(range, slots, outputs, memory, first, rows); }
     };
 
-    /// An execution context, one for each range, slots and outputs of decode steps and one for each range of prefill. `graph` replays the step
-    /// that it is bound to; it goes before the context is bound to something else.
+    /// An execution context: one for each range, slots and outputs of decode steps, and one for each prefill range.
+    /// `graph` replays the step it is bound to and is destroyed before the context is bound to another.
     struct Step {
-        Context context; // outlives the graph that was captured from it
+        Context context; // must outlive the graph captured from it
         Shape shape;
-        std::int64_t num_bytes = 0; // of device memory that the context took
+        std::int64_t num_bytes = 0; // device memory of the context
         std::int64_t runs = 0;
         Device::Graph graph;
         bool is_refused = false;
@@ -82,9 +83,9 @@ class TrtBackend : public Backend {
     std::optional<LoadedEngine> engine_;
     std::optional<Filling> filling_;
     StepIO io_;
-    Address fresh_ = 0; // what a `delta` engine gives, one tensor behind the other
+    Address fresh_ = 0; // new entries of a `delta` engine, one tensor after the other
     Address scratch_ = 0;
-    std::list<Step> steps_; // the latest used first
+    std::list<Step> steps_; // most recently used first
     std::int64_t context_bytes_ = 0, most_context_bytes_ = std::numeric_limits<std::int64_t>::max();
 };
 

@@ -1,4 +1,4 @@
-// TensorRT's builder and ONNX parser, 10.3 or newer, or TensorRT-RTX's.
+// With the builder and ONNX parser of TensorRT 10.3 or newer, or of TensorRT-RTX.
 #include "device/trt/build.hpp"
 
 #include <NvInfer.h>
@@ -15,7 +15,8 @@
 #include "device/trt/engine.hpp"
 #include "device/trt/engine_log.hpp"
 
-// TensorRT writes KV entries in place, and has attention as a layer, since 10.15; every TensorRT-RTX that this is for does.
+// TensorRT can write KV entries in place, and has attention as a layer, since 10.15; all supported versions of
+// TensorRT-RTX do.
 #if defined(TRT_MAJOR_RTX) || NV_TENSORRT_MAJOR > 10 || (NV_TENSORRT_MAJOR == 10 && NV_TENSORRT_MINOR >= 15)
 #define MARS_TRT_IN_PLACE 1
 #endif
@@ -32,7 +33,7 @@ struct Shapes {
     Shape least, best, most;
 };
 
-/// Shapes of every input of the step graph in one range. Twin of exporter/tensorrt/plan.py.
+/// Shapes of every input of the step graph in one range (exporter/tensorrt/plan.py).
 std::map<std::string, Shapes> inputs_of(const Range& range, const ModelInfo& model, std::int64_t capacity) {
     std::map<std::string, Shapes> all;
     const auto add = [&](const std::string& name, const std::function<Shape(std::int64_t Extent::*)>& at) {
@@ -57,7 +58,7 @@ nvinfer1::Dims dims_of(const Shape& shape) {
 
 [[noreturn]] void wrong(const std::string& what) { throw SessionError(tensorrt_flavor() + " " + tensorrt_version() + " " + what); }
 
-/// TensorRT's nested phases as one number. TensorRT calls it in the thread that builds.
+/// Reports TensorRT's nested phases as one number. TensorRT calls it in the building thread.
 class Monitor : public nvinfer1::IProgressMonitor {
   public:
     explicit Monitor(const BuildProgress& progress) : progress_(progress) {}
@@ -73,7 +74,7 @@ class Monitor : public nvinfer1::IProgressMonitor {
             position += share * std::min(static_cast<double>(each.done) / each.total, 1.0);
             share /= each.total;
         }
-        // Phases open and close in an order of TensorRT's own: what is shown must not run backwards.
+        // Phases open and close in an order of TensorRT's own; never report less progress than before.
         shown_ = std::max(shown_, std::min(position, 1.0));
         is_ended = is_ended || !progress_(shown_);
         return !is_ended;
@@ -97,9 +98,9 @@ class Monitor : public nvinfer1::IProgressMonitor {
     double shown_ = 0.0;
 };
 
-/// Throw unless the parser kept what the result depends on; make fp32 attention buildable.
+/// Throw unless the parser kept everything that the result depends on; make fp32 attention buildable.
 ///
-/// TensorRT's parser has dropped inputs of Attention without a word: a network without masks builds, and computes nonsense.
+/// TensorRT's parser has silently dropped inputs of Attention: a network without masks builds and computes nonsense.
 void check(nvinfer1::INetworkDefinition& network, const Variant& variant, const ModelInfo& model) {
     std::vector<std::string> problems;
     if (variant.kv_layout == "static") {
@@ -112,7 +113,7 @@ void check(nvinfer1::INetworkDefinition& network, const Variant& variant, const 
             nvinfer1::IAttention* attention = static_cast<nvinfer1::IAttentionInputLayer&>(layer).getAttention();
             ++attentions;
             unmasked += attention->getMask() == nullptr ? 1 : 0;
-            // No fused kernel exists for fp32: let TensorRT take the operator apart.
+            // No fused kernel exists for fp32: let TensorRT decompose the operator.
             attention->setDecomposable(variant.kv_dtype == "float32");
         }
         if (updates != 2 * model.num_layers)
@@ -154,7 +155,7 @@ void add_ranges(nvinfer1::IBuilder& builder, nvinfer1::IBuilderConfig& config, c
     }
 }
 
-/// GPUs that RTX compiles for, and that no step may allocate: else it could not become a CUDA graph.
+/// Set the GPUs that RTX compiles for, and forbid allocations in steps, which could not be captured in CUDA graphs.
 void prepare([[maybe_unused]] nvinfer1::IBuilderConfig& config, [[maybe_unused]] const EngineInfo& info) {
 #ifdef TRT_MAJOR_RTX
     using Capability = nvinfer1::ComputeCapability;
@@ -195,10 +196,10 @@ bool builds_for_others() {
 
 BuiltEngine build_engine(const std::filesystem::path& graph, const Variant& variant, const ModelInfo& model, const BuildProgress& progress,
                          std::int64_t workspace) {
-    Collected logger; // outlives what reports to it
+    Collected logger; // must outlive what reports to it
     const std::unique_ptr<nvinfer1::IBuilder> builder(nvinfer1::createInferBuilder(logger));
     if (!builder) wrong("does not start: " + logger.last(longest_list));
-    // Precision is what the graph says. TensorRT 11 knows nothing else, and no flag for it.
+    // The graph determines the precision. TensorRT 11 supports nothing else and has no flag for it.
 #if !defined(TRT_MAJOR_RTX) && NV_TENSORRT_MAJOR >= 11
     const std::uint32_t flags = 0;
 #else
@@ -221,7 +222,7 @@ BuiltEngine build_engine(const std::filesystem::path& graph, const Variant& vari
     if (!config) wrong("cannot be configured: " + logger.last(longest_list));
     add_ranges(*builder, *config, variant, model, logger);
     prepare(*config, *variant.engine);
-    // By default products of float32 are made of shorter numbers, and their confidences are not those of other devices.
+    // TF32, the default, computes float32 products with fewer bits; confidences would differ from other devices.
     if (!variant.engine->tf32) config->clearFlag(nvinfer1::BuilderFlag::kTF32);
     if (workspace > 0) config->setMemoryPoolLimit(nvinfer1::MemoryPoolType::kWORKSPACE, static_cast<std::size_t>(workspace));
     Monitor monitor(progress);

@@ -1,4 +1,3 @@
-// The CUDA runtime's calls, each checked. Signatures of CUDA 12 and 13.
 #include "device/trt/cuda.hpp"
 
 #include <algorithm>
@@ -13,14 +12,14 @@ namespace mars {
 
 namespace {
 
-constexpr std::size_t least = 256;                  // bytes: an empty tensor too needs an address of its own
-constexpr std::size_t large = std::size_t{1} << 20; // bytes: the system is asked about no less
+constexpr std::size_t least = 256;                  // bytes: an empty tensor needs its own address too
+constexpr std::size_t large = std::size_t{1} << 20; // bytes: smaller allocations are not checked
 
 void check(const char* call, cudaError_t error) {
     if (error == cudaSuccess) return;
     if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice)
         throw SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)");
-    cudaGetLastError(); // told here: TensorRT must not find it after a launch of its own
+    cudaGetLastError(); // clear it: TensorRT must not see it after a launch of its own
     const std::string name = cudaGetErrorName(error);
     const std::string what = std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(error) + " (" + name + ")";
     if (is_lasting(name)) throw DeviceLost(what + lost_advice);
@@ -28,7 +27,7 @@ void check(const char* call, cudaError_t error) {
     throw DeviceError(what);
 }
 
-/// No graph: the refusal is an answer, not a failure of the next call.
+/// Clear the error: a refused capture is no failure of the next call.
 Device::Graph refused() {
     cudaGetLastError();
     return nullptr;
@@ -76,7 +75,7 @@ Device::Device(int number, void* stream, int priority) : number_(number), owns_s
     is_integrated_ = is_integrated != 0;
     if (!owns_stream_) return;
     cudaStream_t own = nullptr;
-    // Not ordered with the legacy stream, whose use by anybody else in this process would break a capture.
+    // Not ordered with the legacy stream: work of others on that stream would break a capture.
     check("cudaStreamCreateWithPriority", cudaStreamCreateWithPriority(&own, cudaStreamNonBlocking, priority));
     stream_ = own;
 }
@@ -88,7 +87,7 @@ Device::~Device() {
         for (const Address address : allocated_) cudaFree(pointer(address));
         for (void* memory : pinned_) cudaFreeHost(memory);
         if (owns_stream_) cudaStreamDestroy(stream_of(stream_));
-    } catch (const SessionError&) { // the GPU has failed: what is there goes with the process
+    } catch (const SessionError&) { // the GPU has failed; its memory goes with the process
     }
 }
 
@@ -157,7 +156,7 @@ Device::Graph Device::capture(const std::function<bool()>& enqueue) {
     if (cudaStreamBeginCapture(stream_of(stream_), cudaStreamCaptureModeThreadLocal) != cudaSuccess) return refused();
     const bool done = enqueue();
     cudaGraph_t graph = nullptr;
-    // Ends the capture even when it was refused; only then is the stream usable again.
+    // Ends the capture even if it was refused; otherwise the stream is not usable again.
     const cudaError_t ended = cudaStreamEndCapture(stream_of(stream_), &graph);
     cudaGraphExec_t launchable = nullptr;
     const bool good = done && ended == cudaSuccess && cudaGraphInstantiateWithFlags(&launchable, graph, 0) == cudaSuccess;

@@ -1,4 +1,4 @@
-// TensorRT's C++ API, 10.3 or newer, or TensorRT-RTX (which defines TRT_MAJOR_RTX).
+// With TensorRT 10.3 or newer, or TensorRT-RTX (which defines TRT_MAJOR_RTX).
 #include "device/trt/engine.hpp"
 
 #include <NvInfer.h>
@@ -32,7 +32,7 @@ std::string here(int number) {
     return tensorrt_flavor() + " " + tensorrt_version() + "; " + device;
 }
 
-/// What TensorRT-RTX says about a file that does not load, with "; " behind it.
+/// TensorRT-RTX's reasons why a file does not load, each followed by "; ".
 std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_unused]] const MappedFile& data) {
     std::string text;
 #ifdef TRT_MAJOR_RTX
@@ -53,7 +53,7 @@ std::string diagnostics([[maybe_unused]] nvinfer1::IRuntime& runtime, [[maybe_un
 }
 
 #ifdef TRT_MAJOR_RTX
-/// The file of compiled kernels, hidden beside the bundle; it belongs to one engine.
+/// The file of an engine's compiled kernels, hidden beside the bundle.
 std::filesystem::path kernel_file(const Bundle& bundle, const Variant& variant) {
     std::error_code error;
     const std::filesystem::path directory = std::filesystem::canonical(bundle.path, error);
@@ -79,7 +79,7 @@ std::string dtype_name(nvinfer1::DataType type) {
     }
 }
 
-/// TensorRT knows aliases since it has a layer that updates KV memory.
+/// Older versions of TensorRT have no aliases.
 template <typename Engine>
 auto alias_of(const Engine& engine, const char* name, int) -> decltype(engine.getAliasedInputTensor(name)) {
     return engine.getAliasedInputTensor(name);
@@ -90,7 +90,7 @@ const char* alias_of(const Engine&, const char*, long) {
     return nullptr;
 }
 
-/// TensorRT-RTX can tell since 1.2.
+/// TensorRT-RTX has this since 1.2.
 template <typename Execution>
 auto is_capturable_on(Execution& execution, cudaStream_t stream, int) -> decltype(execution.isStreamCapturable(stream)) {
     return execution.isStreamCapturable(stream);
@@ -130,24 +130,24 @@ bool Context::enqueue(void* stream) { return held_->context->enqueueV3(static_ca
 struct LoadedEngine::Loaded {
     explicit Loaded(OnLog on_log) : logger(std::move(on_log)) {}
 
-    Collected logger; // outlives what reports to it
+    Collected logger; // must outlive what reports to it
     std::unique_ptr<nvinfer1::IRuntime> runtime;
     std::unique_ptr<nvinfer1::ICudaEngine> engine;
 #ifdef TRT_MAJOR_RTX
     std::unique_ptr<nvinfer1::IRuntimeConfig> config;
     std::unique_ptr<nvinfer1::IRuntimeCache> cache;
     std::filesystem::path kernels; // empty: not kept
-    std::size_t kept = 0;          // bytes of that file
+    std::size_t kept = 0;          // size of that file
 
     void prepare_kernels() {
         config.reset(engine->createRuntimeConfig());
         if (!config) throw DeviceError("TensorRT could not prepare an execution context: " + logger.last(1));
         config->setExecutionContextAllocationStrategy(nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED);
-        // Not lazily: a graph captured before the better kernels are ready would replay the stopgaps for ever.
+        // Not lazily: a graph captured before the better kernels are ready would replay the slower ones forever.
         config->setDynamicShapesKernelSpecializationStrategy(nvinfer1::DynamicShapesKernelSpecializationStrategy::kEAGER);
         cache.reset(config->createRuntimeCache());
         if (!cache) return;
-        // A file of another GPU or version is not used by TensorRT, and is written anew.
+        // TensorRT ignores a file of another GPU or version; it is then overwritten.
         if (const auto data = read_file(kernels); data && cache->deserialize(data->data(), data->size())) kept = data->size();
         config->setRuntimeCache(*cache);
     }
@@ -221,7 +221,7 @@ void LoadedEngine::keep_kernels() {
     std::error_code error;
     if (file) std::filesystem::rename(scratch, loaded.kernels, error);
     if (file && !error) return;
-    // A place that cannot be written: every start compiles anew, and nothing else changes.
+    // The directory is not writable: kernels are compiled at every start.
     std::filesystem::remove(scratch, error);
     loaded.kernels.clear();
 #endif

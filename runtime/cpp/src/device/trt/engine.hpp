@@ -1,5 +1,4 @@
-// A deserialized engine: loaded or refused with both sides named, its execution contexts, and RTX's file of compiled kernels.
-// Its source is the only one that names TensorRT.
+// A loaded engine, its execution contexts, and RTX's file of compiled kernels. Only engine.cpp uses TensorRT.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +12,13 @@
 
 namespace mars {
 
-/// The manifest's word for the TensorRT this library was built with: `tensorrt` or `tensorrt_rtx`.
+/// The manifest's name of the TensorRT this library was built with: `tensorrt` or `tensorrt_rtx`.
 std::string tensorrt_flavor();
 
-/// The version of the TensorRT that runs, such as `10.16.0.72`.
+/// The version of the loaded TensorRT, such as `10.16.0.72`.
 std::string tensorrt_version();
 
-/// One execution context: shapes and addresses of one kind of step. Setters return false where the engine refuses.
+/// An execution context: shapes and addresses of one kind of step. Setters return false if the engine refuses.
 class Context {
   public:
     struct Held;
@@ -31,7 +30,7 @@ class Context {
     bool set_input_shape(const std::string& name, const std::vector<std::int64_t>& shape);
     bool set_tensor_address(const std::string& name, Address address);
 
-    /// Whether the step can become a graph, as far as this TensorRT can tell beforehand.
+    /// Whether the step can be captured as a graph, as far as TensorRT can tell.
     bool is_capturable(void* stream) const;
 
     /// Put the step on a stream.
@@ -41,8 +40,8 @@ class Context {
     std::unique_ptr<Held> held_;
 };
 
-/// An input or output of an engine. `dtype` as a manifest says it, "" for other types; -1 in `shape` where it is symbolic; `alias`: the
-/// input whose memory an output writes, "" where there is none or this TensorRT cannot tell.
+/// An input or output of an engine. `dtype` as in a manifest, "" for other types. -1 in `shape` if symbolic. `alias`:
+/// the input whose memory an output writes, "" if none or unknown to this TensorRT.
 struct EngineTensor {
     std::string name, dtype;
     std::vector<std::int64_t> shape;
@@ -52,23 +51,24 @@ struct EngineTensor {
 /// An engine in device memory.
 class LoadedEngine {
   public:
-    /// Load a variant's engine on `gpu`, which is the current one; `on_log` gets TensorRT's log. Throws SessionError that names what it was
-    /// built for and what is here.
+    /// Load a variant's engine on `gpu`, which must be current; `on_log` receives TensorRT's log. Throws SessionError
+    /// that names what it was built for and what this machine has.
     LoadedEngine(const Bundle& bundle, const Variant& variant, int gpu, OnLog on_log = nullptr);
     ~LoadedEngine();
 
     std::vector<EngineTensor> tensors() const;
 
-    /// Working memory that all contexts share, one step at a time.
+    /// Bytes of working memory, shared by all contexts, one step at a time.
     std::size_t scratch_bytes() const;
 
-    /// A context for one optimization profile. Throws SessionError when TensorRT refuses.
+    /// A context for one optimization profile. Throws SessionError if TensorRT refuses.
     Context new_context(std::size_t range_index, Address scratch, void* stream) const;
 
-    /// TensorRT's newest words of error.
+    /// TensorRT's latest error message.
     std::string last_error() const;
 
-    /// Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next start is warm.
+    /// Write RTX's compiled kernels to the file beside the bundle if there are new ones, so that the next start is
+    /// fast.
     void keep_kernels();
 
   private:

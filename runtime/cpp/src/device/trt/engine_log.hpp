@@ -1,4 +1,4 @@
-// TensorRT's log: passed on, and its errors kept for messages.
+// TensorRT's log: forwarded, and recent errors kept for messages.
 #pragma once
 
 #include <NvInfer.h>
@@ -26,11 +26,11 @@ class Collected : public nvinfer1::ILogger {
             const std::lock_guard<std::mutex> lock(mutex_);
             errors_.emplace_back(message);
             if (errors_.size() > most) errors_.pop_front();
-        } catch (...) { // no memory: an error less
+        } catch (...) { // out of memory: drop it
         }
     }
 
-    /// The newest `count` errors, a line each.
+    /// The latest `count` errors, one a line.
     std::string last(std::size_t count) const {
         const std::lock_guard<std::mutex> lock(mutex_);
         std::string text;

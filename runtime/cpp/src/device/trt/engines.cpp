@@ -1,4 +1,4 @@
-// TensorRT by dlopen: one libmars serves machines without a GPU, desktop RTX and Jetson, and needs neither TensorRT nor CUDA to start.
+// Loads the TensorRT plugins by dlopen: libmars itself needs neither TensorRT nor CUDA to start.
 #include <dlfcn.h>
 #include <filesystem>
 #include <string_view>
@@ -17,7 +17,7 @@ constexpr const char* backends[] = {"tensorrt", "tensorrt_rtx"};
 
 std::string file_of(const std::string& backend) { return "libmars_" + backend + ".so"; }
 
-/// The directory of the library, or program, that this code is in.
+/// The directory of the library or program that contains this code.
 std::filesystem::path own_directory() {
     Dl_info info{};
     if (dladdr(reinterpret_cast<const void*>(&file_of), &info) == 0 || info.dli_fname == nullptr) return {};
@@ -25,7 +25,8 @@ std::filesystem::path own_directory() {
     return std::filesystem::canonical(info.dli_fname, error).parent_path();
 }
 
-/// The library for a backend: beside this one, or where the loader looks. It stays loaded, as CUDA wants. Or a sentence why there is none.
+/// The plugin of a backend, beside this library or where the loader looks, or a sentence why there is none. It stays
+/// loaded, as CUDA requires.
 std::variant<const EnginePlugin*, std::string> plugin_for(const std::string& backend) {
     const std::string file = file_of(backend);
     const std::filesystem::path beside = own_directory() / file;
@@ -37,7 +38,7 @@ std::variant<const EnginePlugin*, std::string> plugin_for(const std::string& bac
         return why != nullptr ? why : file + " does not load";
     }
     void* found = dlsym(library, "mars_engine_plugin");
-    dlclose(library); // its count; the library itself stays
+    dlclose(library); // only its reference count: RTLD_NODELETE keeps it loaded
     if (found == nullptr) return file + " is none of this project's";
     const EnginePlugin* plugin = reinterpret_cast<const EnginePlugin* (*)()>(found)();
     if (std::string_view(plugin->build) != plugin_build)

@@ -1,4 +1,4 @@
-// What of this machine decides which engines run, and how one is opened: asked of a library for each TensorRT, found when first needed.
+// The properties of this machine that decide which engines run, and how an engine is opened by a plugin.
 #pragma once
 
 #include <map>
@@ -12,19 +12,21 @@
 
 namespace mars {
 
-/// This machine, with one GPU of it. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or `no_gpu` says why there is none.
+/// This machine with one of its GPUs. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its `driver`; or
+/// `no_gpu` says why there is none.
 ///
-/// `tensorrt`: backend -> version of what runs; `missing`: backend -> why there is none. `platform` such as `linux-x86_64`.
+/// `tensorrt`: version by backend; `missing`: the reason by backend. `platform` such as `linux-x86_64`.
 struct Here {
     std::string platform;
     std::map<std::string, std::string> tensorrt, missing;
     std::string gpu, gpu_name, driver, no_gpu;
 };
 
-/// Ask the machine about the GPU of that number. Loads TensorRT and CUDA where they are.
+/// Examine the machine and the GPU of that number. Loads TensorRT and CUDA if installed.
 Here look_around(int gpu = 0);
 
-/// How an engine is run: on which GPU, on whose stream (a cudaStream_t; nullptr: one of its own, of that priority), and who hears TensorRT.
+/// How an engine is run: the GPU, the stream (a cudaStream_t; nullptr: a new one with this priority), and the receiver
+/// of TensorRT's log.
 struct EngineOptions {
     int gpu = 0;
     void* stream = nullptr;
@@ -32,10 +34,11 @@ struct EngineOptions {
     OnLog on_log = nullptr;
 };
 
-/// Load an engine variant that fits on a GPU. Throws SessionError.
+/// Load an engine variant. Throws SessionError.
 std::unique_ptr<Backend> open_engine(const Bundle& bundle, const Variant& variant, const EngineOptions& options = {});
 
-/// What libmars_tensorrt.so and libmars_tensorrt_rtx.so offer to the libmars of the same build; `build` says which: they share C++ classes.
+/// What the plugins libmars_tensorrt.so and libmars_tensorrt_rtx.so export. `build` must be that of libmars, because
+/// they share C++ classes.
 struct EnginePlugin {
     const char* build;
     Here (*look_around)(int gpu);

@@ -1,4 +1,3 @@
-// Strides, and the copies of rows between them.
 #include "device/trt/kv_pool.hpp"
 
 #include <numeric>
@@ -37,12 +36,13 @@ KvMemory KvPool::take(std::int64_t num_rows) {
         return bytes({static_cast<std::int64_t>(layout.num_tensors), static_cast<std::int64_t>(memory.heads_per_tensor), layout.capacity,
                       layout.entry_bytes});
     };
-    idle_.reserve(idle_.size() + num_taken_ + 1); // so that giving it back needs no memory
+    idle_.reserve(idle_.size() + num_taken_ + 1); // so that giving it back allocates nothing
     auto best = idle_.end();
     for (auto at = idle_.begin(); at != idle_.end(); ++at)
         if (at->num_rows >= num_rows && (best == idle_.end() || at->num_rows < best->num_rows)) best = at;
     if (best != idle_.end()) {
-        // What an earlier request left may be infinite, and 0 * infinity is NaN. It stays in the pool where that fails.
+        // An earlier request may have left infinities, and 0 * infinity is NaN. If zeroing fails, the memory stays in
+        // the pool.
         device.zero(best->addresses.front(), num_bytes(*best));
         KvMemory memory = std::move(*best);
         idle_.erase(best);
@@ -63,7 +63,7 @@ KvMemory KvPool::take(std::int64_t num_rows) {
     return memory;
 }
 
-/// What lies idle makes room.
+/// Allocate; free idle memory if there is not enough.
 Address KvPool::allocate(const KvMemory& memory, std::size_t num_bytes) {
     while (true) {
         try {
@@ -87,7 +87,7 @@ void KvPool::release_oldest() {
 
 namespace {
 
-/// A run of each head of each tensor, in one call.
+/// Copy one run of each head of each tensor, in one call.
 void copy(Device& device, const Runs& target, const Runs& source, std::size_t run, const KvMemory& memory) {
     device.copy_runs(target, source, run, memory.kv_heads, memory.addresses.size());
 }
@@ -129,7 +129,7 @@ void TrtCache::move(std::int64_t source, std::int64_t target, std::int64_t lengt
 
 namespace {
 
-/// Device memory of [tensors, kv_heads, length, head_dim], given back when nobody needs it any more.
+/// Device memory of [tensors, kv_heads, length, head_dim].
 struct TrtSaved : Saved {
     TrtSaved(std::shared_ptr<KvPool> from, std::int64_t num_entries, std::size_t num_bytes)
         : Saved(num_entries), pool(std::move(from)), address(pool->device.allocate(num_bytes)) {}
@@ -155,7 +155,7 @@ std::shared_ptr<const Saved> TrtCache::save(std::int64_t row, std::int64_t lengt
     try {
         copy(pool_->device, {saved->address, run, rows.kv_heads}, rows.runs(row), run, rows);
     } catch (...) {
-        turn.reset(); // it is released in a turn of its own
+        turn.reset(); // its destructor takes a turn of its own
         throw;
     }
     turn.reset();

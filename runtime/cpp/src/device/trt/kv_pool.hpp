@@ -1,4 +1,4 @@
-// KV memory on the device: laid out once, lent to caches, taken back. Knows no engine.
+// A pool of KV memory on the device, lent to caches.
 #pragma once
 
 #include <cstddef>
@@ -16,25 +16,26 @@
 
 namespace mars {
 
-/// The product of sizes that a manifest gave. Throws SessionError where no machine has as much.
+/// The product of sizes from a manifest. Throws SessionError on overflow.
 std::size_t bytes(std::initializer_list<std::int64_t> sizes);
 
-/// Tensors of [rows, kv_heads, capacity, head_dim]; an entry is `entry_bytes` in each head. `max_rows`: of what lies idle.
+/// Tensors of [rows, kv_heads, capacity, head_dim]; an entry has `entry_bytes` in each head. `max_rows`: most idle
+/// rows.
 struct KvLayout {
     std::size_t num_tensors = 0;
     std::int64_t max_rows = 0, kv_heads = 0, capacity = 0, entry_bytes = 0;
 };
 
-constexpr std::size_t alignment = 256; // bytes: where TensorRT lets a tensor begin
+constexpr std::size_t alignment = 256; // bytes: required alignment of tensors
 
-/// As many pitches as hold `runs` and end where a tensor may begin: then one copy reaches every tensor.
+/// Number of pitches for `runs` such that the next tensor is aligned; one copy then reaches all tensors.
 std::size_t per_slice(std::size_t runs, std::size_t pitch);
 
-/// Those tensors in one block on the device: where each begins, and their strides in bytes.
+/// These tensors in one block on the device: their addresses, and strides in bytes.
 struct KvMemory {
     std::vector<Address> addresses;
     std::size_t row_bytes = 0, head_bytes = 0, entry_bytes = 0, kv_heads = 0;
-    std::size_t heads_per_tensor = 0; ///< those of all rows, and what lies between two tensors
+    std::size_t heads_per_tensor = 0; ///< heads of all rows, and the gap between two tensors
     std::int64_t num_rows = 0;
 
     /// A row's heads in every tensor, from an entry on.
@@ -44,10 +45,10 @@ struct KvMemory {
     }
 };
 
-/// The GPU and the KV memory that no cache uses, shared by a backend and its caches.
+/// The GPU and its idle KV memory, shared by a backend and its caches.
 class KvPool {
   public:
-    /// One thread's turn on the device: take it before anything is put on its stream.
+    /// A thread's exclusive use of the device; needed before anything is put on its stream.
     class Turn {
       public:
         explicit Turn(KvPool& pool) : lock_(pool.mutex_), current_(pool.device) {}
@@ -62,14 +63,15 @@ class KvPool {
     Device device;
     KvLayout layout;
 
-    /// Called with the address of memory that goes: no step that is bound to it may run again. The caller of `take` has its turn.
+    /// Called with the address of memory that is freed: steps bound to it must not run again. The caller of `take` has
+    /// its turn.
     std::function<void(Address)> forget = [](Address) {};
 
-    /// Zeroed memory of at least so many rows: what somebody gave back, if it fits, so that captured steps serve again. The caller has its
-    /// turn. Throws MemoryError that says how much was needed.
+    /// Zeroed memory of at least so many rows; reuses returned memory if it fits, so that captured steps stay valid.
+    /// The caller has its turn. Throws MemoryError that says how much was needed.
     KvMemory take(std::int64_t num_rows);
 
-    /// For the next one that takes. The caller has its turn.
+    /// Return memory to the pool. The caller has its turn.
     void give_back(KvMemory memory) {
         --num_taken_;
         idle_.push_back(std::move(memory));
@@ -85,8 +87,8 @@ class KvPool {
     std::size_t num_taken_ = 0;
 };
 
-/// KV rows on the device. Their memory is taken from the pool at first use, and goes back there with the cache: a batch that is made before
-/// the one it replaces is gone takes none twice.
+/// KV rows on the device. Memory is taken from the pool at first use and returned by the destructor, so that a batch
+/// created before its predecessor is destroyed does not take memory twice.
 class TrtCache : public Cache {
   public:
     TrtCache(std::shared_ptr<KvPool> pool, std::int64_t num_rows);
@@ -106,7 +108,7 @@ class TrtCache : public Cache {
     std::shared_ptr<const Saved> save(std::int64_t row, std::int64_t length) override;
     void load(std::int64_t row, const Saved& saved, std::int64_t length) override;
 
-    /// Throws MemoryError when the device's memory does not suffice.
+    /// Throws MemoryError if the device has not enough memory.
     const KvMemory& memory();
 
   private:

@@ -1,4 +1,4 @@
-// The one function that libmars_tensorrt.so, or libmars_tensorrt_rtx.so, shows.
+// The one function that libmars_tensorrt.so and libmars_tensorrt_rtx.so export.
 #include "device/plugin_build.hpp"
 #include "device/trt/backend.hpp"
 #include "device/trt/cuda.hpp"

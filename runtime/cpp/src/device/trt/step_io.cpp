@@ -1,4 +1,3 @@
-// Places of tensors in two blocks, and the two copies.
 #include "device/trt/step_io.hpp"
 
 #include <algorithm>
@@ -23,7 +22,7 @@ void place(std::map<std::string, std::size_t>& places, const std::string& name, 
     end += (size + alignment - 1) / alignment * alignment;
 }
 
-/// Candidates of one log-probability in the order of their ids, and the first of them as the prediction.
+/// Sort candidates of equal log-probability by id, and make the first of them the prediction.
 void break_ties(StepOutput& output) {
     const auto width = static_cast<std::ptrdiff_t>(output.top_k);
     for (std::size_t at = 0; at < output.token_ids.size(); ++at) {
@@ -43,7 +42,7 @@ void break_ties(StepOutput& output) {
 StepIO::StepIO(Device& device, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::map<std::string, std::int64_t> widths)
     : widths_(std::move(widths)) {
     std::size_t given = 0, fetched = 0;
-    // The ids come last: what is after those of this step is not sent.
+    // The ids come last, so that unused slots are not sent.
     place(given_, "kv_length", bytes({rows, 8}), given);
     place(given_, "output_index", bytes({rows, outputs, 8}), given);
     place(given_, "input_ids", bytes({rows, slots, 8}), given);

@@ -1,4 +1,5 @@
-// What a step of an engine reads and gives, KV entries apart: packed, so that one copy each way carries it. Twin of runtime/device/trt/io.py.
+// Inputs and results of an engine's step, except KV entries, packed so that one copy in each direction carries them
+// (runtime/device/trt/io.py).
 #pragma once
 
 #include <cstddef>
@@ -12,30 +13,31 @@
 
 namespace mars {
 
-/// Inputs and results on the device, and their mirror in page-locked host memory. The results of a step are packed by its size, so that one
-/// copy fetches no more than there are. Logits are large and seldom wanted: they have no mirror, and a copy of their own.
+/// Inputs and results on the device, mirrored in page-locked host memory. A step's results are packed by its size, so
+/// that only they are copied. Logits are large and rarely needed: they have no mirror, and are copied separately.
 class StepIO {
   public:
     StepIO() = default;
 
-    /// The most `rows`, `slots` and `outputs` of a step; `widths`: values for each prediction of each output.
+    /// Largest `rows`, `slots` and `outputs` of a step; `widths`: values for each prediction, by output.
     StepIO(Device& device, std::int64_t rows, std::int64_t slots, std::int64_t outputs, std::map<std::string, std::int64_t> widths);
 
-    /// Where each tensor of a step of so many rows and predictions is on the device.
+    /// Device address of each tensor of a step of so many rows and predictions.
     std::map<std::string, Address> addresses(std::int64_t rows, std::int64_t outputs) const;
 
-    /// Put the inputs on the stream; `input` may be used again at once, but not this, before the device is synchronized.
+    /// Put the inputs on the stream. `input` may be reused at once, but not this object before the device is
+    /// synchronized.
     void send(Device& device, const StepInput& input);
 
-    /// Results of a step of so many rows and predictions into `output`; waits for the stream. Of equally likely tokens the lowest id wins
-    /// where the engine gives top-k outputs: TensorRT's TopK has no order among equal values.
+    /// Copy a step's results to `output`; waits for the stream. If the engine has top-k outputs, the lowest of equally
+    /// likely ids is predicted, because TensorRT's TopK has no order among equal values.
     void fetch(Device& device, std::int64_t rows, std::int64_t outputs, bool want_logits, bool want_topk, StepOutput& output);
 
   private:
-    /// Where each result begins, logits apart.
+    /// Offset of each result, without logits.
     std::map<std::string, std::size_t> places(std::int64_t rows, std::int64_t outputs, std::size_t& end) const;
 
-    std::map<std::string, std::size_t> given_;   // where each input begins
+    std::map<std::string, std::size_t> given_;   // offset of each input
     std::map<std::string, std::int64_t> widths_; // of the results
     std::int64_t top_k_ = 0;
     unsigned char *here_ = nullptr, *there_ = nullptr;
