@@ -156,8 +156,8 @@ def _refuse_unreadable(precision: str, embedding: str) -> None:
         )
     if embedding != "float":
         raise ExportError(
-            "TensorRT cannot look rows up in an int8 embedding; make the bundle with --embedding float, as"
-            " `mars-export trt CHECKPOINT` does"
+            "TensorRT cannot look rows up in an int8 embedding; build from the checkpoint instead, with"
+            " `mars-export trt CHECKPOINT`, which keeps the embedding in float"
         )
 
 
