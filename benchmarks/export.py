@@ -134,9 +134,8 @@ def line(result: dict[str, Any]) -> str:
         return f"{head}  absent: {result['absent']}"
     text = (
         f"{head}  {result['seconds']:7.1f} s wall  {result['cpu_seconds']:7.1f} s CPU"
-        f"  {result['input_mb_per_second']:6.0f} MB/s of input"
-        f"  {result['peak_anonymous'] / 1e9:6.2f} GB anonymous"
-        f"  {result['output_bytes'] / 1e9:6.2f} GB written"
+        f"  {result['input_mb_per_second']:6.0f} MB/s of input  {result['peak_anonymous'] / 1e9:6.2f} GB"
+        f" anonymous  {result['output_bytes'] / 1e9:6.2f} GB written"
     )
     return f"{text}  FAILED: {result['failed']}" if "failed" in result else text
 

@@ -1,7 +1,4 @@
-"""Integer codes for weights: 4, 7 or 8 bits, with a scale for each group or channel.
-
-Knows arrays; nothing of graphs or files.
-"""
+"""Integer codes for weights: 4, 7 or 8 bits, with a scale for each group or channel."""
 
 from __future__ import annotations
 
@@ -33,12 +30,11 @@ HIGHEST = {
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How the numbers of one weight become codes. `group_size` inputs share a scale.
+    """How the numbers of one weight become codes.
 
-    None: all inputs of a channel do.
-
-    Symmetric codes are signed and have no zero point. `search` tries narrower ranges for each group and keeps
-    the one with the least squared error: outliers are clipped where that serves the others.
+    `group_size` inputs share a scale; None means all inputs of a channel. Symmetric codes are signed and have
+    no zero point. `search` tries narrower ranges for each group and keeps the one with the smallest squared
+    error, which clips outliers if the other numbers gain from it.
     """
 
     kind: str  # "int4", "int8", or "int7", which is stored as int8
@@ -67,7 +63,7 @@ class Codec:
         return inputs // (self.group_size or inputs)
 
     def encode(self, weight: np.ndarray, scale_dtype: np.dtype[Any]) -> Encoded:
-        """Encode a Linear weight [outputs, inputs]; codes fit the scales as `scale_dtype` rounds them."""
+        """Encode a Linear weight [outputs, inputs], with scales that are rounded to `scale_dtype`."""
         outputs, inputs = weight.shape
         groups = np.asarray(weight, np.float32).reshape(outputs, self.num_groups(inputs), -1)
         low, high = (
@@ -91,7 +87,7 @@ class Codec:
         steps = self.highest - self.lowest if not self.symmetric else 2 * self.highest
         with np.errstate(over="ignore"):
             scales = ((high - low) / np.float32(steps)).astype(scale_dtype)
-        # A group of zeros, or of numbers too small for the scale's dtype, has codes of zero.
+        # The codes of a group are zero if its numbers are zero or too small for the scale's dtype.
         wide = np.where(scales > 0, scales, 1).astype(np.float32)
         zeros = (
             None
@@ -116,7 +112,7 @@ class Encoded:
     zeros: np.ndarray | None
 
     def decoded(self) -> np.ndarray:
-        """The weight that the codes stand for, [outputs, groups, group] fp32."""
+        """The decoded weight, [outputs, groups, group] fp32."""
         plain = self.codes.astype(np.float32)
         if self.zeros is not None:
             plain -= self.zeros[..., None]
@@ -128,7 +124,7 @@ class Encoded:
         return errors
 
     def where(self, better: np.ndarray, other: Encoded) -> Encoded:
-        """`other`'s groups where `better` [outputs, groups], else these."""
+        """These codes, with `other`'s in the groups where `better` [outputs, groups] is true."""
         zeros = (
             None if self.zeros is None or other.zeros is None else np.where(better, other.zeros, self.zeros)
         )
@@ -141,10 +137,10 @@ class Encoded:
 
 @runtime_checkable
 class CodeSource(Protocol):
-    """Weights that come as codes, which are stored as they are."""
+    """Tensors of which some are codes already, to be stored unchanged."""
 
     def holds(self, name: str, codec: Codec) -> bool:
-        """Whether weight `name` is there as codes that `codec` could have made."""
+        """Whether weight `name` is stored as codes of the form that `codec` makes."""
         ...
 
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded: ...
@@ -156,7 +152,7 @@ def _mirrored(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack(codes: np.ndarray, dtype: str) -> bytes:
-    """The bytes of an ONNX tensor of `codes`: 4-bit codes lie two in a byte, the first in the low half."""
+    """The bytes of an ONNX tensor of `codes`. Two 4-bit codes share a byte, the first in the low half."""
     if not dtype.endswith("int4"):
         return codes.tobytes()
     flat = codes.reshape(-1).view(np.uint8) & 0xF
@@ -169,11 +165,11 @@ def pack(codes: np.ndarray, dtype: str) -> bytes:
 class Quantization:
     """How a bundle's weights are stored.
 
-    `scheme`: "int4" and "int8" are weights only, in groups of `group_size` inputs; "w8a8" has one scale for
-    each output channel and quantizes activations to 8 bits as it runs, each token on its own; its weights
-    have 7 bits, because processors without 32-bit byte products add two products in 16 bits: 2 x 255 x 63
-    fits, 2 x 255 x 127 saturates. `head` and `embedding`: how lm_head and the embedding table are stored
-    ("float" is the graph's own precision). Tied tables in the same form are stored once.
+    `scheme`: "int4" and "int8" quantize weights only, in groups of `group_size` inputs. "w8a8" has one scale
+    for each output channel and also quantizes activations to 8 bits at run time, each token separately. Its
+    weights have 7 bits, because processors without 32-bit byte products add two products in 16 bits:
+    2 x 255 x 63 fits, 2 x 255 x 127 saturates. `head` and `embedding`: how lm_head and the embedding table
+    are stored ("float" is the graph's precision). Tied tables in the same form are stored once.
     """
 
     scheme: str
@@ -184,7 +180,7 @@ class Quantization:
     search: bool = False
 
     def problems(self, inputs: Mapping[str, int]) -> list[str]:
-        """What is wrong with these choices for Linear maps with so many `inputs`, by name."""
+        """What is wrong with these choices; `inputs` are the numbers of inputs of Linear maps, by name."""
         problems = []
         if self.scheme not in SCHEMES:
             problems.append(f"unknown quantization `{self.scheme}` (known: {', '.join(SCHEMES)})")
@@ -209,7 +205,7 @@ class Quantization:
 
     @property
     def is_integer(self) -> bool:
-        """Whether activations are quantized too, and products summed as integers."""
+        """Whether activations are quantized too, so that products are computed in integers."""
         return self.scheme == "w8a8"
 
     @property
@@ -219,7 +215,9 @@ class Quantization:
         return Codec(self.scheme, self.group_size, self.symmetric, self.search)
 
     def table(self, kind: str) -> Codec | None:
-        """The codec of a vocabulary table; int8 ones have one scale a row: each row can be read alone."""
+        """The codec of a vocabulary table. int8 tables have one scale for each row, so that a row can be read
+        alone.
+        """
         if kind == "float":
             return None
         if kind == "int4":

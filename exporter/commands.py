@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..runtime.bundle.manifest import Drift
     from .checkpoint.open import Checkpoint
     from .export import ExportOptions
-    from .tensorrt.engines import Outcome
+    from .tensorrt.engines import EngineResult
 
 app = typer.Typer()
 
@@ -383,7 +383,7 @@ def _print_quantizer(options: ExportOptions, checkpoint: Checkpoint) -> None:
         err.print(quantizer.reason, markup=False)
 
 
-def _print_engine(bundle: Path, outcome: Outcome) -> None:
+def _print_engine(bundle: Path, outcome: EngineResult) -> None:
     plan, variant = outcome.plan, outcome.variant
     out.print(
         f"[bold]{bundle}[/]  engine {plan.name} for {', '.join(plan.target.compute_capabilities)},"

@@ -1,4 +1,4 @@
-"""The demo: the default checkpoint exported once, then a few requests answered in three modes."""
+"""The demo: exports the default checkpoint once, then answers a few requests in three modes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ REQUESTS = (
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way to answer, by the name that is shown."""
+    """Settings of an answer, and the name they are shown by."""
 
     name: str
     config: GenerationConfig
 
 
-# One token a step is what the others are held against, so it comes first; a tau is the trade for more speed.
+# One token a step comes first, because the others are compared with it.
 MODES = (
     Mode("one token", GenerationConfig(tau=1.0, max_new_tokens=MOST_TOKENS)),
     Mode("exact", GenerationConfig(max_new_tokens=MOST_TOKENS)),
@@ -45,10 +45,10 @@ MODES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """One request answered in one mode; `seconds` is wall clock of the whole answer, prefill included.
 
-    `same`: the text is that of one token a step. In exact mode it is so by construction.
+    `same`: the text equals that of one token a step, which exact mode guarantees.
     """
 
     request: str
@@ -89,7 +89,7 @@ class Summary:
 
 
 def prepare(output: Path | None, progress: Progress | None = None) -> Path:
-    """Export the default checkpoint to `output` (the cache by default), unless the same is there."""
+    """Export the default checkpoint to `output` (by default in the cache), unless it is already there."""
     target = output or embedded.cache_directory() / "default.bundle"
     identity = embedded.adapter_digest()
     if (target / MANIFEST_FILE).is_file():
@@ -100,8 +100,8 @@ def prepare(output: Path | None, progress: Progress | None = None) -> Path:
     return target
 
 
-def answers(bundle: Path, threads: int | None) -> Iterator[Answer]:
-    """Answer each request in each mode, after one unmeasured answer in each, which warms everything up."""
+def answers(bundle: Path, threads: int | None) -> Iterator[DemoAnswer]:
+    """Answer each request in each mode, after one answer in each mode to warm up."""
     session = Session.open(bundle, threads=threads, cache_bytes=0)
     for mode in MODES:
         session.generate("warm up", mode.config.with_values(max_new_tokens=16))
@@ -111,22 +111,23 @@ def answers(bundle: Path, threads: int | None) -> Iterator[Answer]:
         ]
         expected: tuple[int, ...] | None = None
         for mode in MODES:
-            begun = perf_counter()
-            done = session.generate(messages, mode.config)
-            seconds = perf_counter() - begun
-            expected = done.token_ids if expected is None else expected
-            same = done.token_ids == expected
-            yield Answer(request, mode.name, mode.config.tau, done.text, same, seconds, done.stats)
+            start = perf_counter()
+            completion = session.generate(messages, mode.config)
+            seconds = perf_counter() - start
+            expected = completion.token_ids if expected is None else expected
+            same = completion.token_ids == expected
+            tau = mode.config.tau
+            yield DemoAnswer(request, mode.name, tau, completion.text, same, seconds, completion.stats)
 
 
-def summarize(answers: Sequence[Answer]) -> list[Summary]:
+def summarize(answers: Sequence[DemoAnswer]) -> list[Summary]:
     """One line for each mode, in the order of MODES."""
     lines: list[Summary] = []
     for mode in MODES:
-        own = [a for a in answers if a.mode == mode.name]
-        tokens, forwards = sum(a.stats.tokens for a in own), sum(a.stats.forwards for a in own)
-        speed = tokens / sum(a.seconds for a in own)
+        in_mode = [a for a in answers if a.mode == mode.name]
+        tokens, forwards = sum(a.stats.tokens for a in in_mode), sum(a.stats.forwards for a in in_mode)
+        speed = tokens / sum(a.seconds for a in in_mode)
         speed_up = speed / lines[0].tokens_per_second if lines else 1.0
-        same = sum(a.same for a in own)
-        lines.append(Summary(mode.name, len(own), same, tokens, forwards, speed, speed_up))
+        same = sum(a.same for a in in_mode)
+        lines.append(Summary(mode.name, len(in_mode), same, tokens, forwards, speed, speed_up))
     return lines

@@ -1,4 +1,4 @@
-"""The command demo: the default checkpoint, exported and asked."""
+"""The command `demo`: exports the default checkpoint and answers a few requests with it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ def demo(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="BUNDLE", help="Where to keep the bundle; the user's cache by default."
+            "--output",
+            "-o",
+            metavar="BUNDLE",
+            help="The bundle directory to write; by default in the user's cache.",
         ),
     ] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Export the default checkpoint and answer a few requests one token a step, exactly and at tau 0.95."""
+    """Export the default checkpoint and answer a few requests: one token a step, exact, and at tau 0.95."""
     from rich.table import Table
 
     from .demo import answers, prepare, summarize
@@ -48,7 +51,7 @@ def demo(
         table.add_row(line.mode, str(line.tokens), str(line.forwards), *speeds, same)
     out.print()
     out.print(table)
-    out.print("exact mode gives the one-token text by construction; a tau may give another for more speed")
+    out.print("exact mode always gives the text of one token a step; a tau is faster and may change the text")
     out.print(f"try: mars-export chat {bundle} --system 'Reply with tool calls.' --runs", markup=False)
 
 
@@ -64,6 +67,6 @@ def _print_answer(answer: Any) -> None:
         style="cyan",
     )
     if answer.same and not is_first:
-        out.print("the same text", style="dim")
+        out.print("same text", style="dim")
     else:
         out.print(answer.text, markup=False)

@@ -26,7 +26,7 @@ from ..runtime.device.ort.backend import FASTEST_LEVEL, LEVELED
 from ..runtime.errors import BundleError, ExportError
 from ..runtime.machine import byte_products
 from .checkpoint.compressed import require_same_form
-from .checkpoint.family import Dims
+from .checkpoint.dims import Dims
 from .checkpoint.open import Checkpoint
 from .checkpoint.tensors import Tensors
 from .codes import SCHEMES, Quantization
@@ -35,7 +35,7 @@ from .graph.hashed import HashedFile
 from .graph.step import StepGraph, StepShape
 from .graph.weights import Placed, total_bytes, write_weights
 from .output import writing
-from .quantize.choice import Quantizer, choose_quantizer
+from .quantize.quantizer import Quantizer, choose_quantizer
 from .turns import derive_chat_turns
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -60,40 +60,34 @@ def choose_precision(device: str = "cpu") -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What `mars-export onnx` may be asked for.
+    """The options of an export, as `mars-export onnx` has them."""
 
-    `fixed` adds graphs of fixed shapes for `batch` rows and `capacity` entries.
-
-    `precision` is that of the weights; with a quantized one, `activations` is what the rest is computed in,
-    and `group`, `asymmetric`, `search`, `head` and `embedding` are as in Quantization. `quantizer` chooses
-    the codes, with `calibration_text` where it needs one.
-    """
-
-    block: int = 8
-    precision: str = "fp32"
-    activations: str = "fp32"
+    block: int = 8  # slots of a decode step
+    precision: str = "fp32"  # of the weights
+    activations: str = "fp32"  # what quantized weights are computed in
+    # The next five are those of Quantization.
     group: int = 32
     asymmetric: bool = False
     search: bool = False
     head: str = "int8"
     embedding: str = "int8"
-    metrics: bool = False
-    logits: bool = False
-    top_k: int = 0
-    fixed: bool = False
+    metrics: bool = False  # also return margin and entropy
+    logits: bool = False  # also return logits
+    top_k: int = 0  # also return this many of the most likely tokens
+    fixed: bool = False  # also write graphs with fixed shapes: `batch` rows, `capacity` KV entries
     batch: int = 1
     capacity: int = 1024
-    prefill: int = 128
-    allow_drift: bool = False
-    oracle: bool = True
+    prefill: int = 128  # slots of the prefill graph with fixed shapes
+    allow_drift: bool = False  # keep a bundle that fails the self-check
+    oracle: bool = True  # compare the checkpoint with transformers
     kv_layout: str = "static"
-    accuracy_level: int = FASTEST_LEVEL
-    quantizer: str = "auto"
-    calibration_text: Path | None = None
+    accuracy_level: int = FASTEST_LEVEL  # of int4 and int8 products in ONNX Runtime
+    quantizer: str = "auto"  # gptq, round or auto
+    calibration_text: Path | None = None  # what gptq reads
 
     @property
     def dtype(self) -> str:
-        """Of activations and KV."""
+        """The type of activations and KV entries."""
         return FLOATS[self.activations if self.quantization else self.precision]
 
     @property
@@ -105,7 +99,7 @@ class ExportOptions:
         )
 
     def quantizer_for(self, checkpoint: Checkpoint) -> Quantizer | None:
-        """What chooses the codes, if there will be any."""
+        """What chooses the codes; None if the weights are not quantized."""
         return choose_quantizer(checkpoint, self.quantization, self.quantizer, self.calibration_text)
 
     def check(self, dims: Dims) -> None:
@@ -157,9 +151,9 @@ def export_onnx(
 ) -> Manifest:
     """Write a bundle for ONNX Runtime to `target` and return its manifest.
 
-    Raises ExportError for bad options, an existing target without `force`, no disk space, and a graph that
-    does not agree with the checkpoint. Whatever happens, an existing target stays as it was until the new
-    bundle is complete.
+    An existing target stays unchanged until the new bundle is complete. Raises ExportError for bad options,
+    for an existing target without `force`, if the disk is too full, and if the graph does not agree with the
+    checkpoint.
     """
     options.check(checkpoint.dims)
     options.quantizer_for(checkpoint)
@@ -171,22 +165,21 @@ def export_onnx(
 
 
 def reopen(directory: Path, target: Path) -> None:
-    """Check that what was written opens; it is stamped as `target`, which it will be."""
+    """Check that the new bundle opens, under the name `target` that it will have."""
     try:
         open_bundle(directory, name=target)
     except BundleError as error:
         problem = str(error).replace(f"{directory}: ", "").replace(f"{directory}/", "")
         raise ExportError(
-            f"the bundle that was written does not open: {problem}; nothing was kept. Correct the"
-            " checkpoint's"
-            " config.json or tokenizer_config.json, or report it"
+            f"the new bundle does not open: {problem}; it was removed. Correct the"
+            " checkpoint's config.json or tokenizer_config.json, or report it"
         ) from error
 
 
 def write_bundle(
     directory: Path, checkpoint: Checkpoint, options: ExportOptions, report: Progress
 ) -> Manifest:
-    """Fill an empty directory with a bundle whose options were checked; a failure leaves it as it is."""
+    """Write a bundle to an empty directory. The options must have been checked."""
     require_same_form(checkpoint.tensors, checkpoint.dims, options.quantization)
     tensors, quantizer = _coded(checkpoint, options, report)
     placed, weights = _write_weights(
@@ -202,12 +195,12 @@ def write_bundle(
 
 
 def weight_bytes(checkpoint: Checkpoint, options: ExportOptions) -> int:
-    """Size of the weights that `options` will write."""
+    """Bytes of the weights that an export with `options` writes."""
     return total_bytes(checkpoint.tensors.shapes, checkpoint.dims, options.dtype, options.quantization)
 
 
 def producer() -> str:
-    """The name and version that bundles and graphs carry."""
+    """The name and version of this exporter, for bundles and graphs."""
     return f"mars-export {_version()}"
 
 
@@ -221,7 +214,7 @@ def _version() -> str:
 def _coded(
     checkpoint: Checkpoint, options: ExportOptions, report: Progress
 ) -> tuple[Tensors, QuantizerInfo | None]:
-    """What to write the weights from: the checkpoint, or the codes that a calibration will choose."""
+    """The tensors to write: the checkpoint's, or codes that a calibration chooses."""
     quantizer = options.quantizer_for(checkpoint)
     if quantizer is None or options.quantization is None:
         return checkpoint.tensors, None
@@ -369,7 +362,7 @@ def _manifest(
     quantizer: QuantizerInfo | None,
 ) -> Manifest:
     vocabulary = checkpoint.vocabulary
-    # The fixed-shape graphs have the same nodes and weights; the dynamic one was measured.
+    # Only the dynamic graph was measured; those with fixed shapes have the same nodes and weights.
     level = options.accuracy_level if options.precision in LEVELED else None
     storage = _quantization_info(options.quantization, quantizer)
     judged = [

@@ -1,4 +1,4 @@
-"""The place of a new bundle: checked before the work, replaced as a whole when the bundle is complete."""
+"""The directory of a new bundle: checked before the work starts, and replaced when the bundle is complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPARE = 64 << 20
 def writing(target: Path, size: int, force: bool) -> Iterator[Path]:
     """A directory that becomes `target` on success and is removed on any error.
 
-    Raises ExportError for a target that exists, a directory that cannot be written, and a full disk.
+    Raises ExportError if the target exists, if its parent cannot be written to, or if the disk is too full.
     """
     _check(target, force)
     with ExitStack() as stack:
@@ -29,7 +29,7 @@ def writing(target: Path, size: int, force: bool) -> Iterator[Path]:
             free = shutil.disk_usage(scratch).free
         except OSError as error:
             raise ExportError(
-                f"{target.parent}: cannot be written to ({error.strerror}); give another place with -o"
+                f"{target.parent}: cannot be written to ({error.strerror}); choose another directory with -o"
             ) from error
         if free < size + SPARE:
             raise ExportError(
@@ -43,7 +43,8 @@ def writing(target: Path, size: int, force: bool) -> Iterator[Path]:
             if error.errno not in FULL:
                 raise
             raise ExportError(
-                f"{target}: {error.strerror}; make room and export again. What was there before is unchanged"
+                f"{target}: {error.strerror}; free some space and export again. An earlier"
+                " bundle is unchanged"
             ) from error
 
 

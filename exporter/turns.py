@@ -1,6 +1,6 @@
-"""jinja2 chat template -> table of turns, for runtimes without jinja2.
+"""Derives a table of turns from a jinja2 chat template, for runtimes without jinja2.
 
-A table is proven against the template, or there is none.
+A table is written only if it renders the same text as the template in every conversation that is tried.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..runtime.errors import BundleError, CheckpointError, SessionError
 from ..runtime.text.tokenizer import Text
 from .checkpoint.vocabulary import Vocabulary
 
-# Tried in turn: all common roles, then without those that many templates treat specially.
+# Tried in this order: all common roles, then without those that many templates treat specially.
 ROLE_SETS = (
     ("system", "user", "assistant", "tool"),
     ("system", "user", "assistant"),
     ("user", "assistant"),
     ("user",),
 )
-LONGEST_PATTERN = 4  # messages; every sequence of roles up to here is rendered
-SECONDS = 60.0  # for all of it; usual templates take one
+LONGEST_PATTERN = 4  # messages; every sequence of roles up to this length is rendered
+SECONDS = 60.0  # time limit of a derivation; usual templates take one second
 NUM_RANDOM, LONGEST_RANDOM = 300, 10
 SPACED = "\u00a0 \n{}\t \n\u2028"
 STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -55,15 +55,14 @@ Render = Callable[[Sequence[Mapping[str, str]]], str | None]
 
 
 class _TooSlow(Exception):
-    """A template that takes so long has no table."""
+    """The template takes more than SECONDS, so that it gets no table."""
 
 
 def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
-    """The table that renders every conversation exactly as the chat template does, as far as it renders it at
-    all.
+    """The table whose text equals the chat template's for every conversation that the table can render.
 
-    None when there is no template, when it asks for the date or takes too long, or when its text depends on
-    more than neighbouring roles. Raises CheckpointError when the template is not valid jinja2.
+    None if there is no template, if it asks for the date or takes too long, or if its text depends on more
+    than neighbouring roles. Raises CheckpointError if the template is not valid jinja2.
     """
     source = vocabulary.chat_template
     if source is None:
@@ -87,7 +86,7 @@ def derive_chat_turns(vocabulary: Vocabulary) -> ChatTurns | None:
 
 def _derived(render: Render, source: str) -> ChatTurns | None:
     for roles in ROLE_SETS:
-        # Where an answer ends the conversation, templates may treat it as one that is still being written.
+        # Templates may treat an answer at the end of a conversation as one that is still being written.
         for ends in (roles, tuple(role for role in roles if role != "assistant")):
             turns = _observed(render, roles, ends)
             turns = turns and _with_trimmed(render, turns)
@@ -112,8 +111,8 @@ def _rendering(text: Text) -> Render:
 
 
 def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> ChatTurns | None:
-    """What stands between contents that cannot be taken for anything else; None when it depends on more than
-    the neighbours.
+    """The text between message contents, rendered with unmistakable contents; None if it depends on more than
+    the roles before and after it.
     """
     between: dict[str, dict[str, str]] = {}
     after: dict[str, str] = {}
@@ -123,8 +122,7 @@ def _observed(render: Render, roles: Sequence[str], ends: Sequence[str]) -> Chat
     for pattern in patterns:
         contents = [f"q{i}mars{i}z" for i in range(len(pattern))]
         text = render(_conversation(pattern, contents))
-        # A conversation that is refused, or whose contents do not all come out, is one that the table shall
-        # not tell.
+        # The table does not cover a conversation that the template refuses or whose contents it changes.
         if text is None or re.findall("|".join(contents), text) != contents:
             continue
         parts = re.split("|".join(contents), text)
@@ -142,7 +140,7 @@ def _conversation(roles: Sequence[str], contents: Sequence[str]) -> list[dict[st
 
 
 def _patterns(turns: ChatTurns, longest: int) -> Iterator[tuple[str, ...]]:
-    """Every sequence of roles that the table renders, shortest first."""
+    """Every sequence of roles that the table can render, shortest first."""
     front: list[tuple[str, ...]] = [()]
     for _ in range(longest):
         front = [(*p, role) for p in front for role in turns.between.get(p[-1] if p else START, {})]
@@ -150,7 +148,7 @@ def _patterns(turns: ChatTurns, longest: int) -> Iterator[tuple[str, ...]]:
 
 
 def _agrees(render: Render, turns: ChatTurns, conversations: Iterable[list[dict[str, str]]]) -> bool:
-    """Whether table and template agree wherever the table renders at all."""
+    """Whether the template gives the same text for all conversations that the table can render."""
     return all((text := turns.render(c)) is None or text == render(c) for c in conversations)
 
 
@@ -169,26 +167,26 @@ def _with_trimmed(render: Render, turns: ChatTurns) -> ChatTurns | None:
 
 
 def _with_reserved(render: Render, turns: ChatTurns, source: str) -> ChatTurns | None:
-    """Strings of the template that change what it does when a content holds them."""
+    """Add the template's strings that change its behaviour if they are part of a content."""
     patterns = list(_patterns(turns, 3))
     for word in _literals(source):
         contents = (f"a{word}b", f"{word}b", f"a{word}", f"a{word}b{word}c")
         used = (_with(p, role, c) for p in patterns for role in dict.fromkeys(p) for c in contents)
         if not _agrees(render, turns, used):
             if len(word.strip()) < 3:
-                return None  # nobody could write a message without it
+                return None  # too short: nearly every message contains it
             turns = replace(turns, reserved=(*turns.reserved, word))
     return turns
 
 
 def _literals(source: str) -> list[str]:
-    found = []
+    words = set()
     for literal in STRING_LITERAL.findall(source):
         try:
-            found.append(str(ast.literal_eval(literal.replace("\n", "\\n"))))
+            words.add(str(ast.literal_eval(literal.replace("\n", "\\n"))))
         except (SyntaxError, ValueError):
-            found.append(literal[1:-1])
-    return sorted({word for word in found if word}, key=lambda word: (len(word), word))
+            words.add(literal[1:-1])
+    return sorted(words - {""}, key=lambda word: (len(word), word))
 
 
 def _is_proven(render: Render, turns: ChatTurns, source: str) -> bool:

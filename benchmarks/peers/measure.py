@@ -126,8 +126,7 @@ def table(summaries: Sequence[Summary]) -> str:
             equal = "-" if s.equal is None else f"{s.equal:.0%}"
             lines.append(
                 f"| {s.label} | {s.tokens_per_second:.1f} | {s.decode_tokens_per_second:.1f} |"
-                f" {s.ttft_ms:.0f} | {per_forward}"
-                f" | {s.mean_tokens:.1f} | {s.accuracy:.0%} | {equal} |"
+                f" {s.ttft_ms:.0f} | {per_forward} | {s.mean_tokens:.1f} | {s.accuracy:.0%} | {equal} |"
             )
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

@@ -1,1 +1,1 @@
-"""Whether a written graph says what its checkpoint says."""
+"""Checks that the graph of a bundle computes what its checkpoint does."""

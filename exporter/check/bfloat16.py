@@ -1,11 +1,11 @@
-"""A bfloat16 graph rewritten so that ONNX Runtime's CPU can run it: fp32 operators, results rounded."""
+"""Rewrites a bfloat16 graph for ONNX Runtime's CPU: fp32 operators with rounded results."""
 
 from __future__ import annotations
 
 import onnx
 from onnx import TensorProto, helper
 
-# Operators that move values and compute none: what they return needs no rounding.
+# Operators that only move values, so that their results need no rounding.
 MOVES = {
     "Concat",
     "Gather",
@@ -20,25 +20,25 @@ MOVES = {
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of `model` whose bfloat16 values are fp32 numbers that bfloat16 can represent; its KV tensors
-    are fp32.
+    """A copy of `model` in which fp32 numbers, rounded to bfloat16, stand in for bfloat16 values. Its KV
+    tensors are fp32.
 
-    ONNX Runtime has no bfloat16 kernels on CPUs. An operator on a GPU too computes wider inside and rounds
-    its result, so this shows what the precision does to the model; sums in another order may still differ in
-    the last place.
+    ONNX Runtime has no bfloat16 kernels for CPUs. A GPU also computes in a wider type inside an operator and
+    rounds the result, so the copy shows what the precision does to the model. Sums in another order may
+    still differ in the last place.
     """
     kinds = _kinds(model)
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     graph = wide.graph
     nodes: list[onnx.NodeProto] = []
-    renamed = {}
+    wide_names = {}
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.BFLOAT16:
-            renamed[tensor.name] = f"{tensor.name}_f32"
-            nodes.append(_cast(tensor.name, renamed[tensor.name], TensorProto.FLOAT))
+            wide_names[tensor.name] = f"{tensor.name}_f32"
+            nodes.append(_cast(tensor.name, wide_names[tensor.name], TensorProto.FLOAT))
     for node in graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.input[:] = [wide_names.get(name, name) for name in node.input]
         rounded = (
             []
             if node.op_type in MOVES

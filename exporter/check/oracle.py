@@ -1,8 +1,7 @@
-"""The checkpoint as transformers (and peft) read it, on one prompt: a second opinion on our own reading of
-the files.
+"""Compares our reading of a checkpoint with that of transformers (and peft) on one prompt.
 
-Stock classes only: code that lies in a checkpoint is never run, and `a2d-*` is loaded as what its weights
-are.
+Only stock classes are used: code in a checkpoint is never run, and `a2d-*` is loaded as the stock model whose
+weights it has.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import read_json
 from .segments import count_weights
 
-BOUND = 3e-3  # of the largest logit: both compute in fp32, in another order
-SHARE_OF_MEMORY = (
-    0.6  # of what is free; the model in fp32 takes some 4 bytes a weight, and loading a little more
-)
-BYTES_PER_WEIGHT = 5
-FOREIGN = (
+BOUND = 3e-3  # of the largest logit: both compute in fp32, but in another order
+SHARE_OF_MEMORY = 0.6  # of the free memory
+BYTES_PER_WEIGHT = 5  # four for the model in fp32, and some for loading
+# Fields of a config that are not settings of the stock class.
+NOT_SETTINGS = (
     "auto_map",
     "model_type",
     "architectures",
@@ -43,19 +41,19 @@ FOREIGN = (
 
 
 def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -> str | None:
-    """Who agreed with `ours`, fp32 logits [tokens, vocab] of `sequence`: "transformers 5.1" and maybe "peft
-    0.2".
+    """The libraries that agree with `ours`, fp32 logits [tokens, vocab] of `sequence`: for example
+    "transformers 5.1, peft 0.2".
 
-    None where they are not installed, where they cannot read the form, or where the model in fp32 does not
-    fit in memory. Raises ExportError where they read the checkpoint in another way.
+    None if they are not installed, cannot read the form, or if the model in fp32 does not fit in memory.
+    Raises ExportError if their logits differ.
     """
     if not _can_read(checkpoint) or not _fits(checkpoint):
         return None
     try:
-        who, theirs = _logits(checkpoint, sequence)
+        libraries, theirs = _logits(checkpoint, sequence)
     except (MemoryError, KeyboardInterrupt):
         raise
-    except Exception as error:  # whatever their many readers raise
+    except Exception as error:  # their readers raise many types
         raise ExportError(
             f"{checkpoint.source}: transformers cannot read this checkpoint ({type(error).__name__}:"
             f" {str(error)[:300]}); update transformers and peft, or export without this comparison by"
@@ -67,38 +65,36 @@ def compare(checkpoint: Checkpoint, sequence: Sequence[int], ours: np.ndarray) -
     if not gap <= BOUND * size:  # NaN too
         same = int((theirs.argmax(-1) == ours.argmax(-1)).sum())
         raise ExportError(
-            f"{checkpoint.source}: {who} reads this checkpoint in another way: logits differ by {gap:.3g} of"
-            f" {size:.3g}, {same} of {len(sequence)} predictions are the same; nothing was written. Something"
-            " in its"
-            " config.json or adapter_config.json is read as if it were not there: report it. A checkpoint"
-            " that was"
-            " saved again by transformers (for an adapter after merge_and_unload) has less to misread;"
-            " --no-oracle exports without this comparison"
+            f"{checkpoint.source}: {libraries} reads this checkpoint in another way: logits differ by"
+            f" {gap:.3g} of {size:.3g}, and {same} of {len(sequence)} predictions are the same. Nothing was"
+            " written. This exporter ignores or misreads a setting in config.json or adapter_config.json:"
+            " please report it. Saving the checkpoint again with transformers (an adapter after"
+            " merge_and_unload) may help; --no-oracle exports without this comparison"
         )
-    return who
+    return libraries
 
 
 def _logits(checkpoint: Checkpoint, sequence: Sequence[int]) -> tuple[str, np.ndarray]:
-    """Who computed, and their logits [tokens, vocab]."""
+    """The libraries that computed, and their logits [tokens, vocab]."""
     import torch
     import transformers
 
-    who = f"transformers {transformers.__version__}"
+    libraries = f"transformers {transformers.__version__}"
     with _silence(), torch.inference_mode():
         model = _load(checkpoint, transformers, torch)
         if checkpoint.adapter is not None:
             import peft
 
-            who += f", peft {peft.__version__}"
+            libraries += f", peft {peft.__version__}"
             model = peft.PeftModel.from_pretrained(model, str(checkpoint.adapter)).eval()
         logits: np.ndarray = model(torch.tensor([list(sequence)])).logits[0].float().numpy()
-        return who, logits
+        return libraries, logits
 
 
 def _can_read(checkpoint: Checkpoint) -> bool:
     tensors = checkpoint.tensors.base if isinstance(checkpoint.tensors, MergedTensors) else checkpoint.tensors
     if isinstance(tensors, PackedTensors):
-        return False  # transformers needs another package for these, and decodes them in bfloat16
+        return False  # transformers needs another package for them, and decodes them in bfloat16
     needs = ["transformers"] + (["peft"] if checkpoint.adapter is not None else [])
     return all(find_spec(name) is not None for name in needs)
 
@@ -112,13 +108,13 @@ def _fits(checkpoint: Checkpoint) -> bool:
 def _load(checkpoint: Checkpoint, transformers: Any, torch: Any) -> Any:
     """The stock causal class of the checkpoint's family, in fp32."""
     dims, values = checkpoint.dims, read_json(checkpoint.model / "config.json")
-    settings = {name: value for name, value in values.items() if name not in FOREIGN}
+    settings = {name: value for name, value in values.items() if name not in NOT_SETTINGS}
     if str(values.get("model_type")) != dims.model_type:
-        settings["use_sliding_window"] = False  # the authors' classes never window
+        settings["use_sliding_window"] = False  # the authors' classes never use a sliding window
         settings.pop("layer_types", None)
     if checkpoint.long_context:
         for params in (settings.get("rope_scaling"), settings.get("rope_parameters")):
-            if isinstance(params, dict):  # a copy of ours: one prompt is too short to switch to these
+            if isinstance(params, dict):  # one prompt is too short for transformers to switch to these
                 params["short_factor"] = params.get("long_factor")
     tensors = checkpoint.tensors
     settings["tie_word_embeddings"] = tensors.base_tied if isinstance(tensors, MergedTensors) else dims.tied
@@ -127,7 +123,7 @@ def _load(checkpoint: Checkpoint, transformers: Any, torch: Any) -> Any:
     model = kind.from_pretrained(
         str(checkpoint.model), config=config, dtype=torch.float32, attn_implementation="eager"
     )
-    if settings["tie_word_embeddings"]:  # transformers 5 leaves a copy that is stored as it is
+    if settings["tie_word_embeddings"]:  # transformers 5 keeps a stored lm_head as it is
         model.lm_head.weight = model.get_input_embeddings().weight
     rows = tensors.shapes[EMBEDDING][0]
     if rows != model.get_input_embeddings().weight.shape[0]:
@@ -137,7 +133,7 @@ def _load(checkpoint: Checkpoint, transformers: Any, torch: Any) -> Any:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Others' progress bars and advice do not belong into an export's output."""
+    """Keep progress bars and advice of transformers and peft out of an export's output."""
     loggers = [logging.getLogger(name) for name in ("transformers", "peft")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

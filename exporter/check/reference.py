@@ -1,6 +1,6 @@
-"""A plain torch forward of a checkpoint, one layer in memory at a time.
+"""A plain torch forward of a checkpoint with one layer in memory at a time: the reference of the self-check.
 
-The yardstick of the self-check; fast it is not.
+It is simple rather than fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from ..checkpoint import names
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from ..checkpoint.rope import Rope
 from ..checkpoint.tensors import Tensors, chunks
 
@@ -23,15 +23,15 @@ def logits(
     sequences: Sequence[Sequence[int]],
     progress: Callable[[], None] | None = None,
 ) -> list[np.ndarray]:
-    """fp32 logits [len(sequence), vocab] of each token sequence, plain causal, no cache.
+    """fp32 logits [len(sequence), vocab] of each token sequence, with causal attention and without a cache.
 
     `progress` is called after each layer.
     """
     lengths = [len(sequence) for sequence in sequences]
     with torch.inference_mode():
-        # All sequences behind each other, so that each weight is read once; the mask keeps them apart.
+        # The sequences are concatenated so that each weight is read once; the mask separates them.
         positions, owner = places(lengths)
-        # Of the vocabulary tables only rows, or a part at a time: in fp32 they may be more than all else.
+        # Vocabulary tables are read by rows or in parts: in fp32 they may be larger than all else.
         x = embedded(dims, tensors, sequences)
         for i in range(dims.num_layers):
             x = layer(dims, i, layer_weights(tensors, i), x, positions, owner)
@@ -47,20 +47,20 @@ def logits(
 
 
 def places(lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions and owners [tokens] of sequences of such lengths behind each other."""
+    """Positions and owners [tokens] of concatenated sequences of these lengths."""
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     return torch.cat([torch.arange(length) for length in lengths]), owner
 
 
 def embedded(dims: Dims, tensors: Tensors, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """What enters the first layer [tokens, hidden], of all sequences one behind the other."""
+    """The input of the first layer [tokens, hidden] for the concatenated sequences."""
     table = tensors.read(names.EMBEDDING)
     rows = np.array(table[[token for ids in sequences for token in ids]], np.float32)
     return torch.from_numpy(rows) * dims.knobs.embedding_factor
 
 
 def layer_weights(tensors: Tensors, i: int) -> dict[str, torch.Tensor]:
-    """Layer i's tensors in fp32, by the part of their names behind the layer's."""
+    """Layer i's tensors in fp32, by their names without the layer's prefix."""
     return {
         name.removeprefix(names.layer(i)): _read(tensors, name)
         for name in tensors.shapes
@@ -91,7 +91,7 @@ def layer(
 ) -> torch.Tensor:
     """Layer i on x [tokens, hidden]; token t is at `positions[t]` of sequence `owner[t]`.
 
-    `watch` is called with the name of each Linear map and what goes into it, [tokens, inputs].
+    `watch` is called with the name of each Linear map and its input, [tokens, inputs].
     """
     knobs = dims.knobs
 

@@ -1,7 +1,4 @@
-"""Runs a step graph whole or a few layers at a time: checking a large model takes the memory of a few layers.
-
-Knows where a graph can be cut; no weights.
-"""
+"""Runs a step graph whole, or a few layers at a time to check a large model in little memory."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from onnx import helper
 
 from ...runtime.device.ort.backend import Results, open_graph
 from ..checkpoint import names
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after
 from ..graph.weights import NUMPY_DTYPES, ONNX_DTYPES
 
@@ -44,23 +41,23 @@ def run(
     level: int,
     sequences: Sequence[Sequence[int]],
 ) -> list[dict[str, np.ndarray]]:
-    """The graph's `outputs` for each token sequence, which goes in as one row of two steps; axis 0 counts its
-    tokens.
+    """The graph's `outputs` for each token sequence, with its tokens on axis 0. Each sequence is one row of
+    two steps.
 
-    `scratch` is where each segment, at most `layers` layers (None: all there is), is saved for ONNX Runtime
-    to read; the weights must lie beside it.
+    Each segment has at most `layers` layers (None: the whole graph). It is saved to `scratch`, in the
+    directory of the weights, for ONNX Runtime to read.
     """
     kind = graph.graph.input[-1].type.tensor_type.elem_type
     rows = _Rows(sequences, spec.dims, kind, spec.kv_layout == "delta")
     parts = [graph] if layers is None else segments(graph, spec.dims, layers, outputs)
-    # Float weights of a segment are used for few products only; codes have no fast product unpacked.
+    # Packing pays off for codes, but not for float weights that are used for a few products only.
     pack = layers is None or spec.quantization is not None
     try:
         for model in parts:
             onnx.save(model, scratch)
             execute = open_graph(scratch, level, pack=pack)
             rows.advance(model, execute)
-            del execute  # its memory goes before the next segment comes
+            del execute  # free its memory before the next segment is loaded
     finally:
         scratch.unlink(missing_ok=True)
     return rows.results(outputs)
@@ -69,7 +66,7 @@ def run(
 def segments(
     graph: onnx.ModelProto, dims: Dims, layers: int, outputs: Sequence[str]
 ) -> Iterator[onnx.ModelProto]:
-    """The graph in parts: layers by the `layers`, then everything after them, handing on hidden states."""
+    """The graph in parts of `layers` layers, then all that follows them. Parts pass on hidden states."""
     before: list[str] = []
     for first in range(0, dims.num_layers, layers):
         last = min(first + layers, dims.num_layers)
@@ -83,9 +80,9 @@ def segments(
 def _tail(
     graph: onnx.ModelProto, dims: Dims, before: Sequence[str], outputs: Sequence[str]
 ) -> Iterator[onnx.ModelProto]:
-    """What follows the layers.
+    """The graph after the layers.
 
-    ONNX Runtime widens a float table to fp32, so it comes by blocks of rows; codes come whole.
+    ONNX Runtime converts a float table to fp32, so it is multiplied in blocks of rows; codes in one piece.
     """
     product = _cut(graph, [HEAD_INPUT], [HEAD_PRODUCT])
     tables = [
@@ -110,9 +107,8 @@ def _tail(
 
 
 def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-    """The nodes that `outputs` need, with the values `inputs` as additional inputs.
-
-    Weights stay where they lie.
+    """The nodes that `outputs` need, with the values `inputs` as additional inputs. The weights file is
+    shared.
     """
     graph = model.graph
     needed, nodes = set(outputs), []
@@ -132,11 +128,9 @@ def _cut(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) 
 
 
 class _Rows:
-    """Token sequences on their way through the segments, as rows of two steps: the steps' values, and the KV
-    memory.
+    """Token sequences on their way through the segments, as rows of two steps, with their KV memory.
 
-    Rows are filled up to the longest of a step; what the filling writes lies behind all that a known token
-    may see.
+    Rows are padded to the longest of a step. The padding's KV entries come after all that a token attends to.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]], dims: Dims, kv_kind: int, delta: bool) -> None:

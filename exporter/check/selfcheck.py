@@ -1,4 +1,4 @@
-"""The check that every export ends with: the graph against a plain torch forward of the checkpoint."""
+"""The check at the end of every export: compares the graph with a plain torch forward of the checkpoint."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PROMPTS = (
 PROMPT_TOKENS = 24  # at most, of each prompt
 OUTPUTS = ("token_ids", "confidence", "logits")
 FLIP_TAUS = (0.9, 0.95, 0.99)
-# Largest error that passes, by the graph's precision: (logits, confidence, share of argmax matches). An error
-# of logits is relative to the largest logit there is, or to 1 where all are smaller.
+# The bounds by the graph's precision: (largest logit error, largest confidence error, smallest share of
+# argmax matches). Logit errors are relative to the largest logit, or to 1 if all are smaller.
 BOUNDS = {
     "float32": (5e-4, 1e-3, 0.99),
     "float16": (0.025, 0.05, 0.9),
@@ -34,10 +34,10 @@ BOUNDS = {
     "int8": (0.4, 0.8, 0.75),
     "int4": (0.8, 1.0, 0.5),
 }
-# Of these, the prediction at the first token of a text is not compared: with nothing before it, some of its
-# activations are far larger than all others (1,200 to 2,000 times at an input of down_proj in the default
-# checkpoint), 8 bits keep little of the rest, and nobody reads what one token predicts alone. What its KV
-# does to the predictions behind it is seen there.
+# For these precisions, the prediction at the first token of a text is not compared. Some of its activations
+# are far larger than all others (1,200 to 2,000 times at an input of down_proj in the default checkpoint), so
+# 8 bits keep little of the rest, and its prediction is never used. Errors of its KV entries show in the
+# predictions after it.
 ROUNDED = ("w8a8", "int8", "int4")
 REMEDIES = {
     "int4": "Use --precision int8 (or, with `onnx`, w8a8, or --asymmetric)",
@@ -56,10 +56,10 @@ def check(
     with_oracle: bool = True,
     progress: Callable[[], None] | None = None,
 ) -> Drift:
-    """Run `graph` (of `spec` with logits, its weights in `directory`) on a few prompts followed by masks.
+    """Run `graph` (that of `spec` with logits, weights in `directory`) on a few prompts followed by masks.
 
-    Raises ExportError for logits that are no numbers, for a checkpoint that means something else to
-    transformers, and with `bounded` for a drift beyond what its precision explains.
+    Raises ExportError for NaN or Inf in logits, if transformers reads the checkpoint in another way, and with
+    `bounded` for a drift beyond the bounds of the precision.
     """
     mask = checkpoint.vocabulary.mask_token_id
     sequences = [ids + [mask] * (spec.block - 1) for ids in _prompts(checkpoint, spec.block)]
@@ -87,8 +87,7 @@ def _drift(
     yardstick: str | None,
     skipped: int,
 ) -> tuple[Drift, float]:
-    """The drift, and the size of the largest logit, both without the first `skipped` predictions of each
-    text."""
+    """The drift and the size of the largest logit, without the first `skipped` predictions of each text."""
     logit_error = confidence_error = size = 0.0
     positions = matches = 0
     flips = dict.fromkeys(FLIP_TAUS, 0)
@@ -104,26 +103,26 @@ def _drift(
         matches += int((token_ids == exact.argmax(-1)).sum())
         weights = np.exp(exact - exact.max(-1, keepdims=True))
         probabilities = weights / weights.sum(-1, keepdims=True)
-        own = np.take_along_axis(probabilities, token_ids[:, None], 1)[:, 0]
-        confidence_error = max(confidence_error, float(np.abs(confidence - own).max()))
+        exact_confidence = np.take_along_axis(probabilities, token_ids[:, None], 1)[:, 0]
+        confidence_error = max(confidence_error, float(np.abs(confidence - exact_confidence).max()))
         for tau in FLIP_TAUS:
             flips[tau] += int(((confidence >= tau) != (probabilities.max(-1) >= tau)).sum())
-    named = {str(tau): count for tau, count in flips.items()}
-    return Drift(positions, matches, logit_error, confidence_error, named, yardstick), size
+    by_tau = {str(tau): count for tau, count in flips.items()}
+    return Drift(positions, matches, logit_error, confidence_error, by_tau, yardstick), size
 
 
 def _require_numbers(arrays: Sequence[np.ndarray], who: str, remedy: str) -> None:
-    """Raise ExportError where logits are NaN or Inf: no maximum and no comparison would see them."""
+    """Raise ExportError for logits that are NaN or Inf, which the comparisons would not notice."""
     bad = sum(int(array.size - np.count_nonzero(np.isfinite(array))) for array in arrays)
     if bad:
         total = sum(array.size for array in arrays)
         raise ExportError(
-            f"{who} gives {bad} of {total} logits that are NaN or Inf; nothing was written. {remedy}"
+            f"{who} gives NaN or Inf for {bad} of {total} logits. Nothing was written. {remedy}"
         )
 
 
 def require(drift: Drift, precision: str, size: float) -> None:
-    """Raise PrecisionError when `drift` is beyond the bounds of `precision` for logits of up to `size`."""
+    """Raise PrecisionError if `drift` exceeds the bounds of `precision` for logits of up to `size`."""
     logit, confidence, share = BOUNDS[precision]
     logit *= max(size, 1.0)
     is_good = (
@@ -134,11 +133,10 @@ def require(drift: Drift, precision: str, size: float) -> None:
     if not is_good:
         raise PrecisionError(
             f"the {precision} graph does not agree with the checkpoint: logit error"
-            f" {drift.max_logit_error:.3g}"
-            f" (bound {logit:.2g}), confidence error {drift.max_confidence_error:.3g} (bound {confidence}),"
-            f" argmax {drift.argmax_matches}/{drift.positions} (bound {share:.0%}); nothing was written."
-            f" {REMEDIES.get(precision, 'Use a wider --precision')}, or --allow-drift to keep the bundle all"
-            " the same"
+            f" {drift.max_logit_error:.3g} (bound {logit:.2g}), confidence error"
+            f" {drift.max_confidence_error:.3g} (bound {confidence}), argmax"
+            f" {drift.argmax_matches}/{drift.positions} (bound {share:.0%}); nothing was written."
+            f" {REMEDIES.get(precision, 'Use a wider --precision')}, or --allow-drift to keep the bundle"
             " and measure it on your own task (docs/quantization.md)"
         )
 

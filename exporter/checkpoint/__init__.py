@@ -1,1 +1,1 @@
-"""Whatever people call a checkpoint, read as dimensions and tensors."""
+"""Reads checkpoints of all supported forms as dimensions and tensors."""

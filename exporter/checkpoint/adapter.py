@@ -1,7 +1,4 @@
-"""A PEFT LoRA adapter over a base checkpoint, merged one tensor at a time.
-
-Knows PEFT's files; never holds the model.
-"""
+"""Merges a PEFT LoRA adapter into its base checkpoint, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from ...runtime.errors import CheckpointError
 from .names import EMBEDDING, HEAD
-from .patterns import Patterns
 from .tensors import SafetensorsFile, Tensors, chunks, listed, read_json, same_numbers, shown
 
 T = TypeVar("T")
@@ -25,7 +21,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MERGED = "merge it first: `model.merge_and_unload().save_pretrained(path)`"
-# Each changes what PEFT computes, or what it makes of the base model when it loads the adapter.
+# Each of these changes what PEFT computes, or changes the base model when PEFT loads the adapter.
 UNSUPPORTED = {
     "use_dora": "DoRA",
     "fan_in_fan_out": "fan_in_fan_out",
@@ -38,17 +34,39 @@ UNSUPPORTED = {
     "monteclora_config": "MonteCLoRA",
     "lora_bias": "lora_bias",
 }
-# These only draw A and B; others (pissa, olora, corda, loftq, lora_ga) also change the base weights.
+# These only initialize A and B; others (pissa, olora, corda, loftq, lora_ga) also change the base weights.
 PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
-# What PEFT may put between a module's name and its parameter; `original_module` is the base's and not used.
+# What PEFT may insert between a module's name and its parameter; `original_module` is the base's, and unused.
 WRAPPERS = ("modules_to_save", "base_layer", "original_module")
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns(Generic[T]):
+    """Values by module name or regular expression, as in PEFT: the first pattern that matches a module's
+    whole name, or its end after a dot, counts. Raises ValueError for an invalid pattern.
+    """
+
+    values: Mapping[str, T]
+
+    def __post_init__(self) -> None:
+        for pattern in self.values:
+            try:
+                re.compile(pattern)
+            except (re.error, RecursionError) as error:
+                raise ValueError(
+                    f"the pattern {pattern[:80]!r} is no regular expression ({error})"
+                ) from error
+
+    def find(self, module: str, default: T) -> T:
+        matches = (v for p, v in self.values.items() if re.fullmatch(rf"(.*\.)?({p})", module))
+        return next(matches, default)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """The fields of `adapter_config.json` that decide how weights are merged.
 
-    A module's rank is its tensors'.
+    A module's rank is read off its tensors.
     """
 
     base: str
@@ -58,8 +76,7 @@ class AdapterConfig:
     alpha_pattern: Patterns[float]
     token_indices: Patterns[tuple[int, ...]]
     modules_to_save: tuple[str, ...] = ()
-    # `ensure_weight_tying`: what is trained of a tied table goes for both of its uses
-    keeps_tied: bool = False
+    keeps_tied: bool = False  # `ensure_weight_tying`: a trained tied table is used for both of its purposes
 
     def scaling(self, module: str, rank: int) -> float:
         alpha = self.alpha_pattern.find(module, self.alpha)
@@ -67,7 +84,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(directory: Path) -> AdapterConfig:
-    """Read `adapter_config.json`; refuse every setting that our merge would not reproduce."""
+    """Read `adapter_config.json`. Raises CheckpointError for settings that this merge does not reproduce."""
     path = directory / CONFIG_FILE
     raw = read_json(path)
     kind, init = str(raw.get("peft_type"))[:80], raw.get("init_lora_weights", True)
@@ -85,7 +102,7 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
             f"{path}: `base_model_name_or_path` and a positive `r` are needed; name the base with --base"
         )
     if revision is not None and not isinstance(revision, str):
-        raise CheckpointError(f"{path}: `revision` must be a text, not {shown(revision)}")
+        raise CheckpointError(f"{path}: `revision` must be a string, not {shown(revision)}")
     return AdapterConfig(
         base=base,
         revision=revision,
@@ -109,14 +126,14 @@ def _number(path: Path, value: object) -> float:
 
 
 def _alphas(path: Path, values: object) -> Patterns[float]:
-    """Numbers by module name or by a regular expression for one."""
+    """Numbers by module name or regular expression."""
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: `alpha_pattern` must be an object, not {shown(values)}")
     return _patterns(path, {key: _number(path, value) for key, value in values.items()})
 
 
 def _token_lists(path: Path, values: object) -> Patterns[tuple[int, ...]]:
-    """Trained token ids by the name of the embedding; a plain list means `embed_tokens`."""
+    """Trained token ids by the name of the embedding; a plain list is for `embed_tokens`."""
     named = {"embed_tokens": values} if isinstance(values, list) else values
     if not isinstance(named, dict) or not all(
         isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) for ids in named.values()
@@ -141,11 +158,10 @@ def _names(path: Path, values: object) -> tuple[str, ...]:
 
 
 class MergedTensors:
-    """Base tensors with an adapter merged into each as it is read: W + scaling * B @ A, new rows, whole new
-    modules.
+    """Base tensors into which an adapter is merged as they are read: W + scaling * B @ A, new rows, or whole
+    new modules.
 
-    `tied` says whether the merged model's lm_head is its embedding: a module that was trained on its own
-    unties them.
+    `tied`: whether the merged model's lm_head is its embedding. Training one of them separately unties them.
     """
 
     def __init__(self, base: Tensors, directory: Path, config: AdapterConfig, tied: bool = False) -> None:
@@ -204,14 +220,13 @@ class MergedTensors:
         return "lora_embedding_" in self.pairs[name][0]
 
     def _unties(self) -> bool:
-        """Whether a tied base's lm_head and embedding are two tables with this adapter, as PEFT runs it."""
+        """Whether PEFT runs a tied base with this adapter with two tables, lm_head and the embedding."""
         if self.config.keeps_tied or EMBEDDING not in self.base.shapes:
             return False
         if HEAD in self.pairs or EMBEDDING in self.pairs:
             return True
         if HEAD in self.replaced:
-            ours = self._unmerged(EMBEDDING), self._unmerged(HEAD)
-            return not same_numbers(*ours)
+            return not same_numbers(self._unmerged(EMBEDDING), self._unmerged(HEAD))
         return EMBEDDING in self.replaced and "embed_tokens" in self.config.modules_to_save
 
     def _sort_entries(self, directory: Path) -> None:
@@ -239,7 +254,7 @@ class MergedTensors:
         unknown += [key for pair in halves.values() if len(pair) != 2 for key in pair.values()]
         if unknown:
             raise CheckpointError(
-                f"{directory}: adapter tensors with no place in the base model: {listed(unknown)};"
+                f"{directory}: adapter tensors that do not belong to the base model: {listed(unknown)};"
                 " is this the right base?"
             )
         self.pairs = {name: (pair["A"], pair["B"]) for name, pair in halves.items()}

@@ -1,8 +1,8 @@
-"""Checkpoints in the formats of GPTQ's and AWQ's own tools (AutoGPTQ, gptqmodel, AutoAWQ).
+"""Reads checkpoints in the formats of AutoGPTQ, gptqmodel and AutoAWQ.
 
-Knows their config and bits: the same codes as compressed.py's, lying in another order. `qweight` holds 32-bit
-words, [inputs / n, outputs] for GPTQ and [inputs, outputs / n] for AWQ; `qzeros` [groups, outputs / n];
-`scales` [groups, outputs]; `g_idx` [inputs] the group of each input.
+The codes are those of compressed.py in another order. `qweight` has 32-bit words, [inputs / n, outputs] for
+GPTQ and [inputs, outputs / n] for AWQ; `qzeros` [groups, outputs / n]; `scales` [groups, outputs]; `g_idx`
+[inputs] the group of each input.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..codes import GROUP_SIZES, Codec, Encoded
 from .compressed import DECODED_AT_ONCE, INSTEAD, KINDS, PackedTensors, fields, scaled_as
 from .tensors import Tensors, check_finite, listed, read_json, shown
 
-OLD_CONFIG_FILE = "quantize_config.json"  # AutoGPTQ wrote it beside a config.json that says nothing
+OLD_CONFIG_FILE = "quantize_config.json"  # older AutoGPTQ wrote it instead of a field in config.json
 OWN_PARTS = ("qweight", "qzeros", "scales", "g_idx")
-# What AWQ's field i of a word is: the output of this number among the word's eight.
+# Which of a word's eight outputs AWQ stores in field i.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How one of these tools stores a model. `is_less_one`: zero points are stored less one (AutoGPTQ)."""
+class PackedForm:
+    """How a model is stored. `is_less_one`: zero points are stored minus one (AutoGPTQ)."""
 
     codec: Codec
     is_awq: bool
@@ -42,17 +42,17 @@ class Form:
 
 
 def read_config(directory: Path, config: Mapping[str, object]) -> object:
-    """The `quantization_config` of config.json, or what old AutoGPTQ wrote in a file of its own."""
+    """The `quantization_config` of config.json, or the file that older AutoGPTQ wrote instead."""
     raw = config.get("quantization_config")
     if raw or not (directory / OLD_CONFIG_FILE).is_file():
         return raw
     return {"quant_method": "gptq"} | read_json(directory / OLD_CONFIG_FILE)
 
 
-def read_form(raw: object) -> Form | None:
-    """None for a `quantization_config` that is not GPTQ's or AWQ's own.
+def read_form(raw: object) -> PackedForm | None:
+    """The form that a `quantization_config` describes; None if it is not of GPTQ or AWQ.
 
-    Raises CheckpointError, listing all its problems, for a variant that is not read.
+    Raises CheckpointError, listing all problems, for an unsupported variant.
     """
     if not isinstance(raw, dict) or raw.get("quant_method") not in ("gptq", "awq"):
         return None
@@ -71,29 +71,29 @@ def read_form(raw: object) -> Form | None:
     if is_awq and raw.get("zero_point") is not True:
         problems.append("no zero points")
     if raw.get("dynamic"):
-        problems.append("settings of their own for some modules (`dynamic`)")
+        problems.append("separate settings for some modules (`dynamic`)")
     is_symmetric = raw.get("sym", True)
     if not is_awq and not isinstance(is_symmetric, bool):
         problems.append(f"`sym` is {shown(is_symmetric)}")
     if problems:
         raise CheckpointError(
-            f"config.json: the checkpoint is quantized by {raw['quant_method']} in a form that is not read:"
+            f"config.json: the checkpoint is quantized by {raw['quant_method']} in an unsupported form:"
             f" {'; '.join(problems)}; {INSTEAD}"
         )
     assert isinstance(bits, int)
     assert isinstance(size, int)
     codec = Codec(KINDS[bits], size, symmetric=not is_awq and bool(is_symmetric))
-    return Form(codec, is_awq, is_less_one=layout == "gptq")
+    return PackedForm(codec, is_awq, is_less_one=layout == "gptq")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTensors(PackedTensors):
-    """Tensors of which some are stored as `X.qweight` and its kin, and are seen, and read, as `X.weight`.
+    """Tensors of which some are stored as `X.qweight` and its related parts, and are read as `X.weight`.
 
-    Build it with `unpacked`, which checks that the parts fit each other.
+    Create it with `unpacked`, which checks that the parts fit together.
     """
 
-    form: Form | None = None
+    form: PackedForm | None = None
     ignored: frozenset[str] = frozenset()
 
     @property
@@ -106,7 +106,7 @@ class OwnTensors(PackedTensors):
         return known | dict(self.packed)
 
     def read(self, name: str) -> np.ndarray:
-        """As stored, or for codes what they stand for, fp32 [outputs, inputs]."""
+        """The tensor as stored, or decoded from codes, fp32 [outputs, inputs]."""
         if name not in self.reordered:
             return PackedTensors.read(self, name)
         module = name.removesuffix(".weight")
@@ -145,7 +145,7 @@ class OwnTensors(PackedTensors):
         return np.ascontiguousarray(_in_order(fields(words, 4, outputs)).T)
 
     def _zeros(self, module: str) -> np.ndarray:
-        """[groups, outputs] int16, as they are subtracted from codes."""
+        """[groups, outputs] int16, ready to be subtracted from codes."""
         assert self.form is not None
         outputs, _ = self.packed[f"{module}.weight"]
         zeros = fields(self.stored.read(f"{module}.qzeros"), self.form.bits, outputs)
@@ -154,15 +154,15 @@ class OwnTensors(PackedTensors):
 
 
 def _in_order(octets: np.ndarray) -> np.ndarray:
-    """AWQ's fields [rows, outputs], each word's eight brought into the order of the outputs."""
+    """AWQ's fields [rows, outputs], with the eight of each word in the order of the outputs."""
     return octets.reshape(len(octets), -1, 8)[:, :, np.argsort(AWQ_ORDER)].reshape(len(octets), -1)
 
 
-def unpacked(stored: Tensors, form: Form, expected: Collection[str]) -> OwnTensors:
-    """See a quantized checkpoint's tensors as weights; `expected` are the names that the model has.
+def unpacked(stored: Tensors, form: PackedForm, expected: Collection[str]) -> OwnTensors:
+    """A quantized checkpoint's tensors as weights; `expected` are the names of the model's tensors.
 
-    AutoGPTQ stores a bias of zeros for maps that have none: it is passed over. Raises CheckpointError that
-    lists every part that is missing or does not fit.
+    AutoGPTQ stores a bias of zeros for maps without a bias: it is ignored. Raises CheckpointError, listing
+    every part that is missing or does not fit.
     """
     shapes = stored.shapes
     packed: dict[str, tuple[int, int]] = {}
@@ -178,14 +178,14 @@ def unpacked(stored: Tensors, form: Form, expected: Collection[str]) -> OwnTenso
         packed[f"{module}.weight"] = (
             (columns * form.per_word, rows) if form.is_awq else (columns, rows * form.per_word)
         )
-        found = list(_misfits(module, *packed[f"{module}.weight"], form, stored))
-        problems += found
-        if not found and not form.is_awq and _is_reordered(stored, module, form):
+        misfits = list(_misfits(module, *packed[f"{module}.weight"], form, stored))
+        problems += misfits
+        if not misfits and not form.is_awq and _is_reordered(stored, module, form):
             reordered.add(f"{module}.weight")
     strays = [
         key for key in shapes if key.rpartition(".")[2] in OWN_PARTS and key.rpartition(".")[0] not in modules
     ]
-    problems += [f"{key}: no codes belong to it" for key in strays if not problems]
+    problems += [f"{key}: there are no codes for it" for key in strays if not problems]
     if not modules:
         problems.append("config.json says the weights are packed, but there is no `qweight`")
     biases = [f"{module}.bias" for module in modules if f"{module}.bias" in shapes]
@@ -200,7 +200,7 @@ def unpacked(stored: Tensors, form: Form, expected: Collection[str]) -> OwnTenso
     return tensors
 
 
-def _misfits(module: str, outputs: int, inputs: int, form: Form, stored: Tensors) -> Iterator[str]:
+def _misfits(module: str, outputs: int, inputs: int, form: PackedForm, stored: Tensors) -> Iterator[str]:
     shapes, size = stored.shapes, form.codec.group_size or inputs
     if inputs % size:
         yield f"{module}: its {inputs} inputs cannot be in groups of {size}"
@@ -227,26 +227,26 @@ def _misfits(module: str, outputs: int, inputs: int, form: Form, stored: Tensors
         yield f"{module}.qweight: 32-bit integers are expected"
 
 
-def _is_reordered(stored: Tensors, module: str, form: Form) -> bool:
-    """Whether inputs are in groups of another order than theirs (desc_act).
+def _is_reordered(stored: Tensors, module: str, form: PackedForm) -> bool:
+    """Whether groups are not runs of consecutive inputs (desc_act).
 
-    Raises CheckpointError for a group that there is not.
+    Raises CheckpointError for a group that does not exist.
     """
     if f"{module}.g_idx" not in stored.shapes:
         return False
     groups = np.asarray(stored.read(f"{module}.g_idx"))
     size = form.codec.group_size or len(groups)
     if groups.min() < 0 or groups.max() >= len(groups) // size:
-        raise CheckpointError(f"{module}.g_idx names groups that there are not; download the file again")
+        raise CheckpointError(f"{module}.g_idx names groups that do not exist; download the file again")
     return not np.array_equal(groups, np.arange(len(groups)) // size)
 
 
 def _zero_problems(tensors: OwnTensors, module: str) -> Iterator[str]:
-    """Zero points that mean different things to different readers, or not what config.json says."""
+    """Zero points that readers interpret differently, or that contradict config.json."""
     zeros, codec = tensors._zeros(module), tensors.codec
     middle = (codec.highest + 1) if codec.symmetric else None
     if middle is not None and (zeros != middle).any():
-        yield f"{module}.qzeros: the codes are said to be symmetric, but not all zero points are {middle}"
+        yield f"{module}.qzeros: the codes should be symmetric, but not all zero points are {middle}"
     elif codec.symmetric is False and zeros.max() > codec.highest:
         yield (
             f"{module}.qzeros: a stored zero point of {codec.highest} is {codec.highest + 1} to some readers"

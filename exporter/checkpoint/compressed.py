@@ -1,10 +1,7 @@
-"""Checkpoints that another tool has quantized already: compressed-tensors `pack-quantized`.
+"""Reads checkpoints that are already quantized, in the format `pack-quantized` of compressed-tensors.
 
-Knows their config and bits.
-
-Data-aware methods (GPTQ, AWQ, AutoRound) choose codes with a calibration text and much memory. llm-compressor
-runs them and saves their codes in this format; here the codes are read, and a bundle of the same kind stores
-them as they are.
+Methods such as GPTQ, AWQ and AutoRound choose codes with a calibration text and much memory. llm-compressor
+runs them and saves their codes in this format. A bundle of the same kind stores these codes unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import numpy as np
 
 from ...runtime.errors import CheckpointError, ExportError
 from ..codes import GROUP_SIZES, Codec, Encoded, Quantization
-from .family import Dims, expected_shapes
+from .dims import Dims, expected_shapes
 from .names import is_linear
 from .tensors import Tensors, check_finite, listed, shown
 
@@ -26,16 +23,13 @@ INSTEAD = (
     "export the original checkpoint, or quantize it with llm-compressor in the format pack-quantized"
     " (docs/quantization.md)"
 )
-DECODED_AT_ONCE = 1 << 21  # numbers of a weight, so that temporaries stay small
+DECODED_AT_ONCE = 1 << 21  # numbers of a weight, to keep temporaries small
 
 
 def read_scheme(raw: object) -> Codec | None:
-    """The codec that `quantization_config` of a config.json describes.
+    """The codec that the `quantization_config` of a config.json describes; None if it is not quantized.
 
-    None for a checkpoint that is not quantized.
-
-    Raises CheckpointError, listing all its problems, for anything but int4 or int8 weights in groups, one
-    form for all.
+    Raises CheckpointError, listing all problems, unless all weights are int4 or int8 in groups of one form.
     """
     if not raw:
         return None
@@ -45,7 +39,7 @@ def read_scheme(raw: object) -> Codec | None:
     if method != "compressed-tensors" or form != "pack-quantized":
         kind = str(method)[:80] if method != "compressed-tensors" else f"compressed-tensors {str(form)[:80]}"
         raise CheckpointError(
-            f"config.json: the checkpoint is already quantized, in a form that is not read: {kind}; {INSTEAD}"
+            f"config.json: the checkpoint is already quantized, in an unsupported form: {kind}; {INSTEAD}"
         )
     groups = raw.get("config_groups")
     if (
@@ -55,8 +49,7 @@ def read_scheme(raw: object) -> Codec | None:
     ):
         raise CheckpointError(
             "config.json: `quantization_config` must have one group in `config_groups`: a bundle has one"
-            " form;"
-            f" {INSTEAD}"
+            f" form; {INSTEAD}"
         )
     weights = group.get("weights")
     if not isinstance(weights, dict):
@@ -76,14 +69,14 @@ def read_scheme(raw: object) -> Codec | None:
     if not isinstance(symmetric, bool):
         problems.append(f"`symmetric` is {shown(symmetric)}")
     if group.get("input_activations") or group.get("output_activations"):
-        problems.append("activations that are quantized too")
-    # Each of these changes what the model computes: to pass over it would be silently wrong.
+        problems.append("quantized activations")
+    # Each of these changes what the model computes, so it must not be ignored.
     problems += [
         f"a `{key}`" for key in ("kv_cache_scheme", "transform_config", "sparsity_config") if raw.get(key)
     ]
     if problems:
         raise CheckpointError(
-            f"config.json: the checkpoint is quantized in a form that is not read: {'; '.join(problems)};"
+            f"config.json: the checkpoint is quantized in an unsupported form: {'; '.join(problems)};"
             f" {INSTEAD}"
         )
     assert isinstance(bits, int)
@@ -93,17 +86,16 @@ def read_scheme(raw: object) -> Codec | None:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensors:
-    """Tensors of which some are stored as codes: `X.weight_packed` and its scales are seen, and read, as
-    `X.weight`.
+    """Tensors of which some are stored as codes: `X.weight_packed` and its scales are read as `X.weight`.
 
-    Build it with `unpacked`, which checks that the parts fit each other.
+    Create it with `unpacked`, which checks that the parts fit together.
     """
 
     stored: Tensors
     codec: Codec
     packed: Mapping[str, tuple[int, int]]  # [outputs, inputs] by the name of the weight
-    parts: tuple[str, ...] = PARTS  # last words of the names of codes and what belongs to them
-    reordered: frozenset[str] = frozenset()  # weights whose inputs are in groups of another order
+    parts: tuple[str, ...] = PARTS  # the last words of the names of codes and their related parts
+    reordered: frozenset[str] = frozenset()  # weights whose groups are not runs of consecutive inputs
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -115,7 +107,7 @@ class PackedTensors:
         return plain | dict(self.packed)
 
     def read(self, name: str) -> np.ndarray:
-        """As stored, or for codes what they stand for, fp32 [outputs, inputs]."""
+        """The tensor as stored, or decoded from codes, fp32 [outputs, inputs]."""
         if name not in self.packed:
             return self.stored.read(name)
         encoded, weight = self.encoded(name, np.dtype(np.float32)), np.empty(self.packed[name], np.float32)
@@ -131,7 +123,7 @@ class PackedTensors:
         return weight
 
     def holds(self, name: str, codec: Codec) -> bool:
-        """Whether `name` is stored as codes that `codec` could have made."""
+        """Whether `name` is stored as codes of the form that `codec` makes."""
         ours = (self.codec.kind, self.codec.group_size, self.codec.symmetric)
         is_same = ours == (codec.kind, codec.group_size, codec.symmetric)
         return is_same and name in self.packed and name not in self.reordered
@@ -163,14 +155,14 @@ def scaled_as(scales: np.ndarray, part: str, dtype: np.dtype, name: str) -> np.n
     """
     check_finite(part, scales)
     with np.errstate(over="ignore"):
-        found = np.asarray(scales).astype(dtype)
-    if not np.isfinite(found).all():
+        converted = np.asarray(scales).astype(dtype)
+    if not np.isfinite(converted).all():
         raise OverflowError(name)
-    return found
+    return converted
 
 
 def fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """`count` unsigned fields of 4 or 8 bits of each row of int32 words, lowest first: uint8."""
+    """The `count` unsigned fields of 4 or 8 bits in each row of int32 words, lowest first, as uint8."""
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8).reshape(len(words), -1)
     if bits == 4:
         octets = np.stack([octets & 0xF, octets >> 4], -1).reshape(len(words), -1)
@@ -178,9 +170,9 @@ def fields(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def unpacked(stored: Tensors, codec: Codec) -> PackedTensors:
-    """See a quantized checkpoint's tensors as weights.
+    """A quantized checkpoint's tensors as weights.
 
-    Raises CheckpointError that lists every part that is missing or does not fit.
+    Raises CheckpointError, listing every part that is missing or does not fit.
     """
     shapes = stored.shapes
     packed: dict[str, tuple[int, int]] = {}
@@ -196,12 +188,12 @@ def unpacked(stored: Tensors, codec: Codec) -> PackedTensors:
         problems += _misfits(name, *packed[name], codec, stored)
     parts = {f"{name}_{p.removeprefix('weight_')}" for name in packed for p in PARTS}
     problems += [
-        f"{key}: no codes belong to it"
+        f"{key}: there are no codes for it"
         for key in shapes
         if key.rpartition(".")[2] in PARTS and key not in parts and not problems
     ]
     problems += [
-        f"{key}: groups in another order than the inputs; quantize with actorder static or none"
+        f"{key}: the groups are not runs of consecutive inputs; quantize with actorder static or none"
         for key in shapes
         if key.endswith("_g_idx")
     ]
@@ -233,8 +225,7 @@ def _misfits(name: str, outputs: int, inputs: int, codec: Codec, stored: Tensors
         elif present != shape:
             yield (
                 f"{name}_{part} is {list(present)}, {codec.dtype} codes of {outputs} x {inputs} in groups of"
-                f" {size}"
-                f" need {list(shape)}"
+                f" {size} need {list(shape)}"
             )
         elif part != "scale" and stored.read(f"{name}_{part}").dtype != np.int32:
             yield f"{name}_{part}: 32-bit integers are expected"
@@ -243,10 +234,10 @@ def _misfits(name: str, outputs: int, inputs: int, codec: Codec, stored: Tensors
 
 
 def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None) -> None:
-    """Raise ExportError where a checkpoint's int4 or int8 codes would be coded again in another form of the
+    """Raise ExportError if a checkpoint's int4 or int8 codes would be rounded again to another form of the
     same width.
 
-    Wider forms (fp32, int8 for int4 codes, w8a8) lose next to nothing and are let through.
+    Wider forms (fp32, int8 for int4 codes, w8a8) are allowed, because they lose next to nothing.
     """
     if not isinstance(tensors, PackedTensors) or storage is None or storage.scheme != tensors.codec.kind:
         return
@@ -263,8 +254,8 @@ def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None
     if tensors.reordered:
         problems.append(
             f"the groups of {len(tensors.reordered)} weights are in the order of activations (desc_act),"
-            " which no bundle has, and they would be rounded a second time: export with a wider --precision,"
-            " or quantize the original without desc_act"
+            " which bundles do not support. They would be rounded a second time: export with a wider"
+            " --precision, or quantize the original without desc_act"
         )
     if storage.search:
         problems.append("--search has nothing to choose: the checkpoint's codes are used")
@@ -272,8 +263,7 @@ def require_same_form(tensors: Tensors, dims: Dims, storage: Quantization | None
     if plain:
         problems.append(
             f"the checkpoint keeps {len(plain)} Linear weights unquantized, and an {codec.kind} bundle would"
-            " round"
-            f" them: {listed(plain)}"
+            f" round them: {listed(plain)}"
         )
     if problems:
         raise ExportError("; ".join(problems))

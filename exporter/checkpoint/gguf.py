@@ -1,7 +1,4 @@
-"""GGUF file -> Hugging Face directory.
-
-Knows llama.cpp's names and its permuted rotary rows; knows nothing about MARS or ONNX.
-"""
+"""Converts a GGUF file to a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# Fields of an architecture that are read here or change nothing. Any other could change the result.
+# Fields of an architecture that are read here or change nothing; any other could change the result.
 KNOWN_FIELDS = {
     "embedding_length",
     "feed_forward_length",
@@ -58,7 +55,7 @@ KNOWN_FIELDS = {
     "rope.scaling.finetuned",
     "tensor_data_layout",
 }
-SCALES = ("scale", "factor", "linear")  # last words of names of fields that do nothing when they are 1
+SCALES = ("scale", "factor", "linear")  # last words of the names of fields that have no effect if they are 1
 UNREADABLE = (ValueError, OSError, IndexError, KeyError, OverflowError, MemoryError)
 ORIGINAL = "export the original Hugging Face checkpoint"
 
@@ -67,7 +64,7 @@ def convert(path: Path, directory: Path, with_tokenizer: bool = True) -> None:
     """Write `config.json`, `model.safetensors` (dequantized to fp32) and the tokenizer of a GGUF file to
     `directory`.
 
-    Raises CheckpointError when the architecture or the tokenizer is not one we rebuild exactly.
+    Raises CheckpointError for an architecture or a tokenizer that cannot be rebuilt exactly.
     """
     from gguf import GGUFReader
     from safetensors.numpy import save_file
@@ -96,10 +93,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 class _Fields:
-    """GGUF metadata by name and type.
-
-    CheckpointError, naming the field, for what is absent or of another type.
-    """
+    """GGUF metadata by name and type. Raises CheckpointError for absent fields or those of another type."""
 
     def __init__(self, path: Path, reader: GGUFReader) -> None:
         self.path, self.reader = path, reader
@@ -108,7 +102,7 @@ class _Fields:
         return list(self.reader.fields)
 
     def get(self, name: str) -> Any:
-        """Its value, None when it is absent."""
+        """A field's value; None if it is absent."""
         field = self.reader.get_field(name)
         try:
             return None if field is None else field.contents()
@@ -190,7 +184,7 @@ def _config(fields: _Fields) -> dict[str, Any]:
 
 
 def _unknown_features(fields: _Fields, arch: str) -> list[str]:
-    """Fields that this converter does not read, unless they say that something is off."""
+    """Fields that this converter does not read, unless their value means that a feature is off."""
     problems = []
     for name in fields.names():
         part = name.removeprefix(f"{arch}.")
@@ -227,7 +221,7 @@ def _tensors(path: Path, reader: GGUFReader, config: dict[str, Any]) -> dict[str
             ) from error
         tensors[name] = np.ascontiguousarray(values)
     if unknown:
-        raise CheckpointError(f"{path}: GGUF tensors with no known place in the model: {listed(unknown)}")
+        raise CheckpointError(f"{path}: unknown GGUF tensors: {listed(unknown)}")
     return tensors
 
 
@@ -243,6 +237,6 @@ def _hf_name(name: str) -> str | None:
 
 
 def _unpermute(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """llama.cpp interleaves the two rotary halves of Llama's q and k rows; Hugging Face keeps them apart."""
+    """Separate the two rotary halves of Llama's q and k rows, which llama.cpp interleaves."""
     rows, columns = weight.shape
     return weight.reshape(rows // head_dim, head_dim // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)

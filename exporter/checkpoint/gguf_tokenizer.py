@@ -1,7 +1,4 @@
-"""The tokenizer of a GGUF file, rebuilt for the pre-tokenizers whose rules are published.
-
-Knows llama.cpp's names.
-"""
+"""Rebuilds the tokenizer of a GGUF file, for pre-tokenizers with published rules."""
 
 from __future__ import annotations
 
@@ -11,17 +8,20 @@ from typing import Any, Protocol
 
 from ...runtime.errors import CheckpointError
 
-# Published with the models: how text is cut before its parts become tokens.
+# Published with the models: how a text is split before its parts become tokens.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPLITS = {"qwen2": WORDS.format(digits=""), "llama-bpe": WORDS.format(digits="{1,3}"), "smollm": None}
-CONTROL_TOKEN, OWN_TOKEN = 3, 4  # llama.cpp's types of a special token, and of one that is not cut but shown
+CONTROL_TOKEN, USER_TOKEN = (
+    3,
+    4,
+)  # llama.cpp's types of special tokens, and of other tokens that are not split
 
 
-class Fields(Protocol):
-    """Metadata of a GGUF file, as gguf.py reads it."""
+class GgufFields(Protocol):
+    """The metadata of a GGUF file."""
 
     path: Path
 
@@ -31,18 +31,17 @@ class Fields(Protocol):
     def items(self, name: str, kind: type) -> list[Any]: ...
 
 
-def write_tokenizer(fields: Fields, directory: Path) -> None:
+def write_tokenizer(fields: GgufFields, directory: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`.
 
-    CheckpointError for one that cannot be rebuilt exactly.
+    Raises CheckpointError for a tokenizer that cannot be rebuilt exactly.
     """
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "?")
     if kind != "gpt2" or pre not in SPLITS:
         known = ", ".join(f"gpt2/{name}" for name in sorted(SPLITS))
         raise CheckpointError(
             f"{fields.path}: the GGUF tokenizer `{kind[:40]}`/`{pre[:40]}` cannot be rebuilt exactly (known:"
-            f" {known});"
-            " name a directory with the original tokenizer.json by --tokenizer"
+            f" {known}); name a directory with the original tokenizer.json by --tokenizer"
         )
     tokens, types = (
         fields.items("tokenizer.ggml.tokens", str),
@@ -52,9 +51,8 @@ def write_tokenizer(fields: Fields, directory: Path) -> None:
     bos = fields.integer("tokenizer.ggml.bos_token_id", eos, low=0)
     if max(eos, bos) >= len(tokens) or len(types) != len(tokens):
         raise CheckpointError(
-            f"{fields.path}: {len(tokens)} tokens, {len(types)} types of tokens, begin {bos} and end {eos} do"
-            " not fit;"
-            " export the original Hugging Face checkpoint"
+            f"{fields.path}: {len(tokens)} tokens, {len(types)} types of tokens, begin {bos} and end {eos}"
+            " do not fit; export the original Hugging Face checkpoint"
         )
     merges = fields.items("tokenizer.ggml.merges", str)
     try:
@@ -112,7 +110,9 @@ def _tokenizer(pre: str, tokens: list[str], types: list[int], merges: list[str],
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocab[bos])]
         )
     whole = [
-        (token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL_TOKEN, OWN_TOKEN)
+        (token, kind)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (CONTROL_TOKEN, USER_TOKEN)
     ]
     tokenizer.add_tokens(
         [AddedToken(token, special=kind == CONTROL_TOKEN, normalized=False) for token, kind in whole]

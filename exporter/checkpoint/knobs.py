@@ -1,19 +1,19 @@
-"""What a decoder may do otherwise than Llama does: the knobs that the graph, the reference and the table of
-tensors read.
+"""The differences between decoders as knobs, with Llama as the default.
 
-A family sets some of them (families.py); who writes a layer reads all of them, and knows no family by name.
+Families set knobs (families.py). The graph, the reference and the table of tensors read them, so that none of
+these depends on a family by name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from . import names
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """What a layer's norms are called in a checkpoint; None where there is none."""
+    """The names of a layer's norms in a checkpoint; None for a norm that the layer does not have."""
 
     before_attention: str | None
     after_attention: str | None
@@ -22,7 +22,7 @@ class Norms:
 
 
 PRE = Norms(names.INPUT_NORM, None, names.POST_NORM, None)  # Llama's
-BEHIND = Norms(None, names.POST_NORM, None, names.POST_MLP_NORM)
+POST = Norms(None, names.POST_NORM, None, names.POST_MLP_NORM)
 SANDWICH = Norms(names.INPUT_NORM, names.POST_NORM, names.PRE_MLP_NORM, names.POST_MLP_NORM)
 
 
@@ -30,7 +30,7 @@ SANDWICH = Norms(names.INPUT_NORM, names.POST_NORM, names.PRE_MLP_NORM, names.PO
 class HeadNorms:
     """Norms of queries and keys, by their names in a checkpoint.
 
-    `whole`: over all heads together, not over each alone. `rotated`: behind the rotary embedding, not before.
+    `whole`: over all heads together instead of each. `rotated`: after the rotary embedding instead of before.
     """
 
     q: str = names.Q_NORM
@@ -43,32 +43,23 @@ class HeadNorms:
 class Knobs:
     """One setting of every knob; the defaults are Llama's.
 
-    `norm_offset` is added to the stored scale of every norm. `fused`: q, k and v, and gate and up, are stored
-    as one map each. `interleaved`: rotary pairs are neighbours, not halves. `query_growth` (beta, n): queries
-    at position p are multiplied by 1 + beta log(1 + floor(p / n)). A cap c makes x to c tanh(x / c): of
-    attention scores before the mask, of logits at the end; 0 is off. Factors are scalars of the graph, never
-    folded into a table.
+    A cap c turns x into c tanh(x / c); 0 is off. Factors are scalars of the graph, never folded into a table.
     """
 
     norms: Norms = PRE
     head_norms: HeadNorms | None = None
-    norm_offset: float = 0.0
+    norm_offset: float = 0.0  # added to the stored scale of every norm
     activation: str = "silu"  # or "gelu_tanh"
-    fused: bool = False
-    interleaved: bool = False
+    fused: bool = False  # q, k and v are stored as one map, and so are gate and up
+    interleaved: bool = False  # rotary pairs are neighbours instead of halves
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
-    attention_cap: float = 0.0
+    attention_cap: float = 0.0  # of scores, before the mask
+    # (beta, n): queries at position p are multiplied by 1 + beta log(1 + floor(p / n))
     query_growth: tuple[float, int] | None = None
     embedding_factor: float = 1.0
     residual_factor: float = 1.0  # of what attention and MLP add
     logit_factor: float = 1.0
     logit_cap: float = 0.0
-
-    @property
-    def turned(self) -> frozenset[str]:
-        """The names of knobs that are set otherwise than Llama's."""
-        usual = Knobs()
-        return frozenset(f.name for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name))
 
     @property
     def qkv(self) -> tuple[str, ...]:

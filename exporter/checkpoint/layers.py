@@ -1,6 +1,4 @@
-"""Which layers slide and which rotate, and by what frequencies: lists by layer, from the dialects of
-config.json.
-"""
+"""The sliding window and the rotary embedding of each layer, from the dialects of config.json."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """Each layer's sliding window in tokens, None for full causal attention."""
+    """Each layer's sliding window in tokens; None for full causal attention."""
     slides = family.windows != "no layer" and (
         config.get("sliding_window") is not None or family.rope_by_kind
     )
@@ -56,7 +54,7 @@ def rotations(
     windows: tuple[int | None, ...],
     long: bool,
 ) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
-    """The rotary embeddings of a model, and for each layer which it uses; None for a layer that has none."""
+    """The rotary embeddings of a model, and for each layer the index of its own; None if it has none."""
     if family.rope_by_kind:
         both = tuple(rope_from_config(_of_kind(config, kind), head_dim) for kind in (FULL, SLIDING))
         return both, tuple(int(window is not None) for window in windows)
@@ -70,20 +68,20 @@ def rotations(
 
 
 def _of_kind(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The config as layers of one kind see it: a base of their own for those that slide, which no scaling
-    of version 4 reaches.
+    """The config for layers of one kind. Sliding layers have a separate base, to which version 4's scaling
+    does not apply.
     """
     params, rest = rope_parameters(config), {k: v for k, v in config.items() if k != "rope_scaling"}
     if any(name in params for name in (FULL, SLIDING)):
-        usual = {FULL: 1e6, SLIDING: 1e4}[kind]
-        return rest | {"rope_parameters": {"rope_theta": usual} | dict(params.get(kind) or {})}
+        default = {FULL: 1e6, SLIDING: 1e4}[kind]
+        return rest | {"rope_parameters": {"rope_theta": default} | dict(params.get(kind) or {})}
     if kind == FULL:
         return rest | {"rope_parameters": {"rope_theta": config.get("rope_theta", 1e6)} | params}
     return rest | {"rope_parameters": {"rope_theta": config.get("rope_local_base_freq", 1e4)}}
 
 
 def _listed(config: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Which layers rotate, by `no_rope_layers` (where 1 means that a layer does)."""
+    """Which layers rotate, by `no_rope_layers` (in which 1 means that a layer rotates)."""
     flags = config.get("no_rope_layers")
     if flags is None:
         every = _whole(config, "no_rope_layer_interval")

@@ -1,4 +1,4 @@
-"""What the tensors of a stock decoder are called in a checkpoint: the one place that spells them."""
+"""The names of a stock decoder's tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ ROTARY_COPY = "rotary_emb.inv_freq"  # old checkpoints store the rotary frequenc
 Q, K, V, O = (f"self_attn.{letter}_proj" for letter in "qkvo")  # noqa: E741
 Q_NORM, K_NORM = "self_attn.q_norm", "self_attn.k_norm"
 GATE, UP, DOWN = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
-QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # where they are stored as one map
+QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # stored as one map
 INPUT_NORM, POST_NORM = "input_layernorm", "post_attention_layernorm"
 PRE_MLP_NORM, POST_MLP_NORM = "pre_feedforward_layernorm", "post_feedforward_layernorm"
 LINEARS = (Q, K, V, O, GATE, UP, DOWN, QKV, GATE_UP)
 
 
 def layer(i: int) -> str:
-    """What the names of layer i begin with."""
+    """The prefix of the names of layer i."""
     return f"model.layers.{i}."
 
 

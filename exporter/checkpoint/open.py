@@ -1,4 +1,4 @@
-"""A MARS checkpoint, opened: made a stock decoder, proven to be MARS, its tensors ready to stream."""
+"""Opens a MARS checkpoint: a directory, a hub id, an adapter or a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ...runtime.errors import CheckpointError
 from . import adapter, autogptq, compressed, default
-from .family import Dims, check_shapes, dims_from_config, expected_shapes
+from .dims import Dims, check_shapes, dims_from_config, expected_shapes
 from .names import EMBEDDING, HEAD
 from .tensors import Tensors, open_tensors, read_json, same_numbers, shown
 from .vocabulary import Vocabulary, read_vocabulary
@@ -18,11 +18,10 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.tx
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the exporter needs to know.
+    """A checkpoint whose tensors are ready to stream.
 
-    `source` and `revision` say where it came from, for the bundle's manifest.
-
-    `model` and `adapter` are the directories that were read, for whoever reads them by other means.
+    `source` and `revision` name its origin, for the bundle's manifest. `model` and `adapter` are the
+    directories that were read.
     """
 
     source: str
@@ -45,15 +44,13 @@ def open_checkpoint(
     tokenizer: str | None = None,
     long_context: bool = False,
 ) -> Checkpoint:
-    """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file.
+    """Open a Hugging Face directory, hub id, PEFT adapter directory or GGUF file; None opens the default.
 
-    None opens the embedded default.
-
-    No weight is read yet beyond file headers (and two tables that may be one). `base` overrides the base
-    model that an adapter names; `tied` says whether lm_head is the embedding, where config.json and the
-    weights disagree; `tokenizer` is a directory whose tokenizer files come before the checkpoint's own;
-    `long_context` takes longrope's frequencies for long texts. Raises CheckpointError, listing all problems
-    of one kind at once.
+    Weights are not read yet, except for file headers (and two tables that may be one). `base` overrides the
+    base model that an adapter names. `tied` says whether lm_head is the embedding, if config.json and the
+    weights disagree. `tokenizer` is a directory of tokenizer files that replace the checkpoint's.
+    `long_context` selects longrope's frequencies for long texts. Raises CheckpointError, listing all problems
+    of one kind.
     """
     if location is None:
         location = str(default.adapter_directory())
@@ -90,19 +87,19 @@ def open_checkpoint(
 
 
 def _refuse_other_loops(location: str) -> None:
-    """The MARS authors' BD3LM checkpoints have a MARS checkpoint's config, weights and mask: only the name
-    tells them apart.
+    """Raise CheckpointError for BD3LM checkpoints of the MARS authors, whose name alone distinguishes them:
+    config, weights and mask are those of a MARS checkpoint.
     """
     if "bd3lm" in Path(location).name.lower():
         raise CheckpointError(
             f"{location}: by its name a BD3LM checkpoint. Its files look like a MARS checkpoint's, but it was"
             " trained to fill blocks with attention in both directions, and would answer nonsense in this"
-            " causal loop (docs/families.md). If the name misleads, rename the directory"
+            " causal loop (docs/families.md). If the name is misleading, rename the directory"
         )
 
 
 def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims) -> Tensors:
-    """The tensors of a quantized checkpoint seen as weights; those of any other as they are."""
+    """The tensors of a quantized checkpoint as weights, or those of any other unchanged."""
     raw = autogptq.read_config(model, config)
     if (form := autogptq.read_form(raw)) is not None:
         return autogptq.unpacked(tensors, form, dict(expected_shapes(dims)))
@@ -111,24 +108,20 @@ def _unpacked(model: Path, config: dict[str, Any], tensors: Tensors, dims: Dims)
 
 
 def _is_tied(directory: Path, declared: bool, tensors: Tensors, choice: bool | None) -> bool:
-    """Whether lm_head is the embedding.
-
-    Raises CheckpointError where config.json says so and another one is stored.
-    """
+    """Whether lm_head is the embedding. Raises CheckpointError if it should be, but another is stored."""
     if choice is not None or not declared or not {HEAD, EMBEDDING} <= tensors.shapes.keys():
         return declared if choice is None else choice
     if not same_numbers(tensors.read(EMBEDDING), tensors.read(HEAD)):
         raise CheckpointError(
             f"{directory}: config.json says `tie_word_embeddings`, but another lm_head.weight is stored:"
-            " transformers"
-            " 4 takes the embedding for it, transformers 5 the stored one. Say which was trained: --tied or"
-            " --untied"
+            " transformers 4 takes the embedding for it, transformers 5 the stored one. Say which was"
+            " trained: --tied or --untied"
         )
     return True
 
 
 def _vocab_size(dims: Dims, merged: adapter.MergedTensors) -> int:
-    """Rows of the embedding: an adapter trained with tokens of its own brings a longer one."""
+    """Rows of the embedding, which an adapter with additional tokens replaces by a longer one."""
     shape = merged.shapes[EMBEDDING] if EMBEDDING in merged.replaced else ()
     return shape[0] if shape else dims.vocab_size
 
@@ -141,20 +134,20 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _path(location: str) -> Path:
-    """A path that can be looked at; `location` may be a foreign adapter's."""
+    """`location` as a path. Raises CheckpointError if it cannot be one: an adapter may name anything."""
     try:
         path = Path(location).expanduser()
         path.is_dir()
-    except (OSError, RuntimeError) as error:  # a name that is too long, a home that nobody has
-        words = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{shown(location)}: {words}; give another place") from error
+    except (OSError, RuntimeError) as error:  # the name is too long, or there is no home directory
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{shown(location)}: {reason}; give another path") from error
     return path
 
 
 def _tokenizer_directory(location: str) -> Path:
     path = _path(location)
     if not (path / "tokenizer.json").is_file():
-        raise CheckpointError(f"{location}: no directory with a tokenizer.json; give one to --tokenizer")
+        raise CheckpointError(f"{location}: not a directory with a tokenizer.json, which --tokenizer needs")
     return path
 
 
@@ -166,7 +159,7 @@ def _directory(location: str, revision: str | None, rebuild_tokenizer: bool = Tr
         if not path.is_file():
             raise CheckpointError(f"{location}: no such file")
         with path.open("rb") as file:
-            if file.read(4) != b"GGUF":  # before all of it is hashed
+            if file.read(4) != b"GGUF":  # checked before the whole file is hashed
                 raise CheckpointError(f"{location}: not a readable GGUF file; download it again")
         return default.converted(path, rebuild_tokenizer)
     if path.exists() or path.is_absolute() or location.count("/") != 1 or location.startswith("."):
@@ -186,11 +179,10 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except Exception as error:  # network, authentication, unknown name: the hub has dozens of exception types
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{name}: no such directory here, and the hub could not be asked ({type(error).__name__}:"
-            f" {detail})"
+            f"{name}: no such directory here, and the hub gave an error ({type(error).__name__}: {detail})"
         ) from error
 
 
 def _snapshot(directory: Path) -> str | None:
-    """The commit that a hub download was pinned to: the cache keeps one directory for each."""
+    """The commit of a hub download, for which the cache has a directory."""
     return directory.name if directory.parent.name == "snapshots" else None

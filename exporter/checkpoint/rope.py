@@ -1,7 +1,4 @@
-"""Rotary frequencies of a model's config.
-
-Knows the `rope_parameters` / `rope_scaling` dialects; the graph only sees numbers.
-"""
+"""Rotary frequencies from the `rope_parameters` or `rope_scaling` of a model's config."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import numpy as np
 from ...runtime.errors import CheckpointError
 from .tensors import shown
 
-# `dynamic` changes nothing within the trained context, and a bundle never goes beyond that.
+# `dynamic` has no effect within the trained context, which a bundle never exceeds.
 KNOWN = ("default", "dynamic", "linear", "llama3", "yarn", "longrope")
 OLD_NAMES = {"su": "longrope"}
 SMALLEST, LARGEST = 1e-38, 1e38  # of a number in a config
@@ -24,40 +21,31 @@ LONGEST_CONTEXT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """`inv_freq`: float32 [rotary_dim / 2]; cos and sin are multiplied by `scale` (yarn's attention factor,
-    else 1).
+    """A rotary embedding."""
 
-    `context`: positions that the scaling was made for, 0 where it says nothing beyond
-    max_position_embeddings. `limit`: positions beyond which the model has other frequencies, 0 where it has
-    none.
-    """
-
-    inv_freq: np.ndarray
-    scale: float
-    context: int = 0
-    limit: int = 0
+    inv_freq: np.ndarray  # float32 [rotary_dim / 2]
+    scale: float  # factor of cos and sin: yarn's attention factor, else 1
+    context: int = 0  # positions that the scaling supports; 0: max_position_embeddings
+    limit: int = 0  # positions beyond which the model uses other frequencies; 0: none
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a config, version 4's `rope_scaling` or version 5's `rope_parameters`."""
+    """The parameters of a config: version 4's `rope_scaling` or version 5's `rope_parameters`."""
     return _object(config, "rope_scaling") | _object(config, "rope_parameters")
 
 
 def rope_from_config(
     config: Mapping[str, Any], head_dim: int, *, partial: bool = False, long: bool = False
 ) -> Rope:
-    """Read the rotary embedding of a Hugging Face config (version 4 `rope_scaling` or version 5
-    `rope_parameters`).
+    """Read the rotary embedding of a Hugging Face config.
 
-    `partial`: the family honours `partial_rotary_factor`. `long`: of longrope's two sets of frequencies take
-    that for texts beyond the original context. Raises CheckpointError, naming the type, for one that we do
-    not compute.
+    `partial`: the family supports `partial_rotary_factor`. `long`: use longrope's frequencies for texts
+    beyond the original context. Raises CheckpointError for an unsupported type.
     """
     params = rope_parameters(config)
     if nested := [name for name, value in params.items() if isinstance(value, Mapping)]:
         raise CheckpointError(
-            f"config.json: rope parameters of their own for {', '.join(map(str, nested[:3]))} are not"
-            " supported"
+            f"config.json: separate rope parameters for {', '.join(map(str, nested[:3]))} are not supported"
         )
     theta = next(
         (
@@ -74,16 +62,14 @@ def rope_from_config(
             f"config.json: rope type `{kind[:80]}` is not supported (known: {', '.join(KNOWN)})"
         )
     if theta == 1:
-        raise CheckpointError(
-            "config.json: `rope_theta` must be other than 1: all positions would be the same"
-        )
+        raise CheckpointError("config.json: `rope_theta` must not be 1: all positions would be the same")
     size = _rotary_size(params, config, head_dim, partial)
-    if config.get("original_max_position_embeddings") is not None:  # beside the parameters it comes first
+    if config.get("original_max_position_embeddings") is not None:  # it overrides the parameters
         params["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     if long and kind != "longrope":
         raise CheckpointError(
-            f"config.json: rope type `{kind}` has no frequencies of their own for long texts: leave"
-            " --long-context away"
+            f"config.json: rope type `{kind}` has no separate frequencies for long texts: leave out"
+            " --long-context"
         )
     try:
         if kind == "dynamic" and params.get("alpha") is not None:
@@ -106,7 +92,7 @@ def rope_from_config(
 def _rotary_size(
     params: Mapping[str, Any], config: Mapping[str, Any], head_dim: int, is_partial: bool
 ) -> int:
-    """How many numbers of a head are rotated."""
+    """The number of values of a head that are rotated."""
     name = "partial_rotary_factor"
     factor = next((positive(s, name) for s in (params, config) if s.get(name) is not None), 1.0)
     if factor == 1:
@@ -120,7 +106,7 @@ def _rotary_size(
 
 
 def _powers(theta: float, head_dim: int) -> np.ndarray:
-    """theta ** (2 i / head_dim) in float32, rounded as torch does: models were trained with just these."""
+    """theta ** (2 i / head_dim) in float32, rounded as in torch, with which models are trained."""
     import torch
 
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
@@ -131,7 +117,7 @@ def _powers(theta: float, head_dim: int) -> np.ndarray:
 def positive(values: Mapping[str, Any], name: str) -> float:
     """A positive, finite number of a config.
 
-    Raises KeyError when it is absent, CheckpointError when it is something else.
+    Raises KeyError if it is absent, CheckpointError if it is anything else.
     """
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST < value < LARGEST:
@@ -195,8 +181,8 @@ def _yarn(powers: np.ndarray, params: Mapping[str, Any], theta: float, head_dim:
     )
     factor = positive(params, "factor")
     beta_fast, beta_slow = (
-        positive(params, name) if params.get(name) else usual
-        for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
+        positive(params, name) if params.get(name) else default
+        for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
     )
 
     def dim_of(rotations: float) -> float:

@@ -1,7 +1,4 @@
-"""Safetensors files of a checkpoint, read one tensor at a time.
-
-Knows files and dtypes; knows nothing about architectures.
-"""
+"""Reads the safetensors files of a checkpoint, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from ...runtime.errors import CheckpointError
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 JSON_LIMIT = 32 << 20  # bytes: an index of 200,000 tensors
-HEADER_LIMIT = 32_000_000  # bytes: some 200,000 tensors; the format allows three times as much
+HEADER_LIMIT = 32_000_000  # bytes: about 200,000 tensors; the format allows three times as much
 HIGHEST_RANK, LARGEST_SIZE = 8, 2**53
-LONGEST_NAME = 255  # bytes of a file's
+LONGEST_NAME = 255  # bytes of a file name
 LONGEST_LIST = 12  # problems of one kind in a message
-LONGEST_VALUE = 80  # characters of a foreign value in a message
+LONGEST_VALUE = 80  # characters of a file's value in a message
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -32,16 +29,13 @@ DTYPES: Mapping[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# Integers are the codes of a quantized checkpoint (compressed.py); a weight of integers would be a mistake.
+# Only the parts of a quantized checkpoint (compressed.py) are integers.
 INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 CODE_PARTS = ("_packed", "_zero_point", "_shape", "_g_idx", ".qweight", ".qzeros", ".g_idx")
 
 
 class Tensors(Protocol):
-    """Named weights of a model. `shapes` costs no weight data.
-
-    `read` returns one array, in the dtype it is stored in.
-    """
+    """Named weights of a model. `shapes` reads no weight data; `read` returns an array as it is stored."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -50,7 +44,9 @@ class Tensors(Protocol):
 
 
 class SafetensorsFile:
-    """One safetensors file: header checked against the file's length, data mapped, never copied whole."""
+    """One safetensors file. Its header is checked against the file's length, and its data is mapped, not
+    copied.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +58,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> np.ndarray:
         dtype, shape, offset = self.entries[name]
-        # A fresh map for each tensor: dropping the array gives its pages back, so memory stays at one tensor.
+        # Each tensor has its own map, so that dropping the array frees its memory.
         return (
             np.memmap(self.path, dtype=dtype, mode="r", offset=offset, shape=shape)
             if shape
@@ -71,7 +67,7 @@ class SafetensorsFile:
 
 
 class ShardedTensors:
-    """Several tensor sources seen as one."""
+    """Several files as one source of tensors."""
 
     def __init__(self, parts: Mapping[str, SafetensorsFile]) -> None:
         self.parts = parts
@@ -87,8 +83,8 @@ class ShardedTensors:
 def open_tensors(directory: Path) -> Tensors:
     """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
 
-    Raises CheckpointError for a directory without safetensors, a pickle-only one, a missing shard, an index
-    that names tensors its shards lack, and a truncated file.
+    Raises CheckpointError for a directory without safetensors or with pickle files only, a missing shard, an
+    index that names tensors its shards lack, and a truncated file.
     """
     if (directory / INDEX_FILE).is_file():
         return _open_sharded(directory)
@@ -99,8 +95,7 @@ def open_tensors(directory: Path) -> Tensors:
     if pickles:
         raise CheckpointError(
             f"{directory}: only pickle weights ({', '.join(pickles[:3])}), which can run code when they are"
-            " opened;"
-            " save the model again with `model.save_pretrained(path, safe_serialization=True)`"
+            " opened; save the model again with `model.save_pretrained(path, safe_serialization=True)`"
         )
     raise CheckpointError(
         f"{directory}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there;"
@@ -139,7 +134,7 @@ def _open_sharded(directory: Path) -> Tensors:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """A text file of at most `limit` bytes. Raises OSError or ValueError, also for what is no file."""
+    """The text of a file of at most `limit` bytes. Raises OSError or ValueError."""
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -151,7 +146,7 @@ def read_json(path: Path) -> dict[str, object]:
     try:
         text = read_text(path, JSON_LIMIT)
         value = json.loads(text)
-        if HALF_CHARACTER.search(text):  # a lone surrogate is no text: nothing could be done with it later
+        if HALF_CHARACTER.search(text):  # a lone surrogate could not be encoded later
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
@@ -161,22 +156,22 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def shown(value: object) -> str:
-    """A value of a foreign file for a message: cut, and never a number too long to print."""
+    """A value of a file, shortened for a message."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested lists
         text = f"a {type(value).__name__} that is too long to print"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def listed(problems: Sequence[str], between: str = ", ") -> str:
-    """The first problems of one kind, and how many more there are."""
+    """The first problems of one kind, and the number of further ones."""
     more = len(problems) - LONGEST_LIST
     return between.join([*problems[:LONGEST_LIST], *([f"... and {more} more"] if more > 0 else [])])
 
 
 def same_numbers(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two tables hold the same numbers, in whatever type each is stored."""
+    """Whether two tables hold the same numbers, possibly in different types."""
     first, second = np.atleast_1d(first), np.atleast_1d(second)
     return first.shape == second.shape and all(
         bool((np.asarray(a, np.float32) == np.asarray(b, np.float32)).all())
@@ -245,16 +240,16 @@ def _read_entry(
 
 
 def chunks(array: np.ndarray, limit: int = 1 << 24) -> Iterator[np.ndarray]:
-    """Split `array` along its first axis into views of about `limit` elements: temporaries stay small."""
+    """Split `array` along its first axis into views of about `limit` elements, to keep temporaries small."""
     rows = max(1, limit // max(1, int(np.prod(array.shape[1:], dtype=np.int64))))
     for start in range(0, array.shape[0], rows):
         yield array[start : start + rows]
 
 
 def largest(array: np.ndarray) -> float:
-    """The largest magnitude; NaN or Inf where the array holds one.
+    """The largest magnitude; NaN or Inf if the array holds one.
 
-    Read off the bits: without its sign, a float orders as an integer.
+    It compares bits: without their signs, floats order as integers.
     """
     bits = np.dtype(f"u{array.dtype.itemsize}")
     unsigned = bits.type(np.iinfo(bits).max >> 1)
@@ -270,12 +265,12 @@ def largest(array: np.ndarray) -> float:
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
-    """Raise CheckpointError when `array` holds NaN or Inf."""
+    """Raise CheckpointError if `array` holds NaN or Inf."""
     for part in chunks(np.atleast_1d(array)):
         finite = np.isfinite(part)
         if not finite.all():
             bad = int(finite.size - np.count_nonzero(finite))
             raise CheckpointError(
-                f"tensor `{name}` holds {bad} or more NaN or Inf values; the checkpoint is broken,"
-                " train or download it again"
+                f"tensor `{name}` holds {bad} or more NaN or Inf values; the checkpoint is broken: train or"
+                " download it again"
             )

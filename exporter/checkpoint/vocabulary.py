@@ -1,4 +1,4 @@
-"""Tokenizer files of a checkpoint: tokenizer.json, chat template, ids of the mask, end and padding."""
+"""Reads the tokenizer files of a checkpoint: tokenizer.json, chat template, special tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from ...runtime.errors import CheckpointError
 from .tensors import read_json, read_text, shown
 
-TEXT_LIMIT = 128 << 20  # bytes of a tokenizer; those of 256,000 tokens have 35 MB
+TEXT_LIMIT = 128 << 20  # bytes; a tokenizer of 256,000 tokens has 35 MB
 AUTHORS_MASK = "<|mask|>"
 
 
@@ -28,7 +28,7 @@ class Vocabulary:
     bos_token: str | None
     eos_token: str | None
     chat_template: str | None
-    named_mask: str | None = None  # what the tokenizer itself calls its mask
+    named_mask: str | None = None  # the mask token that the tokenizer names
 
 
 def read_vocabulary(
@@ -38,12 +38,12 @@ def read_vocabulary(
     mask_token: str | None,
     where: str | None = None,
 ) -> Vocabulary:
-    """Read the tokenizer from the first of `directories` that has each file (an adapter's wins over its
-    base's).
+    """Read each tokenizer file from the first of `directories` that has it: an adapter's comes before its
+    base's.
 
-    `mask_token` is a token's text or its id as a decimal number; None looks for the tokenizer's own mask
-    token, then for the authors' `<|mask|>`. `where` is what messages call the checkpoint. Raises
-    CheckpointError when there is no mask token or its id lies outside the embedding.
+    `mask_token` is a token's text or its id as a decimal number; None means the mask token that the tokenizer
+    names, or the authors' `<|mask|>`. `where` names the checkpoint in messages. Raises CheckpointError if
+    there is no mask token or its id is outside the embedding.
     """
     where = where or str(directories[0])
     text = _tokenizer_json(directories)
@@ -81,9 +81,7 @@ def _tokenizer(where: str, text: str) -> Tokenizer:
         return Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except (
-        BaseException
-    ) as error:  # the Rust library raises plain Exception, and where it panics no Exception at all
+    except BaseException as error:  # the Rust library raises Exception, or BaseException if it panics
         raise CheckpointError(
             f"{where}: tokenizer.json is not readable ({str(error)[:200]}); download it again"
         ) from error
@@ -117,11 +115,10 @@ def _tokenizer_json(directories: Sequence[Path]) -> str:
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         return str(tokenizer.backend_tokenizer.to_str())
-    except Exception as error:  # whatever its converters do with a file that is no tokenizer
+    except Exception as error:  # its converters raise many types
         raise CheckpointError(
             f"{directory}: its tokenizer files are not readable ({str(error)[:200]}); save a tokenizer.json"
-            " beside"
-            " the weights: `tokenizer.save_pretrained(path)`"
+            " beside the weights: `tokenizer.save_pretrained(path)`"
         ) from error
 
 
@@ -135,11 +132,11 @@ def _merged_settings(directories: Sequence[Path]) -> dict[str, Any]:
 
 
 def _content(settings: dict[str, Any], name: str) -> str | None:
-    """The text of a special token, which is a text or an object that holds one."""
+    """The text of a special token, which is a string or an object with a string."""
     token = settings.get(name)
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not isinstance(text, str):
-        raise CheckpointError(f"tokenizer_config.json: `{name}` must be a text, not {shown(token)}")
+        raise CheckpointError(f"tokenizer_config.json: `{name}` must be a string, not {shown(token)}")
     return text
 
 
@@ -156,8 +153,8 @@ def _find_mask(
             return tokenizer.id_to_token(int(name)) or name, int(name)
         if token_id is None:
             raise CheckpointError(
-                f"{where}: the tokenizer has no token `{name[:80]}`; give --mask-token one that it has,"
-                " or the mask's id"
+                f"{where}: the tokenizer has no token `{name[:80]}`; give --mask-token one of its"
+                " tokens or an id"
             )
         return name, token_id
     name, token_id = _own_mask(tokenizer, settings)
@@ -184,9 +181,8 @@ def _eos_ids(
     settings: dict[str, Any],
     mask_id: int,
 ) -> list[int]:
-    """generation_config.json knows best (several ids), then the tokenizer (chat end), then config.json.
-
-    The mask ends nothing.
+    """The end-of-sequence ids of generation_config.json, the tokenizer (the end of a chat turn) and
+    config.json, in this order, without the mask.
     """
     ids: list[int] = []
     path = _first(directories, "generation_config.json")

@@ -1,1 +1,1 @@
-"""Dimensions and tensors -> the step graph."""
+"""Writes the step graph and its weights."""

@@ -1,25 +1,22 @@
-"""The `delta` KV layout's operators, spelled out in plain ones that every TensorRT and opset 18 know.
-
-Knows nodes, not weights.
-"""
+"""Attention and norms of the `delta` KV layout, in plain operators that every TensorRT and opset 18 have."""
 
 from __future__ import annotations
 
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from .nodes import Nodes
 
-# Scores are masked in fp32. Finite: a Softmax of -inf alone would be NaN.
+# Scores are masked in fp32. It is finite because a Softmax of -inf alone would be NaN.
 MASKED_SCORE = -1e30
-# The position of an entry beyond the cursor: no query stands so far along, so that none may see it.
+# The position of an entry beyond the cursor: it is after every query, so that none attends to it.
 NOWHERE = 2**40
 
 
 def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -> str:
-    """Positions of all keys, [b, 1, 1, c + s]: entry j of the past is at j while it is final, and the new
-    entries follow.
+    """Positions of all keys, [b, 1, 1, c + s]: those of the past, j for entry j if it is final, then those of
+    the new entries.
 
     `capacity` arange [c], `kv_length` [b, 1], `positions` [b, s] of the new entries.
     """
@@ -30,7 +27,7 @@ def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -
 
 
 def attention_scale(nodes: Nodes, scale: float, dtype: int) -> str:
-    """What queries are multiplied by, in the graph's type."""
+    """The factor of queries, in the graph's type."""
     return nodes.add(
         "Cast",
         nodes.constant("attention_scale_f32", scale, np.float32),
@@ -40,7 +37,7 @@ def attention_scale(nodes: Nodes, scale: float, dtype: int) -> str:
 
 
 def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: str, dtype: int) -> str:
-    """Attend over the past followed by k and v, which are layer i's new entries: [b, heads, s, d]."""
+    """Attend over the past and then layer i's new entries k and v: [b, heads, s, d]."""
     for kind, new in (("key", k), ("value", v)):
         nodes.add("Identity", new, name=f"{kind}_new", output=f"present.{i}.{kind}")
     keys = nodes.add("Concat", f"past_key_values.{i}.key", k, name="keys", axis=2)  # [b, kv_heads, c + s, d]
@@ -51,8 +48,8 @@ def attention(nodes: Nodes, dims: Dims, i: int, q: str, k: str, v: str, mask: st
 def attend(nodes: Nodes, dims: Dims, q: str, keys: str, values: str, mask: str, dtype: int) -> str:
     """q over keys and values [b, kv_heads, entries, d] with a mask [b, 1, s, entries]: [b, heads, s, d].
 
-    Query heads that share a key head are stacked along the slots, so that no key is repeated in memory.
-    Softmax in fp32.
+    Query heads that share a key head are stacked along the slots, so that no key is copied. Softmax is in
+    fp32.
     """
     grouped = nodes.constant("by_kv_head", [0, dims.num_kv_heads, -1, dims.head_dim])
     stacked = nodes.add(

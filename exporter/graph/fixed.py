@@ -1,7 +1,4 @@
-"""Symbolic dimensions of a step graph given numbers: TensorRT's KV_CACHE_UPDATE wants a fixed capacity.
-
-The weights stay where they are.
-"""
+"""Gives symbolic dimensions of a step graph numbers: TensorRT's KV_CACHE_UPDATE needs a fixed capacity."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import onnx
 
 
 def fixed(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
-    """A copy of `model` whose inputs and outputs have numbers for the named symbols."""
+    """A copy of `model` with numbers for the named symbols. It refers to the same weights file."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for info in [*copy.graph.input, *copy.graph.output]:

@@ -1,4 +1,4 @@
-"""A file that is hashed while it is written, so that gigabytes need not be read again. Knows bytes."""
+"""A file that is hashed while it is written, so that gigabytes need not be read again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ...runtime.bundle.files import FileEntry
 
 
 class HashedFile:
-    """Written from its start to its end.
+    """A file that is written from start to end.
 
-    What one write brought is hashed in a thread while the next is prepared: do not change it after.
+    The data of a write is hashed in a thread while the next write is prepared, so it must not change
+    afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,6 +48,6 @@ class HashedFile:
         self._file.close()
 
     def _settle(self) -> None:
-        """One write at most waits to be hashed: it is kept in memory until then."""
+        """Wait for the hash of the last write, so that at most one write's data is kept in memory."""
         if self._hashing is not None:
             self._hashing.result()

@@ -1,15 +1,15 @@
-"""From the packed product of q, k and v to heads: split, normed and rotated as the knobs say."""
+"""Splits the packed product of q, k and v into heads, with the norms and rotations that the knobs set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from . import rotary
 from .nodes import Nodes
 
 Norm = Callable[[str, str, str], str]
-"""The norm of a value by the weight `layers.{i}.{module}`, under a name."""
+"""Called with a value, a module and a name: the norm of the value by the weight `layers.{i}.{module}`."""
 
 
 def split_heads(

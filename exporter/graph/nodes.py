@@ -1,4 +1,4 @@
-"""A few words for writing ONNX graphs by hand: nodes are added in order, constants are shared by value."""
+"""Collects nodes and constants for writing an ONNX graph by hand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from onnx import helper, numpy_helper
 
 
 class Nodes:
-    """Collects the nodes and small constants of one graph.
-
-    Every method returns the name of the value it makes.
-    """
+    """The nodes and small constants of one graph. Methods that add a value return its name."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -41,7 +38,7 @@ class Nodes:
         return list(outputs)
 
     def local(self, name: str) -> str:
-        """`name` in the present scope."""
+        """`name` in the current scope."""
         return f"{self._scope}{name}"
 
     def constant(self, name: str, value: Any, dtype: Any = np.int64) -> str:

@@ -1,4 +1,4 @@
-"""From logits to what a step returns of them: token ids, confidences, metrics, the likeliest tokens, in fp32.
+"""Writes the outputs of a step from its logits, in fp32: token ids, confidences, metrics, most likely tokens.
 
 Shapes in comments: b rows, o outputs.
 """
@@ -13,7 +13,7 @@ LAST = "last_axis"
 
 
 def write(nodes: Nodes, logits: str, metrics: bool, top_k: int, *, in_one_pass: bool) -> None:
-    """Write what is returned of logits [b, o, vocab]. `in_one_pass`: by operators that are quick on a CPU."""
+    """Write the outputs for logits [b, o, vocab]. `in_one_pass`: with operators that are fast on a CPU."""
     last = nodes.constant(LAST, [-1])
     top = _best(nodes, logits, in_one_pass)
     shifted = nodes.add("Sub", logits, top, name="shifted")
@@ -27,9 +27,9 @@ def write(nodes: Nodes, logits: str, metrics: bool, top_k: int, *, in_one_pass: 
 
 
 def _best(nodes: Nodes, logits: str, in_one_pass: bool) -> str:
-    """`token_ids`, the first of the largest logits; returns that logit [b, o, 1].
+    """Write `token_ids`, the first of the largest logits, and return that logit [b, o, 1].
 
-    On a CPU TopK is one pass for both; of equal logits it takes the first, too.
+    On a CPU, TopK computes both in one pass, and also chooses the first of equal logits.
     """
     if in_one_pass:
         one = nodes.constant("one_best", [1])
@@ -77,7 +77,7 @@ def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) 
 
 
 def _top_k(nodes: Nodes, top_k: int, shifted: str, total: str) -> None:
-    """The likeliest tokens of each output, best first, and their natural log-probabilities."""
+    """The most likely tokens of each output, best first, and their natural log-probabilities."""
     best, _ = nodes.add_many(
         "TopK",
         shifted,

@@ -1,4 +1,4 @@
-"""The nodes of a quantized Linear map and of a quantized embedding. Standard operators only."""
+"""The nodes of quantized Linear maps and embeddings, in standard operators."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def dequantized(nodes: Nodes, x: str, weight: str, codec: Codec, name: str) -> s
 
 
 def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
-    """x [..., in] fp32 times an int8 weight [in, out]; each row of x gets its own scale, so that rows cannot
-    disturb each other.
+    """x [..., in] fp32 times an int8 weight [in, out]. Each row of x has its own scale, so that rows do not
+    affect each other.
 
-    The row is divided by its largest number, so that the scale of the codes is a constant: ONNX Runtime then
-    makes one kernel of everything from DequantizeLinear to MatMul. Codes are unsigned, around 128: unsigned
-    times signed bytes is the fast product. A row of zeros has codes of no meaning (0 / 0), and a largest
-    number that makes its products zero again, whatever they are: a node less than to avoid it.
+    A row is divided by its largest number, so that the scale of its codes is a constant: ONNX Runtime then
+    fuses everything from DequantizeLinear to MatMul into one kernel. Codes are unsigned, around 128, because
+    unsigned times signed bytes is the fast product. The codes of a row of zeros are arbitrary (0 / 0), but
+    its largest number, zero, makes its products zero, which saves a node.
     """
     largest = nodes.add(
         "ReduceMax",
@@ -47,7 +47,7 @@ def integer_product(nodes: Nodes, x: str, weight: str, name: str) -> str:
 def embedded(nodes: Nodes, ids: str, table: str, dtype: int) -> str:
     """Rows of an int8 table [hidden, vocab] for ids [b, s] -> [b, s, hidden].
 
-    The table lies as lm_head wants it, and may be the same.
+    The table has the layout of lm_head's, and may be the same table.
     """
     codes = nodes.add("Gather", table, ids, name="embedding_codes", axis=1)  # [hidden, b, s]
     codes = nodes.add("Transpose", codes, name="embedding_rows", perm=[1, 2, 0])

@@ -1,7 +1,7 @@
-"""Rotary embedding: cos and sin once for all layers, and the nodes that turn queries and keys by them.
+"""Rotary embedding: cos and sin once for all layers, and the nodes that rotate queries and keys by them.
 
-In the `static` layout by the operator, in `delta` spelled out. Halves or neighbours, whole heads or the first
-part of them, one set of frequencies or two.
+The `static` layout uses the operator RotaryEmbedding, `delta` plain operators. Pairs are halves or
+neighbours; whole heads or their first part are rotated, by one set of frequencies or two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from ..checkpoint.rope import Rope
 from .nodes import Nodes
 
@@ -51,14 +51,14 @@ def _write_angles(nodes: Nodes, rope: Rope, seconds: str, suffix: str, dtype: in
 
 
 def _write_rows(nodes: Nodes, dims: Dims, which: int) -> None:
-    """What `_turned` reads: `cos` and `sin` with an axis for the heads, and one for a pair's other half."""
+    """Inputs of `_rotated`: `cos` and `sin` with an axis for the heads, and one for a pair's other half."""
     axes = ("axes_1_4", [1, 4]) if dims.knobs.interleaved else ("axis_1", [1])
     for value in (f"cos{_suffix(which)}", f"sin{_suffix(which)}"):
         nodes.add("Unsqueeze", value, nodes.constant(*axes), name=f"{value}_rows")
 
 
 def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_delta: bool) -> str:
-    """x [b, heads, s, d], turned as layer `layer` does it; x itself where it does not rotate."""
+    """x [b, heads, s, d] with layer `layer`'s rotation; x itself if the layer has none."""
     which, rope = dims.rotation[layer], dims.rope(layer)
     if which is None or rope is None:
         return x
@@ -69,15 +69,15 @@ def rotate(nodes: Nodes, dims: Dims, layer: int, x: str, name: str, is_delta: bo
         angles = (f"cos{_suffix(which)}", f"sin{_suffix(which)}")
         return nodes.add("RotaryEmbedding", x, *angles, name=name, **settings)
     if size == dims.head_dim:
-        return _turned(nodes, dims, x, which, size, name)
+        return _rotated(nodes, dims, x, which, size, name)
     sizes = nodes.constant("rotary_and_rest", [size, dims.head_dim - size])
     parts = [nodes.local(f"{name}_{part}") for part in ("turning", "rest")]
     turning, rest = nodes.add_many("Split", x, sizes, name=f"{name}_parts", outputs=parts, axis=-1)
-    turned = _turned(nodes, dims, turning, which, size, f"{name}_turned")
-    return nodes.add("Concat", turned, rest, name=name, axis=-1)
+    rotated = _rotated(nodes, dims, turning, which, size, f"{name}_turned")
+    return nodes.add("Concat", rotated, rest, name=name, axis=-1)
 
 
-def _turned(nodes: Nodes, dims: Dims, x: str, which: int, size: int, name: str) -> str:
+def _rotated(nodes: Nodes, dims: Dims, x: str, which: int, size: int, name: str) -> str:
     """All `size` numbers of each head of x, in plain operators."""
     half = [nodes.local(f"{name}_{part}") for part in ("first", "second")]
     if dims.knobs.interleaved:
@@ -88,12 +88,12 @@ def _turned(nodes: Nodes, dims: Dims, x: str, which: int, size: int, name: str) 
         sizes = nodes.constant("half_head_sizes", [size // 2] * 2)
     first, second = nodes.add_many("Split", x, sizes, name=f"{name}_split", outputs=half, axis=-1)
 
-    def turned(a: str, b: str, op: str, part: str) -> str:
+    def rotated(a: str, b: str, op: str, part: str) -> str:
         along = nodes.add("Mul", a, f"cos{_suffix(which)}_rows", name=f"{name}_{part}_cos")
         across = nodes.add("Mul", b, f"sin{_suffix(which)}_rows", name=f"{name}_{part}_sin")
         return nodes.add(op, along, across, name=f"{name}_{part}_turned")
 
-    both = (turned(first, second, "Sub", "first"), turned(second, first, "Add", "second"))
+    both = (rotated(first, second, "Sub", "first"), rotated(second, first, "Add", "second"))
     if not dims.knobs.interleaved:
         return nodes.add("Concat", *both, name=name, axis=-1)
     joined = nodes.add("Concat", *both, name=f"{name}_joined", axis=-1)

@@ -1,10 +1,9 @@
-"""Attention whose numbers do not depend on how many slots a step has, for graphs of which all else is so
-already.
+"""Attention whose results do not depend on the number of slots in a step, for quantized graphs.
 
-Products with quantized weights round activations to 8 bits, and their sums are the same however many rows
-there are (int4: but for one row alone). Attention is computed in floating point, and ONNX Runtime takes
-another kernel for a single query row: its last bits move codes of the following layers, and so confidences.
-Here no product has a single row. Knows one operator.
+Products with quantized weights round activations to 8 bits, and their sums do not depend on the number of
+rows (int4: except for a single row). Attention is computed in floating point, and ONNX Runtime uses another
+kernel for a single query row. Its last bits would change codes in the following layers, and so confidences.
+Therefore no product has a single row here.
 """
 
 from __future__ import annotations
@@ -12,21 +11,22 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from .delta import attend
-from .knobs import attention_settings
 from .nodes import Nodes
+from .scaling import attention_settings
 
-# Slots from which each query head has a product of its own. Fewer are bound by reading keys, which heads
-# that share them then read once; more by arithmetic, where products that stay in the processor's caches and
-# that divide among its cores are the faster ones. Both give the same bits (docs/archive.md).
+# The number of slots from which each query head has its own product. With fewer slots, reading keys takes
+# most of the time, and heads that share keys read them once. With more, arithmetic does, and products that
+# fit in the processor's caches and divide among its cores are faster. Both give the same bits
+# (docs/archive.md).
 WIDE_SLOTS = 128
-# What ONNX Runtime itself makes of False in a mask; adding any score to it changes nothing.
+# ONNX Runtime's value for False in a mask. It absorbs any score that is added to it.
 UNSEEN = float(np.finfo(np.float32).min)
 
 
 def write_rows(nodes: Nodes, dims: Dims) -> None:
-    """What `rows_of` and `attention` need, once for all layers: how many rows of a product a slot has."""
+    """Inputs of `rows_of` and `attention`, once for all layers: the number of a product's rows for a slot."""
     groups = dims.num_heads // dims.num_kv_heads
     if groups == 1 or dims.knobs.attention_cap:
         return
@@ -43,10 +43,10 @@ def write_rows(nodes: Nodes, dims: Dims) -> None:
 
 
 def rows_of(nodes: Nodes, dims: Dims, mask: str) -> str:
-    """The mask [b, 1, s, c] for the query rows that `attention` makes of s slots, as what is added to scores:
-    once for all layers, each of which would make it of truths.
+    """The mask [b, 1, s, c] for `attention`'s query rows of s slots, as numbers to add to scores: converted
+    once instead of in each layer.
 
-    Of truths still where scores are capped.
+    It stays boolean if scores are capped.
     """
     if dims.num_heads > dims.num_kv_heads:
         if dims.knobs.attention_cap:
@@ -75,8 +75,8 @@ def _added(nodes: Nodes, rows: str, mask: str) -> str:
 def attention(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str) -> str:
     """q [b, heads, s, d] over key and value [b, kv_heads, c, d] with a mask of `rows_of`: [b, heads, s, d].
 
-    Heads that share a key head are rows of one product in steps of fewer than `WIDE_SLOTS`. Where none do, a
-    row of zeros is added and cut off.
+    In steps of fewer than `WIDE_SLOTS` slots, heads that share a key head are rows of one product. If no
+    heads share one, a row of zeros is added and removed again.
     """
     settings = attention_settings(dims.knobs)
     if dims.knobs.attention_cap:
@@ -94,7 +94,7 @@ def attention(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str)
 
 
 def _spelled(nodes: Nodes, dims: Dims, q: str, key: str, value: str, mask: str) -> str:
-    """The same in plain operators, which stack heads that share a key head themselves."""
+    """The same in plain operators, which already stack heads that share a key head."""
     if dims.num_heads > dims.num_kv_heads:
         return attend(nodes, dims, q, key, value, mask, TensorProto.FLOAT)
     pads = nodes.constant("one_row_more", [0, 0, 0, 0, 0, 0, 1, 0])

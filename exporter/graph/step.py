@@ -1,4 +1,4 @@
-"""The step graph, written node by node: one forward over pending tokens and masks, explicit KV in and out."""
+"""Writes the step graph: one forward over pending tokens and masks, with KV entries as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import onnx
 from onnx import TensorProto, helper
 
 from ...runtime.bundle.manifest import FORMAT_VERSION
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from ..codes import Codec, Quantization
-from . import delta, heads, knobs, predictions, quantized, rotary, steady
+from . import delta, heads, predictions, quantized, rotary, scaling, steady
 from .nodes import Nodes
 from .weights import NUMPY_DTYPES, ONNX_DTYPES, Placed, shares_table
 
-# (opset, IR version). `delta` is for old TensorRT: plain operators of an old opset; blocks of int4 and int8
-# came with 21.
+# (opset, IR version). `delta` is for older TensorRT: plain operators of an old opset. Opset 21 introduced the
+# blocks of int4 and int8.
 STATIC, DELTA, DELTA_QUANTIZED = (24, 11), (18, 8), (21, 10)
-# Added to the mask token's logit. Finite: in the entropy, exp(-inf) * -inf would be NaN.
+# Added to the mask token's logit. It is finite because exp(-inf) * -inf, in the entropy, would be NaN.
 NEVER = -1e9
 
 
@@ -38,23 +38,18 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """What to write. `precision` is that of activations and KV.
-
-    `shape` None keeps batch, slots, outputs and capacity symbolic.
-
-    `kv_layout`: see docs/format.md. `top_k`: so many likeliest tokens of each output are returned; 0 is off.
-    """
+    """The settings of a step graph."""
 
     dims: Dims
     block: int
     mask_token_id: int
-    precision: str = "float32"
+    precision: str = "float32"  # of activations and KV
     metrics: bool = False
     logits: bool = False
-    shape: StepShape | None = None
+    shape: StepShape | None = None  # None keeps batch, slots, outputs and capacity symbolic
     quantization: Quantization | None = None
-    kv_layout: str = "static"
-    top_k: int = 0
+    kv_layout: str = "static"  # see docs/format.md
+    top_k: int = 0  # how many of the most likely tokens of each output are returned
 
     @property
     def weight_precision(self) -> str:
@@ -68,9 +63,8 @@ class StepGraph:
 
 
 def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version: str) -> onnx.ModelProto:
-    """Build the model; its weights refer to the external file `location` beside it.
-
-    The bytes depend on the arguments only.
+    """Build the model, with its weights in the file `location` in its directory. The bytes depend only on the
+    arguments.
     """
     writer = _Writer(spec)
     writer.write()
@@ -100,13 +94,12 @@ def build(spec: StepGraph, weights: Mapping[str, Placed], location: str, version
     return model
 
 
-# The product with the vocabulary table, and the rows [batch * outputs, hidden] that go into it: other places
-# for a cut.
+# The rows [batch * outputs, hidden] and their product with the vocabulary table: other places for a cut.
 HEAD_INPUT, HEAD_PRODUCT = "head_rows_flat", "lm_head_product"
 
 
 def hidden_after(layer: int) -> str:
-    """The name of the hidden states [batch, slots, hidden] that leave a layer: where a graph can be cut."""
+    """The name of a layer's output [batch, slots, hidden], where a graph can be cut."""
     return f"layers.{layer}.mlp_residual"
 
 
@@ -126,7 +119,7 @@ class _Writer:
 
     def write(self) -> None:
         factor = self.knobs.embedding_factor
-        hidden = knobs.scaled(self.nodes, self.embedding(), factor, "scaled_embedding", self.kind)
+        hidden = scaling.scaled(self.nodes, self.embedding(), factor, "scaled_embedding", self.kind)
         # [b, s, hidden]
         self.write_positions()
         for i in range(self.dims.num_layers):
@@ -181,7 +174,7 @@ class _Writer:
             }
         kind = ONNX_DTYPES[self.spec.precision]
         rotary.write_angles(nodes, self.dims, positions, kind, self.is_delta)
-        knobs.query_growth(nodes, self.knobs, column, kind)
+        scaling.query_growth(nodes, self.knobs, column, kind)
         if self.is_delta or self.knobs.attention_cap:
             delta.attention_scale(nodes, self.dims.attention_scale, kind)
 
@@ -194,8 +187,8 @@ class _Writer:
         attended = self.norm(attended, f"layers.{i}.attended_norm", "attended_normed", norms.after_attention)
         hidden = self.residual(hidden, attended, "attention_residual")
         normed = self.norm(hidden, f"layers.{i}.post_norm", "post_normed", norms.before_mlp)
-        made = self.norm(self.mlp(i, normed), f"layers.{i}.mlp_norm", "mlp_normed", norms.after_mlp)
-        return self.residual(hidden, made, "mlp_residual")
+        added = self.norm(self.mlp(i, normed), f"layers.{i}.mlp_norm", "mlp_normed", norms.after_mlp)
+        return self.residual(hidden, added, "mlp_residual")
 
     def residual(self, hidden: str, added: str, name: str) -> str:
         if self.knobs.residual_factor != 1:
@@ -233,7 +226,7 @@ class _Writer:
         """Write k and v into layer i's buffers in place and attend over them: [b, heads, s, d]."""
         nodes = self.nodes
         for name, update in (("key", k), ("value", v)):
-            # Entries from kv_length on are overwritten: a rejected mask's entry never outlives a step.
+            # Entries from kv_length on are overwritten, so that a rejected mask's entry lasts for one step.
             nodes.add(
                 "TensorScatter",
                 f"past_key_values.{i}.{name}",
@@ -249,7 +242,7 @@ class _Writer:
         if self.knobs.attention_cap:
             kind = ONNX_DTYPES[self.spec.precision]
             return delta.attend(nodes, self.dims, q, f"present.{i}.key", f"present.{i}.value", mask, kind)
-        settings = knobs.attention_settings(self.knobs)
+        settings = scaling.attention_settings(self.knobs)
         return nodes.add(
             "Attention", q, f"present.{i}.key", f"present.{i}.value", mask, name="attention", **settings
         )
@@ -266,7 +259,7 @@ class _Writer:
             outputs=[nodes.local("gate"), nodes.local("up")],
             axis=-1,
         )
-        active = knobs.activated(nodes, self.knobs, gate, self.kind, self.is_delta)
+        active = scaling.activated(nodes, self.knobs, gate, self.kind, self.is_delta)
         return self.linear(
             nodes.add("Mul", active, up, name="gated"), f"layers.{i}.down", "down", dims.mlp_bias
         )
@@ -285,7 +278,7 @@ class _Writer:
         return quantized.dequantized(self.nodes, x, weight, codec, name)
 
     def norm(self, x: str, module: str, name: str, stored: str | None = "") -> str:
-        """RMS norm over the last axis, always computed in fp32; x itself for a norm that is not `stored`."""
+        """RMS norm over the last axis, always computed in fp32; x itself if the norm is not `stored`."""
         if stored is None:
             return x
         if not self.half:
@@ -320,8 +313,8 @@ class _Writer:
             raw = self.product(flat, "lm_head.weight", HEAD_PRODUCT, codec)
         if self.half:
             raw = nodes.add("Cast", raw, name="lm_head_f32", to=TensorProto.FLOAT)
-        raw = knobs.scaled(nodes, raw, self.knobs.logit_factor, "logits_scaled", np.dtype(np.float32))
-        raw = knobs.capped(nodes, raw, self.knobs.logit_cap, "logits_capped")
+        raw = scaling.scaled(nodes, raw, self.knobs.logit_factor, "logits_scaled", np.dtype(np.float32))
+        raw = scaling.capped(nodes, raw, self.knobs.logit_cap, "logits_capped")
         like = nodes.add("Shape", "output_index", name="output_shape")
         full = nodes.add(
             "Concat", like, nodes.constant("vocab", [dims.vocab_size]), name="logits_shape", axis=0
@@ -329,11 +322,11 @@ class _Writer:
         by_row = nodes.add("Reshape", raw, full, name="logits_rows")
         never = np.zeros(dims.vocab_size, np.float32)
         never[spec.mask_token_id] = NEVER
-        # Added behind the Reshape: ONNX Runtime would make a Gemm of MatMul and Add, and then decode the
-        # whole table in every step.
+        # Added after the Reshape: ONNX Runtime would fuse MatMul and Add to a Gemm, and then decode the whole
+        # table in every step.
         bias = nodes.constant("mask_token_bias", never, np.float32)
         logits = nodes.add("Add", by_row, bias, name="allowed", output="logits")  # [b, o, vocab] fp32
-        # 8-bit activations are for ONNX Runtime on a CPU: nobody else will run such a graph.
+        # Only ONNX Runtime on a CPU runs graphs with 8-bit activations.
         is_integer = spec.quantization is not None and spec.quantization.is_integer
         predictions.write(nodes, logits, spec.metrics, spec.top_k, in_one_pass=is_integer)
 

@@ -1,4 +1,4 @@
-"""The weights file of a bundle: every tensor laid out for the graph, streamed from the checkpoint."""
+"""Writes the weights file of a bundle: every tensor in the graph's layout, streamed from the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import onnx
 from ...runtime.errors import PrecisionError
 from ...runtime.machine import cores
 from ..checkpoint import names
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from ..checkpoint.tensors import Tensors, check_finite, chunks, largest, listed
 from ..codes import Codec, CodeSource, Encoded, Quantization, pack
 from .hashed import HashedFile
 
-ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor on its own
+ALIGNMENT = 4096  # bytes: a page, so that a runtime can map each tensor separately
 ONNX_DTYPES = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -31,9 +31,9 @@ ONNX_DTYPES = {
     "int4": onnx.TensorProto.INT4,
     "uint4": onnx.TensorProto.UINT4,
 }
-# Numbers of a weight that are encoded together; their temporaries take some 40 bytes each.
+# Numbers of a weight that are encoded together; temporaries take about 40 bytes for each.
 ENCODED_AT_ONCE = 1 << 18
-TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: few enough for a processor's cache
+TRANSPOSED_AT_ONCE = 1 << 18  # numbers that are transposed together: they fit in a processor's cache
 WORKERS = min(4, cores())
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -44,11 +44,11 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one graph weight is made: `sources` are read, transposed if they are Linear weights, joined on the
-    last axis.
+    """How one weight of the graph is made: `sources` are read, transposed if they are Linear weights, and
+    joined on the last axis.
 
-    With a codec, `dtype` is that of the scales, which follow the codes as `{name}_scale` (and
-    `{name}_zero_point`). `offset` is added to every number.
+    With a codec, `dtype` is the type of the scales, which follow the codes as `{name}_scale`, before
+    `{name}_zero_point` if there are zero points. `offset` is added to every number.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a weight lies in the weights file; `offset` and `length` in bytes."""
+    """The place of a weight in the weights file; `offset` and `length` are in bytes."""
 
     name: str
     dtype: str
@@ -123,9 +123,9 @@ def recipes(dims: Dims, precision: str, quantization: Quantization | None = None
 def shares_table(dims: Dims, quantization: Quantization | None) -> bool:
     """Whether lm_head and the embedding are the same bytes of the weights file.
 
-    Codes have two names there, `embed_tokens.weight` and `lm_head.weight`: ONNX Runtime 1.31 does not fuse
-    DequantizeLinear and MatMul of an initializer that another node reads too, and would decode the whole
-    table in every step.
+    Codes then have two names, `embed_tokens.weight` and `lm_head.weight`: ONNX Runtime 1.31 does not fuse
+    DequantizeLinear and MatMul if another node reads the same initializer, and would decode the whole table
+    in every step.
     """
     return dims.tied and (quantization is None or quantization.head == quantization.embedding)
 
@@ -138,10 +138,11 @@ def write_weights(
     quantization: Quantization | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Placed]:
-    """Stream every weight to `file`; `progress` is called with the bytes just written.
+    """Stream every weight to `file`. `progress` is called with the number of bytes after each.
 
-    Memory stays at about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the
-    checkpoint and PrecisionError, naming every such tensor, for weights beyond the range of `precision`.
+    Memory is about three copies of the largest tensor. Raises CheckpointError for NaN or Inf in the
+    checkpoint, and PrecisionError, which names every such tensor, for weights beyond the range of
+    `precision`.
     """
     placed = {}
     for recipe in recipes(dims, precision, quantization):
@@ -179,7 +180,7 @@ def total_bytes(
     precision: str,
     quantization: Quantization | None = None,
 ) -> int:
-    """Bytes of weight data that `write_weights` will write, padding left out."""
+    """Bytes of weight data that `write_weights` writes, without padding."""
     return sum(
         _bytes(recipe, shapes[source])
         for recipe in recipes(dims, precision, quantization)
@@ -196,7 +197,7 @@ def _bytes(recipe: Recipe, shape: tuple[int, ...]) -> int:
     if codec is None:
         return count * width
     scales = shape[0] * codec.num_groups(shape[1])
-    bits = 4 if codec.kind == "int4" else 8  # as they are stored
+    bits = 4 if codec.kind == "int4" else 8  # in the file
     return (count * bits + 7) // 8 + scales * width + (0 if codec.symmetric else (scales * bits + 7) // 8)
 
 
@@ -231,11 +232,10 @@ def _write(file: HashedFile, recipe: Recipe, tensors: Tensors) -> list[Placed]:
 
 
 def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The parts' columns side by side.
-
-    By torch, which converts bfloat16 several times faster than numpy does.
+    """The parts, transposed and joined on the last axis. torch converts bfloat16 several times faster than
+    numpy.
     """
-    # not at the top: who adds an engine to a bundle reads names from here, and may have no torch
+    # imported here, because adding an engine to a bundle needs this module but not torch
     import torch
 
     packed = np.empty(shape, dtype)
@@ -252,16 +252,16 @@ def _transposed(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.d
 
 
 def _as_torch(torch: Any, array: np.ndarray) -> Any:
-    """The same memory as a tensor; numpy's bfloat16 is a type that torch does not know."""
+    """The same memory as a tensor; torch does not know numpy's bfloat16."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a mapped file cannot be written to, and nobody tries
+        warnings.simplefilter("ignore")  # torch warns that a mapped file is read only
         if array.dtype == NUMPY_DTYPES["bfloat16"]:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
 
 def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensors) -> list[Placed]:
-    """Codes [in, out], then scales [groups, out] (or [out], one a channel), then zero points alike."""
+    """Write codes [in, out], then scales [groups, out] (or [out], one for a channel), then zero points."""
     sizes = [tensors.shapes[source] for source in recipe.sources]
     inputs, outputs = sizes[0][1], sum(size[0] for size in sizes)
     groups, dtype, width = (
@@ -285,7 +285,7 @@ def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensor
 
     for source, size in zip(recipe.sources, sizes, strict=True):
         if isinstance(tensors, CodeSource) and tensors.holds(source, codec):
-            place(tensors.encoded(source, dtype), start)  # codes that are there already are kept as they are
+            place(tensors.encoded(source, dtype), start)  # the checkpoint's codes are kept
         else:
 
             def encode(at: int, rows: np.ndarray, start: int = start) -> None:
@@ -309,12 +309,12 @@ def _write_coded(file: HashedFile, recipe: Recipe, codec: Codec, tensors: Tensor
 
 
 def _in_threads(part: np.ndarray, limit: int, work: Callable[[int, np.ndarray], None]) -> None:
-    """work(first row, rows) on blocks of about `limit` numbers, several at once: numpy lets the interpreter
-    go while it computes.
+    """Call work(first row, rows) on blocks of about `limit` numbers, several at once: numpy releases the
+    interpreter lock while it computes.
     """
     blocks = list(chunks(part, limit))
     with ThreadPoolExecutor(WORKERS) as pool:
-        # list() waits for all and raises what one of them raised.
+        # list() waits for all of them and raises the error of one.
         list(pool.map(work, accumulate((len(rows) for rows in blocks[:-1]), initial=0), blocks))
 
 
@@ -323,7 +323,7 @@ def _limit(dtype: np.dtype) -> float:
 
 
 def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -> str:
-    """What to say when one weight overflows: every one that does, and what to do."""
+    """The error for weights that overflow: all of them, and what to do."""
     sizes: dict[str, float] = {}
     for recipe in weights:
         limit = _limit(NUMPY_DTYPES[recipe.dtype])
@@ -333,6 +333,6 @@ def _beyond_range(tensors: Tensors, weights: Iterable[Recipe], precision: str) -
     lines = [f"`{name}` reaches {size:.3g}" for name, size in sizes.items()]
     limit = _limit(NUMPY_DTYPES[precision])
     return (
-        f"{len(lines)} tensors go beyond {precision}'s {limit:.5g}; export with --precision bf16 or fp32:\n  "
-        + listed(lines, "\n  ")
+        f"{len(lines)} tensors exceed {precision}'s range of {limit:.5g}; export with --precision bf16 or"
+        " fp32:\n  " + listed(lines, "\n  ")
     )

@@ -1,10 +1,8 @@
-"""GPTQ (arXiv 2210.17323): codes of one weight that change its products with given inputs least.
+"""GPTQ (arXiv 2210.17323): chooses the codes of a weight that change its products with typical inputs least.
 
-Knows one matrix and the second moments of its inputs; no model and no text.
-
-Columns are rounded one after the other, those with the largest inputs first, and what a column loses is made
-up for by the columns that are not rounded yet. Scales are those of rounding, chosen beforehand, so that a
-group's codes can be read in any order.
+Columns are rounded one after the other, those with the largest inputs first. The columns that are not rounded
+yet compensate for the error of each. Scales are those of plain rounding, chosen beforehand, so that a group's
+columns can be rounded in any order.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 
 from ..codes import Codec, Encoded
 
-DAMPING = 0.01  # of the mean second moment, added to each: inputs that the text lacks keep their weights
+DAMPING = 0.01  # of the mean second moment, added to each, so that inputs absent from the text count too
 MOST_DAMPING = 1e4
 COLUMNS_AT_ONCE = 128
 
@@ -33,7 +31,7 @@ class Moments:
 
     @property
     def are_finite(self) -> bool:
-        # Where one is not, its row's and column's are not either: the diagonal tells.
+        # A number that is not finite makes its row and column so too: the diagonal is enough.
         return bool(torch.isfinite(self.sums.diagonal()).all())
 
 
@@ -48,7 +46,7 @@ def choose_codes(
     zeros = torch.zeros(()) if plain.zeros is None else _by_column(plain.zeros.astype(np.float32), group)
     order = torch.argsort(moments.diagonal(), descending=True, stable=True)
     spread = _spread(moments[order][:, order])
-    rest = weight.T[order]  # [inputs, outputs]: a column of the weight is a row here, and lies in one piece
+    rest = weight.T[order]  # [inputs, outputs]: a column of the weight is a contiguous row here
     scales, zeros = scales[order], zeros if zeros.ndim == 0 else zeros[order]
     wide = torch.where(scales > 0, scales, 1)
     codes = torch.empty_like(rest)
@@ -66,7 +64,7 @@ def choose_codes(
     back = torch.empty_like(codes)
     back[order] = codes
     array = back.T.reshape(outputs, -1, group).numpy().astype(plain.codes.dtype)
-    if (plain.scales <= 0).any():  # groups of zeros: what their codes stand for is zero
+    if (plain.scales <= 0).any():  # groups of zeros keep their codes of zero
         array[plain.scales <= 0] = plain.codes[plain.scales <= 0]
     return Encoded(array, plain.scales, plain.zeros)
 
@@ -77,10 +75,10 @@ def _by_column(values: np.ndarray, group: int) -> torch.Tensor:
 
 
 def _spread(moments: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse of damped moments: row i says how column i's loss is spread.
+    """The upper Cholesky factor of the inverse of damped moments: row i says how to spread column i's loss.
 
-    Inputs that are always zero, or fewer tokens than inputs, make moments singular: damping makes them
-    regular, as much of it as needed.
+    Moments are singular if an input is always zero, or with fewer tokens than inputs. Damping is raised until
+    they are regular.
     """
     mean = moments.diagonal().mean()
     if mean <= 0:
@@ -89,11 +87,11 @@ def _spread(moments: torch.Tensor) -> torch.Tensor:
     while damping <= MOST_DAMPING:
         factor = moments.clone()
         factor.diagonal().add_(damping * mean)
-        factor, failed = torch.linalg.cholesky_ex(factor)  # one name: of wide maps each of these is large
+        factor, failed = torch.linalg.cholesky_ex(factor)  # reuse the name to free the large matrix
         if not failed:
             factor = torch.cholesky_inverse(factor)
             factor, failed = torch.linalg.cholesky_ex(factor, upper=True)
             if not failed and torch.isfinite(factor.diagonal()).all():
                 return factor
         damping *= 10
-    return torch.eye(len(moments))  # moments that no damping makes regular: plain rounding
+    return torch.eye(len(moments))  # no damping makes them regular: plain rounding

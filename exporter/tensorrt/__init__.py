@@ -1,1 +1,1 @@
-"""The step graph -> serialized engines."""
+"""Builds TensorRT engines of the step graph."""

@@ -1,4 +1,4 @@
-"""ONNX -> serialized engine, by either backend of TensorRT, and the memory that takes. Knows no bundles."""
+"""Builds a serialized engine from an ONNX file with TensorRT or TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ...runtime.bundle.manifest import ModelInfo
 from ...runtime.device.trt.engine import collecting_logger, find, missing
 from ...runtime.errors import ExportError
 from ...runtime.machine import available, forget_peak, peak
-from .plan import Plan
+from .plan import EnginePlan
 from .targets import RTX
 
 LONGEST_LIST = 8
-# Measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the weights above the
-# process.
+# Memory of a build, measured with TensorRT-RTX 1.7 on models of 135M to 1.5B parameters: about 3.1 times the
+# weights, and what the process takes.
 FACTOR, BASE = 3.1, 500_000_000
-PARTS = 1000  # of a build, as progress counts it
+PARTS = 1000  # steps of a build, as progress counts them
 BuildProgress = Callable[[str, int, int], None]
-"""Called with "engine", how much of the build is done, and PARTS."""
+"""Called with "engine", the parts of the build that are done, and PARTS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A serialized engine. `seconds` of the build, `peak_memory` in bytes of this process during it."""
+    """A serialized engine, the duration of its build, and this process's peak memory in bytes during it."""
 
     data: bytes
     version: str
@@ -41,7 +41,7 @@ class Built:
 
 
 def load(backend: str) -> ModuleType:
-    """The TensorRT module of a backend. Raises ExportError that says how to install it."""
+    """The TensorRT module of a backend. Raises ExportError if it is not installed."""
     trt = find(backend)
     if trt is None:
         raise ExportError(missing(backend))
@@ -49,29 +49,27 @@ def load(backend: str) -> ModuleType:
 
 
 def memory(weight_bytes: int) -> int:
-    """Bytes that building an engine from so many bytes of weights is expected to take."""
+    """Bytes of memory that a build is expected to take."""
     return int(FACTOR * weight_bytes) + BASE
 
 
 def require(weight_bytes: int, force: bool) -> None:
-    """Raise ExportError when the build is not expected to fit and `force` is not given."""
-    needed, there = memory(weight_bytes), available()
-    if there is not None and needed > there and not force:
+    """Raise ExportError if the build needs more memory than is available, unless `force` is given."""
+    needed, free = memory(weight_bytes), available()
+    if free is not None and needed > free and not force:
         raise ExportError(
             f"building an engine from {weight_bytes / 1e9:.2f} GB of weights takes about {needed / 1e9:.1f}"
-            f" GB of memory"
-            f" and {there / 1e9:.1f} GB are available; close other programs, use a narrower --precision or a"
-            f" larger"
-            " machine, or try all the same with --force"
+            f" GB of memory and {free / 1e9:.1f} GB are available; close other programs, use a narrower"
+            " --precision or a larger machine, or try it anyway with --force"
         )
 
 
 def build(
-    plan: Plan, graph: Path, model: ModelInfo, is_fp32: bool, progress: BuildProgress | None = None
+    plan: EnginePlan, graph: Path, model: ModelInfo, is_fp32: bool, progress: BuildProgress | None = None
 ) -> Built:
-    """Parse, check and build `graph`, an ONNX file with the plan's capacity and its weights beside it.
+    """Parse, check and build `graph`, an ONNX file with the plan's capacity and its weights in its directory.
 
-    Raises ExportError with TensorRT's own words, KeyboardInterrupt after a Ctrl-C during the build.
+    Raises ExportError with TensorRT's message, and KeyboardInterrupt after a Ctrl-C during the build.
     """
     trt = load(plan.backend)
     logger = collecting_logger(trt)
@@ -80,7 +78,7 @@ def build(
     check(trt, network, plan, model, is_fp32)
     config = _config(trt, builder, plan, model)
     forget_peak()
-    begun = perf_counter()
+    start = perf_counter()
     with _interruptible() as stop:
         config.progress_monitor = _monitor(trt, progress or (lambda phase, done, total: None), stop)
         data = builder.build_serialized_network(network, config)
@@ -90,12 +88,12 @@ def build(
         raise ExportError(
             f"{plan.backend} {trt.__version__} cannot build {graph.name}: {logger.last(LONGEST_LIST)}"
         )
-    return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - begun, peak())
+    return Built(bytes(data), trt.__version__, _cuda(trt), perf_counter() - start, peak())
 
 
 def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
-    """The network of an ONNX file, strongly typed: precision is what the graph says."""
-    # TensorRT 11 has no other kind of network, and may have no flag for it.
+    """The network of an ONNX file, strongly typed: the graph decides each precision."""
+    # TensorRT 11 has no other kind of network, and may not have the flag.
     flags = getattr(getattr(trt, "NetworkDefinitionCreationFlag", None), "STRONGLY_TYPED", None)
     network = builder.create_network(0 if flags is None else 1 << int(flags))
     parser = trt.OnnxParser(network, logger)
@@ -108,11 +106,12 @@ def parse(trt: Any, logger: Any, builder: Any, graph: Path) -> Any:
     return network
 
 
-def check(trt: Any, network: Any, plan: Plan, model: ModelInfo, is_fp32: bool) -> None:
-    """Raise ExportError unless the parser kept what the result depends on; make fp32 attention buildable.
+def check(trt: Any, network: Any, plan: EnginePlan, model: ModelInfo, is_fp32: bool) -> None:
+    """Raise ExportError if the parser lost something that the result depends on; make fp32 attention
+    buildable.
 
-    TensorRT's parser has dropped inputs of Attention without a word: a network without masks builds, and
-    computes nonsense.
+    Some TensorRT parsers silently drop inputs of Attention: without masks the network builds, but its results
+    are wrong.
     """
     kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     problems = []
@@ -127,7 +126,7 @@ def check(trt: Any, network: Any, plan: Plan, model: ModelInfo, is_fp32: bool) -
         if unmasked:
             problems.append(f"{unmasked} attentions lost their mask")
         for attention in attentions:
-            # No fused kernel exists for fp32: let TensorRT take the operator apart.
+            # There is no fused kernel for fp32: allow TensorRT to decompose the operator.
             attention.decomposable = is_fp32
     odd = plan.inputs(model)[0].keys() ^ {network.get_input(i).name for i in range(network.num_inputs)}
     if odd:
@@ -146,10 +145,10 @@ def _attentions(trt: Any, network: Any, kinds: Sequence[Any]) -> list[Any]:
     return [layer.attention for layer in layers]
 
 
-def _config(trt: Any, builder: Any, plan: Plan, model: ModelInfo) -> Any:
+def _config(trt: Any, builder: Any, plan: EnginePlan, model: ModelInfo) -> Any:
     config = builder.create_builder_config()
     if not plan.tf32:
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default: products of float32 with 10 bits
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; it rounds float32 products to 10 bits
     if plan.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, plan.workspace)
     for shapes in plan.inputs(model):
@@ -165,14 +164,14 @@ def _config(trt: Any, builder: Any, plan: Plan, model: ModelInfo) -> Any:
                     f"tensorrt_rtx {trt.__version__} cannot build for {name}; leave it out or use another"
                     f" version"
                 )
-        # Without it the runtime may allocate during a step, and a CUDA graph could not be captured.
+        # Without this flag the runtime may allocate during a step, which a CUDA graph cannot capture.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     return config
 
 
 def is_malformed(backend: str, data: bytes) -> bool:
-    """Whether `data` is no engine of this backend at all. Needs no GPU; says nothing about whether it would
-    run here.
+    """Whether `data` is not an engine of this backend. It needs no GPU, and does not check whether the engine
+    runs on this one.
     """
     trt = load(backend)
     _, diagnostics = trt.Runtime(collecting_logger(trt)).get_engine_validity(data)
@@ -180,13 +179,13 @@ def is_malformed(backend: str, data: bytes) -> bool:
 
 
 def _cuda(trt: Any) -> str:
-    """CUDA's major version of the installed wheel: NVIDIA names a wheel after it: tensorrt_rtx_cu12."""
+    """CUDA's major version, from the name of the installed wheel, such as tensorrt_rtx_cu12."""
     endings = [name.rpartition("cu")[2] for name in packages_distributions().get(trt.__name__, [])]
     return next((ending for ending in endings if ending.isdecimal()), "unknown")
 
 
 class _Stop:
-    """Why a build shall end early. An exception that crossed TensorRT's C++ frames would end the whole
+    """Why a build should stop early. An exception must not cross TensorRT's C++ frames: it would end the
     process.
     """
 
@@ -195,33 +194,33 @@ class _Stop:
 
 def _monitor(trt: Any, report: BuildProgress, stop: _Stop) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """TensorRT's nested build phases as one number; returning False from a step cancels the build."""
+        """Reports TensorRT's nested build phases as a number. A step that returns False ends the build."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.phases: dict[str, tuple[int, int]] = {}  # open ones, outermost first: steps done, all steps
+            self.phases: dict[str, tuple[int, int]] = {}  # running ones, outermost first: steps done, steps
             self.shown = 0
 
         def phase_start(self, phase_name: str, _: str | None, num_steps: int) -> None:
             self.phases[phase_name] = (0, max(num_steps, 1))
-            self.tell()
+            self.update()
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             if phase_name in self.phases:
                 self.phases[phase_name] = (step + 1, self.phases[phase_name][1])
-            self.tell()
+            self.update()
             return stop.reason is None
 
         def phase_finish(self, phase_name: str) -> None:
             self.phases.pop(phase_name, None)
-            self.tell()
+            self.update()
 
-        def tell(self) -> None:
+        def update(self) -> None:
             share, position = 1.0, 0.0
             for done, total in self.phases.values():
                 position += share * min(done / total, 1.0)
                 share /= total
-            # Phases open and close in an order of TensorRT's own: a bar must not run backwards.
+            # Phases start and finish in any order, but a bar must not run backwards.
             self.shown = max(self.shown, min(int(position * PARTS), PARTS - 1)) if self.phases else PARTS
             try:
                 report("engine", self.shown, PARTS)
@@ -233,7 +232,7 @@ def _monitor(trt: Any, report: BuildProgress, stop: _Stop) -> Any:
 
 @contextmanager
 def _interruptible() -> Iterator[_Stop]:
-    """Let Ctrl-C ask the build to stop instead of raising in the middle of it."""
+    """Let Ctrl-C stop the build at its next step instead of raising inside TensorRT."""
     stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop

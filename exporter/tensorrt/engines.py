@@ -1,6 +1,4 @@
-"""Checkpoint or bundle -> bundle with a TensorRT engine, or with a recipe where it cannot be built. Whole or
-not at all.
-"""
+"""Writes a TensorRT engine into a bundle, or a recipe to build it on another machine."""
 
 from __future__ import annotations
 
@@ -23,29 +21,29 @@ from ..export import FLOATS, PRECISIONS, ExportOptions, Progress, reopen, weight
 from ..graph.fixed import fixed
 from ..output import writing
 from . import build as tensorrt
-from .plan import EngineOptions, Plan, make_plan
+from .plan import EngineOptions, EnginePlan, make_plan
 from .recipe import RECIPE_FILE, STEPS_FILE, recipe, steps
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What was made, or with `manifest` None what would be. `memory` in bytes: what the build was expected to
+class EngineResult:
+    """The result, or the plan alone if `manifest` is None. `memory`: bytes that the build was expected to
     take.
     """
 
-    plan: Plan
+    plan: EnginePlan
     memory: int
     manifest: Manifest | None
 
     @property
     def variant(self) -> Variant | None:
-        """The engine's entry; None when no engine was built."""
+        """The engine's entry in the manifest; None if no engine was built."""
         variants = self.manifest.variants if self.manifest else ()
         return next((v for v in variants if v.name == self.plan.name), None)
 
     @property
     def recipe(self) -> str | None:
-        """The bundle's build-on-device file, where there is one instead of an engine."""
+        """The name of the bundle's build-on-device file, if it has one instead of an engine."""
         return RECIPE_FILE if self.manifest is not None and self.plan.obstacle is not None else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,11 +72,11 @@ def export_engine(
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> Outcome:
-    """Write a new bundle with an engine. `graph.kv_layout` is decided by the engine's target.
+) -> EngineResult:
+    """Write a new bundle with an engine. The engine's target decides the KV layout, not `graph.kv_layout`.
 
-    Raises ExportError before anything is written: for bad options, or without `force` for an existing output
-    or too little memory.
+    Raises ExportError, before anything is written, for bad options, and without `force` for an existing
+    output or too little memory.
     """
     graph.check(checkpoint.dims)
     _refuse_unreadable(graph.precision, graph.embedding if graph.quantization else "float")
@@ -86,15 +84,14 @@ def export_engine(
     size = weight_bytes(checkpoint, graph)
     estimate = _estimate(plan, size, force)
     if dry_run:
-        return Outcome(plan, estimate, None)
+        return EngineResult(plan, estimate, None)
     report = progress or (lambda phase, done, total: None)
     with writing(output, 3 * size, force) as directory:
-        # Level 0, because TensorRT multiplies with the decoded weights; ONNX Runtime's faster products are
-        # not its own.
+        # Level 0, because TensorRT multiplies with the decoded weights, unlike ONNX Runtime's faster levels.
         exact = replace(graph, kv_layout=plan.kv_layout, accuracy_level=0)
         manifest = write_bundle(directory, checkpoint, exact, report)
         addition = _built(directory, manifest, manifest.variants[0], plan, report)
-        return Outcome(plan, estimate, _write(directory, addition.to(manifest), output))
+        return EngineResult(plan, estimate, _write(directory, addition.to(manifest), output))
 
 
 def add_engine(
@@ -107,11 +104,11 @@ def add_engine(
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> Outcome:
-    """Add an engine to a bundle, in place when `output` is the bundle itself, else to a copy.
+) -> EngineResult:
+    """Add an engine to a bundle, in place if `output` is the bundle itself, else to a copy.
 
-    `precision` and `block`, if given, must be the bundle's own: both are in its graphs. `force` also replaces
-    an engine of the same name. Raises ExportError; the bundle stays as it was unless the engine is complete.
+    `precision` and `block`, if given, must be those of the bundle's graphs. `force` also replaces an engine
+    of the same name. Raises ExportError. The bundle stays unchanged until the engine is complete.
     """
     manifest = bundle.manifest
     plan = make_plan(engine, manifest.block, manifest.model.context_length)
@@ -121,7 +118,7 @@ def add_engine(
     size = sum(f.size for f in manifest.files if f.path == variant.weights)
     estimate = _estimate(plan, size, force)
     if dry_run:
-        return Outcome(plan, estimate, None)
+        return EngineResult(plan, estimate, None)
     report = progress or (lambda phase, done, total: None)
     in_place = output.exists() and output.resolve() == bundle.path.resolve()
     if in_place:
@@ -136,23 +133,22 @@ def add_engine(
             _check_unchanged(bundle, now, variant, plan, force)
             return addition.to(now)
 
-        return Outcome(plan, estimate, rewrite(output, change, new))
+        return EngineResult(plan, estimate, rewrite(output, change, new))
     with writing(output, 4 * size, force) as directory:
         for entry in manifest.files:
             shutil.copy2(bundle.path / entry.path, directory / entry.path)
         addition = _built(directory, manifest, variant, plan, report)
-        return Outcome(plan, estimate, _write(directory, addition.to(manifest), output))
+        return EngineResult(plan, estimate, _write(directory, addition.to(manifest), output))
 
 
 def _refuse_unreadable(precision: str, embedding: str) -> None:
-    """TensorRT takes integer weights in front of a product only; its parser says so after minutes, this at
-    once.
+    """Raise ExportError for forms that TensorRT's parser would only refuse after minutes: it supports integer
+    weights as an operand of a product only.
     """
     if precision == "w8a8":
         raise ExportError(
             "w8a8 is computed with integer operators for CPUs; for TensorRT give --precision int8, int4,"
-            " fp16, bf16 or"
-            " fp32"
+            " fp16, bf16 or fp32"
         )
     if embedding != "float":
         raise ExportError(
@@ -161,14 +157,14 @@ def _refuse_unreadable(precision: str, embedding: str) -> None:
         )
 
 
-def _estimate(plan: Plan, size: int, force: bool) -> int:
+def _estimate(plan: EnginePlan, size: int, force: bool) -> int:
     if plan.obstacle is None:
-        tensorrt.load(plan.backend)  # a missing TensorRT is said before minutes of export
+        tensorrt.load(plan.backend)  # a missing TensorRT is reported before minutes of export
         tensorrt.require(size, force)
     return tensorrt.memory(size)
 
 
-def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | None) -> Variant:
+def _graph_for(bundle: Bundle, plan: EnginePlan, precision: str | None, block: int | None) -> Variant:
     manifest = bundle.manifest
     if block is not None and block != manifest.block:
         raise ExportError(
@@ -191,28 +187,28 @@ def _graph_for(bundle: Bundle, plan: Plan, precision: str | None, block: int | N
     )
 
 
-def _check_unchanged(bundle: Bundle, now: Manifest, variant: Variant, plan: Plan, force: bool) -> None:
-    """Raise ExportError when the bundle is no longer the one that the engine was built from."""
+def _check_unchanged(bundle: Bundle, now: Manifest, variant: Variant, plan: EnginePlan, force: bool) -> None:
+    """Raise ExportError if the bundle is no longer the one that the engine was built from."""
     files = {variant.file, variant.weights}
     before = {entry for entry in bundle.manifest.files if entry.path in files}
     if variant not in now.variants or not before <= set(now.files):
         raise ExportError(f"{bundle.path} was replaced while the engine was built; build it again")
     if not force and any(v.name == plan.name for v in now.variants):
         raise ExportError(
-            f"{bundle.path} got an engine `{plan.name}` meanwhile; give --force to replace it, too"
+            f"{bundle.path} got an engine `{plan.name}` during the build; give --force to replace it"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a build adds to a bundle; `variant` None where it is a recipe."""
+    """What a build adds to a bundle. `variant` is None for a recipe."""
 
     name: str
     variant: Variant | None
     files: tuple[FileEntry, ...]
 
     def to(self, manifest: Manifest) -> Manifest:
-        """`manifest` with it, in place of what has its names."""
+        """`manifest` with this addition, which replaces entries of the same names."""
         names = {entry.path for entry in self.files}
         files = (*(entry for entry in manifest.files if entry.path not in names), *self.files)
         variants = tuple(v for v in manifest.variants if v.name != self.name)
@@ -223,8 +219,10 @@ class Addition:
         )
 
 
-def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, report: Progress) -> Addition:
-    """Put the engine, or the recipe for it, into a directory with the bundle's files."""
+def _built(
+    directory: Path, manifest: Manifest, variant: Variant, plan: EnginePlan, report: Progress
+) -> Addition:
+    """Write the engine, or the recipe for it, to a directory with the bundle's files."""
     graph = directory / f"{plan.name}.onnx"
     onnx.save(fixed(onnx.load(directory / variant.file, load_external_data=False), plan.fixed_sizes), graph)
     new, entry = [describe(graph)], None
@@ -244,13 +242,13 @@ def _built(directory: Path, manifest: Manifest, variant: Variant, plan: Plan, re
 
 
 def _write(directory: Path, manifest: Manifest, target: Path) -> Manifest:
-    """The manifest of a complete directory, which opens then."""
+    """Write the manifest of a complete directory and check that it opens."""
     write_manifest(directory, manifest)
     reopen(directory, target)
     return manifest
 
 
-def _entry(variant: Variant, plan: Plan, built: tensorrt.Built, graph: FileEntry) -> Variant:
+def _entry(variant: Variant, plan: EnginePlan, built: tensorrt.Built, graph: FileEntry) -> Variant:
     info = EngineInfo(
         version=built.version,
         cuda=built.cuda,

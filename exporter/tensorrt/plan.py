@@ -1,6 +1,4 @@
-"""What an engine build will do, decided before anything is built: target, backend, KV layout, shapes, and
-whether it can be done here.
-"""
+"""Decides what to build before a build: target, backend, KV layout, shapes, and whether this machine can."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from .targets import FULL, HOST, RTX, RTX_CAPABILITIES, JetPack, Target, jetpack
 
 DEFAULT_CAPACITY, DEFAULT_PREFILL = 1024, 128
 MOST_ROWS = 1024
-ROW_CAPACITY = 64  # several rows hold a multiple of it: TensorRT's tensors begin at multiples of 256 bytes
+ROW_CAPACITY = 64  # the unit of capacities with several rows: TensorRT aligns tensors to 256 bytes
 PREFIXES = {RTX: "rtx", FULL: "tensorrt"}  # of an engine's name
 Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 """Input name -> (min, opt, max) shape."""
@@ -24,32 +22,23 @@ Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What `mars-export trt` may be asked for. None: `capacity` 1024, `prefill` 128, or the model's context
-    if less.
-
-    `batch`: most rows of a step; `capacity`: KV entries a row holds; `prefill`: most slots of a step;
-    `fixed`: one engine for exactly `batch` rows of `block` slots. `kv_layout` None: what the target's
-    TensorRT takes. `build` False: a recipe for another machine even where this one could build.
-    `tf32`: float32 products may be rounded to TF32, which is faster.
-    """
+    """The options of an engine, as `mars-export trt` has them."""
 
     target: str = "rtx"
-    jetpack: str | None = None
-    kv_layout: str | None = None
-    batch: int = 1
-    capacity: int | None = None
-    prefill: int | None = None
-    fixed: bool = False
-    build: bool = True
-    tf32: bool = False
-    workspace: int | None = None
+    jetpack: str | None = None  # version; by default that of the target
+    kv_layout: str | None = None  # by default what the target's TensorRT supports
+    batch: int = 1  # most rows of a step
+    capacity: int | None = None  # KV entries of a row; 1024, or the model's context if that is less
+    prefill: int | None = None  # most slots of a step; 128, or the capacity if that is less
+    fixed: bool = False  # an engine for exactly `batch` rows of `block` slots
+    build: bool = True  # False: a recipe, even if this machine could build the engine
+    tf32: bool = False  # round float32 products to TF32, which is faster
+    workspace: int | None = None  # bytes of GPU memory that a layer may use; None is TensorRT's default
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """An engine to make. `obstacle`: why it cannot be built on this machine; the bundle then gets a recipe
-    for the target's own.
-    """
+class EnginePlan:
+    """The plan of an engine. `obstacle`: why this machine cannot build it; the bundle then gets a recipe."""
 
     name: str
     target: Target
@@ -70,7 +59,7 @@ class Plan:
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
-        """Symbols of the graph that get numbers."""
+        """The numbers that replace symbolic dimensions of the graph."""
         step = {"batch": self.batch, "slots": self.block, "outputs": self.block}
         return {"capacity": self.capacity, **(step if self.is_fixed else {})}
 
@@ -79,14 +68,14 @@ class Plan:
         return tuple(_inputs(r, model, self.capacity) for r in self.ranges)
 
 
-def make_plan(options: EngineOptions, block: int, context_length: int) -> Plan:
-    """Decide. Raises ExportError for unknown or contradictory options, and for a host without a GPU."""
+def make_plan(options: EngineOptions, block: int, context_length: int) -> EnginePlan:
+    """Plan an engine. Raises ExportError for unknown or contradictory options or a host without a GPU."""
     target = _host() if options.target == HOST else target_named(options.target)
     jetpack = jetpack_for(target, options.jetpack)
     obstacle = _obstacle(target) or (None if options.build else "--no-build was given")
     capacity, prefill = _sizes(options, block, context_length)
     name = target.name if target.name == "rtx" else f"{PREFIXES[target.backend]}-{target.name}"
-    return Plan(
+    return EnginePlan(
         name=f"{name}-fixed" if options.fixed else name,
         target=target,
         kv_layout=_layout(options.kv_layout, target, jetpack, obstacle),
@@ -106,13 +95,11 @@ def _host() -> Target:
     gpu = find_gpu()
     if isinstance(gpu, str):
         raise ExportError(
-            f"--target host builds for the GPU of this machine, and {gpu}. To build without one, give"
-            f" --target rtx"
-            " (desktop GPUs: a real engine, built here) or the target you mean, such as jetson-orin or h100:"
-            " the bundle"
-            " then gets a recipe to build on that machine"
+            f"--target host builds for the GPU of this machine, but {gpu}. To build without a GPU, give"
+            " --target rtx (an engine for desktop GPUs, built here), or a target such as jetson-orin or h100"
+            " (a recipe to build the engine on that machine)"
         )
-    # Both backends know some GPUs: the desktop one is taken where it is installed.
+    # Both backends support some GPUs: prefer TensorRT-RTX if it is installed.
     is_rtx = gpu.capability in RTX_CAPABILITIES and installed_version(RTX) is not None
     return Target(gpu.capability, RTX if is_rtx else FULL, (gpu.capability,), remark=gpu.name)
 
@@ -120,10 +107,8 @@ def _host() -> Target:
 def _obstacle(target: Target) -> str | None:
     if target.backend == RTX:
         return None
-    gpu, needs = (
-        find_gpu(),
-        f"full TensorRT builds on the GPU it is for ({', '.join(target.compute_capabilities)})",
-    )
+    gpu, capabilities = find_gpu(), ", ".join(target.compute_capabilities)
+    needs = f"full TensorRT builds on the GPU it is for ({capabilities})"
     if isinstance(gpu, str):
         return f"{needs}, and {gpu}"
     if gpu.capability not in target.compute_capabilities:
@@ -132,11 +117,11 @@ def _obstacle(target: Target) -> str | None:
 
 
 def _layout(layout: str | None, target: Target, jetpack: JetPack | None, obstacle: str | None) -> str:
-    # A recipe for a data centre counts on a present TensorRT; `--kv-layout delta` is for older ones.
+    # A recipe for a data centre assumes a current TensorRT; `--kv-layout delta` is for older ones.
     best = "static" if jetpack is None else jetpack.kv_layout
     if jetpack is None and target.backend == FULL and obstacle is None:
-        words = installed_version(FULL)
-        best = best if words is None else layout_for(tuple(int(n) for n in words.split(".")[:2]))
+        version = installed_version(FULL)
+        best = best if version is None else layout_for(tuple(int(n) for n in version.split(".")[:2]))
     if layout not in (None, "static", "delta"):
         raise ExportError(f"--kv-layout must be static or delta, not {layout}")
     if layout == "static" and best == "delta":
@@ -174,8 +159,8 @@ def _ranges(options: EngineOptions, block: int, prefill: int) -> tuple[Range, ..
     if options.fixed:
         exact = Extent(block, block, block)
         return (Range("decode", Extent(options.batch, options.batch, options.batch), exact, exact),)
-    # A full step of cursor commit is a block of pending tokens, or of proposals, and a mask for each
-    # prediction but the first; exact mode asks for the predictions of all of them.
+    # The widest step has a block of pending tokens, or of proposals, and a mask for each prediction but the
+    # first. Exact mode needs the predictions of all of them.
     widest = 2 * block - 1
     outputs = Extent(1, block, widest)
     decode = Range("decode", Extent(1, options.batch, options.batch), Extent(1, block, widest), outputs)

@@ -1,6 +1,4 @@
-"""How to build an engine on the machine it is for: a shell script with our own commands and trtexec's, and
-the same for mars-build-engine, which reads JSON.
-"""
+"""Writes the recipe of an engine for its own machine: a shell script, and JSON for mars-build-engine."""
 
 from __future__ import annotations
 
@@ -10,18 +8,18 @@ from typing import Any
 
 from ...runtime.bundle.files import FileEntry
 from ...runtime.bundle.manifest import ModelInfo, Variant
-from .plan import Plan, Shapes
+from .plan import EnginePlan, Shapes
 
 RECIPE_FILE = "build-on-device.sh"
-STEPS_FILE = ".build.json"  # how the name of what mars-build-engine reads ends
+STEPS_FILE = ".build.json"  # the suffix of the file that mars-build-engine reads
 STEPS_VERSION = 1
 
 
-def steps(plan: Plan, variant: Variant, graph: FileEntry) -> str:
-    """The manifest's entry of the engine as JSON text, but for what the build adds to it: version, cuda,
-    platform, seconds, peak_memory.
+def steps(plan: EnginePlan, variant: Variant, graph: FileEntry) -> str:
+    """The engine's entry for the manifest as JSON text, without what the build adds: version, cuda, platform,
+    seconds, peak_memory.
 
-    `variant` is that of the graph which `graph`, the file that TensorRT reads, was made of.
+    `graph` is the file that TensorRT reads, and `variant` the graph it was made from.
     """
     engine: dict[str, Any] = {
         "compute_capabilities": list(plan.target.compute_capabilities),
@@ -30,7 +28,7 @@ def steps(plan: Plan, variant: Variant, graph: FileEntry) -> str:
         "graph_sha256": graph.sha256,
         "tf32": plan.tf32,
     }
-    made = asdict(variant) | {
+    entry = asdict(variant) | {
         "name": plan.name,
         "backend": plan.backend,
         "file": f"{plan.name}.engine",
@@ -41,19 +39,19 @@ def steps(plan: Plan, variant: Variant, graph: FileEntry) -> str:
         "engine": engine,
     }
     return (
-        json.dumps({"version": STEPS_VERSION, "weights": variant.weights, "variant": made}, indent=2) + "\n"
+        json.dumps({"version": STEPS_VERSION, "weights": variant.weights, "variant": entry}, indent=2) + "\n"
     )
 
 
-def recipe(plan: Plan, model: ModelInfo, graph: str) -> str:
-    """The script's text. `graph` is the ONNX file, with the plan's capacity fixed, that trtexec reads."""
-    where = plan.target.name + (f", JetPack {plan.jetpack.version}" if plan.jetpack else "")
+def recipe(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
+    """The text of the script. `graph` is the ONNX file that trtexec reads, with the plan's capacity."""
+    machine = plan.target.name + (f", JetPack {plan.jetpack.version}" if plan.jetpack else "")
     needed = "10.15" if plan.kv_layout == "static" else "10.3"
     workspace = f" --workspace {plan.workspace // 10**6}" if plan.workspace else ""
     return f"""#!/bin/sh
-# Builds the TensorRT engine of this bundle on the machine it is for: {where}
+# Builds the TensorRT engine of this bundle on the machine it is for: {machine}
 # ({", ".join(plan.target.compute_capabilities)}, TensorRT {needed} or newer, KV layout {plan.kv_layout}).
-# It was not built where the bundle was made: {plan.obstacle}.
+# It was not built with the bundle: {plan.obstacle}.
 #
 # Run it on the device: sh {RECIPE_FILE}
 set -eu
@@ -64,18 +62,18 @@ if command -v mars-export >/dev/null; then
   exec {_command(plan)}
 fi
 
-# With libmars built with TensorRT (docs/cpp.md), which needs no Python and does the same:
+# With libmars built with TensorRT (docs/cpp.md), which does the same without Python:
 if command -v mars-build-engine >/dev/null; then
   exec mars-build-engine . --recipe {plan.name}{workspace}
 fi
 
-# Without either, the same engine by trtexec (for a runtime of your own; ours want the manifest entry):
+# With neither, trtexec builds the same engine for your own runtime; ours need the manifest entry:
 trtexec={"/usr/src/tensorrt/bin/trtexec" if plan.target.is_jetson else "trtexec"}
 exec "$trtexec" {_trtexec(plan, model, graph)}
 """
 
 
-def _command(plan: Plan) -> str:
+def _command(plan: EnginePlan) -> str:
     words = [
         f"mars-export trt . --target host --kv-layout {plan.kv_layout}",
         f"--batch {plan.batch} --capacity {plan.capacity} --prefill {plan.ranges[-1].slots.max}",
@@ -86,7 +84,7 @@ def _command(plan: Plan) -> str:
     return " ".join(words)
 
 
-def _trtexec(plan: Plan, model: ModelInfo, graph: str) -> str:
+def _trtexec(plan: EnginePlan, model: ModelInfo, graph: str) -> str:
     lines = [f"--onnx={graph}", f"--saveEngine={plan.name}.engine", "--stronglyTyped", "--skipInference"]
     lines += [] if plan.tf32 else ["--noTF32"]
     lines += [f"--memPoolSize=workspace:{plan.workspace >> 20}"] if plan.workspace else []  # in MiB

@@ -1,6 +1,4 @@
-"""Where an engine is to run: targets, which TensorRT builds for them, what each JetPack brings. Tables, no
-TensorRT.
-"""
+"""Tables of the machines that engines run on: which TensorRT builds for them, and what each JetPack has."""
 
 from __future__ import annotations
 
@@ -10,16 +8,15 @@ from dataclasses import dataclass
 from ...runtime.errors import ExportError
 
 RTX, FULL = "tensorrt_rtx", "tensorrt"  # backends, as manifests name them
-# What TensorRT-RTX 1.7 can compile for: desktop GPUs only, never Jetson nor a data centre's H100.
+# TensorRT-RTX 1.7 compiles for desktop GPUs only, not for Jetson or a data centre's H100.
 RTX_CAPABILITIES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-# TensorRT writes KV entries in place (KV_CACHE_UPDATE) from here on; before it, only the `delta` layout
-# works.
+# The first TensorRT that writes KV entries in place (KV_CACHE_UPDATE); older ones need the `delta` layout.
 IN_PLACE_SINCE = (10, 15)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of machine. `backend`: the TensorRT that builds for it; `is_jetson`: it comes with JetPack."""
+    """A kind of machine. `backend`: the TensorRT that builds for it; `is_jetson`: it has a JetPack."""
 
     name: str
     backend: str
@@ -28,7 +25,7 @@ class Target:
     remark: str = ""
 
 
-# `rtx` leaves Turing out: one capability more would make every engine larger, and sm75 has no bfloat16.
+# `rtx` excludes Turing: another capability makes every engine larger, and sm75 has no bfloat16.
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
@@ -70,20 +67,20 @@ DEFAULT_JETPACKS = {"jetson-orin": "6.2", "jetson-thor": "7.1"}
 
 
 def layout_for(version: tuple[int, ...]) -> str:
-    """The KV layout that a TensorRT version takes."""
+    """The KV layout for a TensorRT version."""
     return "static" if version >= IN_PLACE_SINCE else "delta"
 
 
 def target_named(name: str) -> Target:
-    """A target of the table. Raises ExportError that lists the known ones; `host` is not in it."""
+    """A target of the table, which does not include `host`. Raises ExportError for an unknown one."""
     if name not in TARGETS:
         raise ExportError(f"unknown target `{name}` (known: {HOST}, {', '.join(TARGETS)})")
     return TARGETS[name]
 
 
 def jetpack_for(target: Target, version: str | None) -> JetPack | None:
-    """The JetPack whose TensorRT will build for `target`; None if it is no Jetson. Raises ExportError for a
-    wrong one.
+    """The JetPack whose TensorRT builds for `target`; None if it is not a Jetson. Raises ExportError for a
+    version that is unknown or not for this target.
     """
     if not target.is_jetson:
         if version is not None:

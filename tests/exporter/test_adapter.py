@@ -122,7 +122,7 @@ def test_tensors_without_a_place_in_the_base_are_named(checkpoints: Named, tmp_p
     train(checkpoints("qwen3-mixed"), "qwen3-mixed", tmp_path / "adapter")
     with pytest.raises(
         CheckpointError,
-        match=r"adapter tensors with no place in the base model: .*layers.2.*is this the right base",
+        match=r"adapter tensors that do not belong to the base model: .*layers.2.*is this the right base",
     ):
         open_checkpoint(str(tmp_path / "adapter"), base=str(checkpoints("a2d-qwen2")))
 

@@ -23,11 +23,10 @@ from mars_export.exporter.checkpoint.open import Checkpoint, open_checkpoint
 from mars_export.exporter.codes import Codec, CodeSource, Quantization
 from mars_export.exporter.commands import app
 from mars_export.exporter.export import ExportOptions, export_onnx
-from mars_export.exporter.quantize import layers
-from mars_export.exporter.quantize.choice import choose_quantizer
+from mars_export.exporter.quantize.calibrated import TOKENS_AT_ONCE, CalibratedTensors, _batches
 from mars_export.exporter.quantize.gptq import Moments, choose_codes
-from mars_export.exporter.quantize.layers import TOKENS_AT_ONCE, CalibratedTensors
-from mars_export.exporter.quantize.rows import LONGEST, SEQUENCES, read_text
+from mars_export.exporter.quantize.quantizer import choose_quantizer
+from mars_export.exporter.quantize.text import LONGEST, SEQUENCES, read_text
 from mars_export.runtime.bundle.open import open_bundle
 from mars_export.runtime.errors import ExportError
 
@@ -205,7 +204,7 @@ def test_texts_that_are_no_readable_files_are_refused(
     for name in ("absent.jsonl", "folder.txt"):
         with pytest.raises(ExportError, match=f"{name}: the calibration text cannot be read"):
             read_text(tmp_path / name, checkpoint, block=4)
-    monkeypatch.setattr("mars_export.exporter.quantize.rows.LARGEST_FILE", 100)
+    monkeypatch.setattr("mars_export.exporter.quantize.text.LARGEST_FILE", 100)
     with pytest.raises(ExportError, match="a few hundred rows are enough"):
         read_text(write_rows(tmp_path / "large.jsonl"), checkpoint, block=4)
 
@@ -263,7 +262,7 @@ def test_two_runs_choose_the_same_codes(checkpoint: Checkpoint) -> None:
 
 def test_sequences_are_computed_a_few_at_a_time() -> None:
     sequences = [[1] * length for length in (3, 400, 200, 7, 512, 100, 2000)]
-    batches = list(layers._batches(sequences))
+    batches = list(_batches(sequences))
     assert sorted(len(s) for batch in batches for s in batch) == sorted(map(len, sequences))
     assert all(len(batch) == 1 or sum(map(len, batch)) <= TOKENS_AT_ONCE for batch in batches)
 
@@ -278,7 +277,7 @@ def test_activations_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl")
     options = ExportOptions(**OPTIONS, calibration_text=rows)
     with pytest.raises(
-        ExportError, match=r"layer 1 gives NaN or Inf .* mlp.down_proj\); nothing was written"
+        ExportError, match=r"layer 1 gives NaN or Inf .* mlp.down_proj\)\. Nothing was written"
     ):
         export_onnx(open_checkpoint(str(tmp_path / "c")), tmp_path / "b", options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "rows.jsonl"]

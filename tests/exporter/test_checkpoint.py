@@ -199,7 +199,7 @@ def test_weights_beyond_fp16(copied: Named, tmp_path: Path) -> None:
     directory = copied("llama")
     change_weights(directory, change)
     both = (
-        r"(?s)2 tensors go beyond float16's 65504; export with --precision bf16 or fp32:"
+        r"(?s)2 tensors exceed float16's range of 65504; export with --precision bf16 or fp32:"
         r".*0.mlp.up_proj.weight` reaches 8e\+04.*1.mlp.down_proj"
     )
     with pytest.raises(ExportError, match=both):

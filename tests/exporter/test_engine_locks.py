@@ -107,7 +107,7 @@ def test_two_builds_of_one_engine(path: Path, building: Callable[..., None]) -> 
         add_engine(open_bundle(path), path, SMALL)
 
     building(other)
-    with pytest.raises(ExportError, match=r"got an engine `rtx-sm86-fixed` meanwhile; give --force"):
+    with pytest.raises(ExportError, match=r"got an engine `rtx-sm86-fixed` during the build; give --force"):
         add_engine(open_bundle(path), path, SMALL)
     assert (path / f"{NAME}.engine").read_bytes() == b"theirs"
     building(data=b"ours")

@@ -20,7 +20,7 @@ from support.oracle import Oracle, generate
 from mars_export import Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.tensorrt import build as tensorrt
-from mars_export.exporter.tensorrt.engines import Outcome, add_engine, export_engine
+from mars_export.exporter.tensorrt.engines import EngineResult, add_engine, export_engine
 from mars_export.exporter.tensorrt.plan import EngineOptions
 from mars_export.runtime.bundle.files import describe
 from mars_export.runtime.bundle.open import open_bundle
@@ -33,7 +33,7 @@ trt = import_module("tensorrt_rtx")
 
 def export(
     checkpoint: Path, target: Path, precision: str, engine: EngineOptions = SMALL, **settings: Any
-) -> Outcome:
+) -> EngineResult:
     return export_engine(
         open_checkpoint(str(checkpoint)), target, graph_options(precision), engine, **settings
     )

@@ -340,9 +340,7 @@ def test_logits_that_are_no_numbers_are_seen(
     opened = open_checkpoint(str(checkpoints("llama")))
     for precision in ("fp16", "int8"):
         options = ExportOptions(block=4, precision=precision, group=16, allow_drift=True)
-        with pytest.raises(
-            ExportError, match=r"gives \d+ of \d+ logits that are NaN or Inf; nothing was written"
-        ):
+        with pytest.raises(ExportError, match=r"gives NaN or Inf for \d+ of \d+ logits. Nothing was written"):
             export_onnx(opened, tmp_path / "b", options)
     assert not list(tmp_path.iterdir())
 

@@ -15,9 +15,9 @@ import pytest
 from support import tiny
 
 from mars_export.exporter.check import reference, segments
+from mars_export.exporter.checkpoint.dims import Dims, dims_from_config, expected_shapes
 from mars_export.exporter.checkpoint.families import ALIASES, FAMILIES
-from mars_export.exporter.checkpoint.family import Dims, dims_from_config, expected_shapes
-from mars_export.exporter.checkpoint.knobs import BEHIND, PRE, SANDWICH, HeadNorms, Knobs
+from mars_export.exporter.checkpoint.knobs import POST, PRE, SANDWICH, HeadNorms, Knobs
 from mars_export.exporter.checkpoint.rope import Rope
 from mars_export.exporter.graph import step
 from mars_export.exporter.graph.hashed import HashedFile
@@ -26,7 +26,7 @@ from mars_export.exporter.graph.weights import write_weights
 SEQUENCES = [[(37 * i) % 250 for i in range(30)], [5, 9, 200, 41]]
 ALLOWED = np.arange(tiny.VOCAB_SIZE) != tiny.MASK
 TURNED: dict[str, list[Any]] = {
-    "norms": [BEHIND, SANDWICH],
+    "norms": [POST, SANDWICH],
     "head_norms": [
         HeadNorms(),
         HeadNorms(whole=True),

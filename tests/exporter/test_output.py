@@ -107,7 +107,7 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
 
     monkeypatch.setattr(os, "rename", fails_once)
     with (
-        pytest.raises(ExportError, match="What was there before is unchanged"),
+        pytest.raises(ExportError, match="An earlier bundle is unchanged"),
         writing(old, 0, force=True) as scratch,
     ):
         (scratch / MANIFEST_FILE).write_text("new")

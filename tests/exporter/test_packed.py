@@ -224,8 +224,8 @@ def test_layers_kept_in_full_precision_are_not_rounded_silently(packed: Any, tmp
         ({"packed": np.zeros((24, 5), np.int32)}, r"\[24, 5\], uint4 codes of 24 x 48 in groups of 16 need "),
         ({"packed": np.zeros((24, 6), np.float32)}, f"{K}_packed: 32-bit integers are expected"),
         ({"scale": np.ones((24, 1), np.float16)}, r"_scale is \[24, 1\].*need \[24, 3\]"),
-        ({"packed": None}, f"{K}_scale: no codes belong to it"),
-        ({"g_idx": np.zeros(48, np.int32)}, f"{K}_g_idx: groups in another order than the inputs"),
+        ({"packed": None}, f"{K}_scale: there are no codes for it"),
+        ({"g_idx": np.zeros(48, np.int32)}, f"{K}_g_idx: the groups are not runs of consecutive inputs"),
         ({"shape": np.array([16, 48]), "packed": np.zeros((16, 6), np.int32), "scale": np.ones((16, 3)),
           "zero_point": np.zeros((2, 3), np.int32)},
          rf"misshapen: {K} is \[16, 48\], config.json implies \[24, 48\]"),
@@ -287,12 +287,12 @@ def test_odd_sizes_end_in_padding(tmp_path: Path) -> None:
 BAD_SCHEMES = [
     (
         {"quant_method": "gptq", "bits": 4},
-        "already quantized, in a form that is not read: gptq; export the original checkpoint, or quantize it"
+        "already quantized, in an unsupported form: gptq; export the original checkpoint, or quantize it"
         " with",
     ),
     (
         {"quant_method": "compressed-tensors", "format": "int-quantized"},
-        "not read: compressed-tensors int-quantized",
+        "unsupported form: compressed-tensors int-quantized",
     ),
     ([1], "must be an object"),
     (config(4, True) | {"config_groups": {}}, "must have one group"),
@@ -326,5 +326,5 @@ def test_other_forms_are_refused(raw: object, message: str | None) -> None:
 def test_activations_that_are_quantized_too_are_refused() -> None:
     raw = json.loads(json.dumps(config(8, True)))
     raw["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
-    with pytest.raises(CheckpointError, match="activations that are quantized too"):
+    with pytest.raises(CheckpointError, match="quantized activations"):
         read_scheme(raw)

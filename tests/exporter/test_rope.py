@@ -102,5 +102,5 @@ def test_partial_rotation_is_refused() -> None:
 
 def test_parameters_by_layer_type_are_refused() -> None:
     nested = {kind: {"rope_type": "default", "rope_theta": 1e6} for kind in ("full_attention", "sliding")}
-    with pytest.raises(CheckpointError, match="rope parameters of their own for full_attention, sliding"):
+    with pytest.raises(CheckpointError, match="separate rope parameters for full_attention, sliding"):
         rope_from_config({"rope_parameters": nested}, 64)

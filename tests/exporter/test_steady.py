@@ -13,7 +13,7 @@ from support.fixtures import Named
 from support.graphs import forward
 
 from mars_export import Session
-from mars_export.exporter.checkpoint.family import Dims
+from mars_export.exporter.checkpoint.dims import Dims
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.exporter.graph import steady

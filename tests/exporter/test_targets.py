@@ -37,7 +37,7 @@ def here(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | str, installed: dict[str, s
     monkeypatch.setattr(plan, "installed_version", lambda backend: (installed or {}).get(backend))
 
 
-def plan_of(**options: Any) -> plan.Plan:
+def plan_of(**options: Any) -> plan.EnginePlan:
     return make_plan(EngineOptions(**options), 8, 4096)
 
 
@@ -131,7 +131,7 @@ def test_in_place_writes_came_with_10_15() -> None:
         ),
         (
             {"target": "host"},
-            "builds for the GPU of this machine, and no NVIDIA GPU is visible. To build without one, give"
+            "builds for the GPU of this machine, but no NVIDIA GPU is visible. To build without a GPU, give"
             " --target rtx",
         ),
     ],

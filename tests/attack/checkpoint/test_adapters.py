@@ -18,7 +18,7 @@ from support.hostile import refused
         ({"self_attn.q_proj.lora_A": (0, 48), "self_attn.q_proj.lora_B": (48, 0)}, "does not fit"),
         ({"self_attn.q_proj.lora_A": (), "self_attn.q_proj.lora_B": (48, 4)}, "does not fit"),
         ({"input_layernorm.lora_A": (4, 48), "input_layernorm.lora_B": (48, 4)}, "does not fit"),
-        ({"self_attn.q_proj.lora_A": (4, 48)}, "no place in the base model"),
+        ({"self_attn.q_proj.lora_A": (4, 48)}, "do not belong to the base model"),
     ],
 )
 def test_low_rank_pairs_that_are_none(

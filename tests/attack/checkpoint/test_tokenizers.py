@@ -13,7 +13,7 @@ from support.tiny import Named
 def test_special_tokens_that_are_no_texts(name: str, value: object, copied: Named) -> None:
     directory = copied("llama")
     tiny.change_config(directory, "tokenizer_config.json", **{name: value})
-    refused(directory, f"tokenizer_config.json: `{name}` must be a text")
+    refused(directory, f"tokenizer_config.json: `{name}` must be a string")
 
 
 @pytest.mark.parametrize("mask", ["99999999999", "9" * 5000, "-1", "١٢", "x" * 10_000_000])

@@ -1,7 +1,4 @@
-"""A calibration text: a file of rows or plain text -> token sequences, with and without masks behind them.
-
-Knows files and a tokenizer; no model.
-"""
+"""Reads a calibration text: rows or plain text as token sequences, with and without masks after them."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ from ..checkpoint.open import Checkpoint
 
 SUFFIXES = (".jsonl", ".txt")
 LARGEST_FILE = 64_000_000  # bytes
-SEQUENCES, LONGEST, MOST_TOKENS = 256, 512, 32_768  # at most; a sequence keeps its end
-PARTS = 3  # sequences of a row: whole, and cut twice with masks behind the cut
-CHARACTERS = 8 * LONGEST  # of a row or paragraph, at most; of a longer one the end
+SEQUENCES, LONGEST, MOST_TOKENS = 256, 512, 32_768  # limits; a longer sequence keeps its end
+PARTS = 3  # sequences of a row: whole, and cut twice with masks after the cut
+CHARACTERS = 8 * LONGEST  # at most, of a row or paragraph; a longer one keeps its end
 SEED = 0
 Prompt = str | list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CalibrationRow:
     """A prompt, and the answer if there is one. `number` is its line or paragraph in the file, from 1."""
 
     number: int
@@ -40,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """Token sequences to choose codes by, and the sha256 of the file that they come from."""
+    """Token sequences to calibrate with, and the sha256 of the file they come from."""
 
     sequences: tuple[tuple[int, ...], ...]
     sha256: str
@@ -53,10 +50,10 @@ class CalibrationText:
 def read_text(path: Path, checkpoint: Checkpoint, block: int) -> CalibrationText:
     """Draw sequences from a file, the same ones each time.
 
-    `.jsonl`: rows as `mars-export calibrate` takes them, each with `messages` or `prompt`, and best with
-    `answer`; other fields do not matter. `.txt`: paragraphs, with blank lines between them. A MARS model
-    predicts from masks, so of three sequences two are cut somewhere in the answer (or the text), with the
-    masks of a full window behind them. Raises ExportError for a file that cannot be read, listing bad rows.
+    `.jsonl`: rows as for `mars-export calibrate`, each with `messages` or `prompt`, and preferably `answer`;
+    other fields are ignored. `.txt`: paragraphs, separated by blank lines. A MARS model predicts from masks,
+    so two of three sequences are cut somewhere in the answer (or the text) and followed by the masks of a
+    full window. Raises ExportError for a file that cannot be read, listing bad rows.
     """
     data = _bytes(path)
     try:
@@ -85,7 +82,7 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _rows(path: Path, content: str) -> list[Row]:
+def _rows(path: Path, content: str) -> list[CalibrationRow]:
     rows, problems = [], []
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
@@ -99,7 +96,7 @@ def _rows(path: Path, content: str) -> list[Row]:
     return rows
 
 
-def _row(number: int, value: Any) -> Row:
+def _row(number: int, value: Any) -> CalibrationRow:
     if not isinstance(value, dict):
         raise ValueError("a JSON object is expected")
     answer, messages, prompt = (value.get(name) for name in ("answer", "messages", "prompt"))
@@ -108,7 +105,7 @@ def _row(number: int, value: Any) -> Row:
     if messages is None:
         if not isinstance(prompt, str) or not prompt:
             raise ValueError("`messages`, or a non-empty string `prompt`, is needed")
-        return Row(number, prompt, answer)
+        return CalibrationRow(number, prompt, answer)
     plain = isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
         for m in messages
@@ -117,18 +114,20 @@ def _row(number: int, value: Any) -> Row:
         raise ValueError("`messages` must be a list of objects with the strings `role` and `content`")
     turns = [{"role": m["role"], "content": m["content"]} for m in messages]
     if answer is None and len(turns) > 1 and turns[-1]["role"] == "assistant":
-        answer = turns.pop()["content"]  # as chat data sets have it
-    return Row(number, turns, answer)
+        answer = turns.pop()["content"]  # as in chat data sets
+    return CalibrationRow(number, turns, answer)
 
 
-def _paragraphs(content: str) -> Iterator[Row]:
+def _paragraphs(content: str) -> Iterator[CalibrationRow]:
     for number, part in enumerate(re.split(r"\n\s*\n", content), 1):
         if part.strip():
-            yield Row(number, part.strip())
+            yield CalibrationRow(number, part.strip())
 
 
-def _draw(path: Path, rows: Sequence[Row], checkpoint: Checkpoint, block: int) -> tuple[tuple[int, ...], ...]:
-    """Rows in a seeded order, each whole and cut, until there is enough of them."""
+def _draw(
+    path: Path, rows: Sequence[CalibrationRow], checkpoint: Checkpoint, block: int
+) -> tuple[tuple[int, ...], ...]:
+    """Rows in a seeded order, each whole and cut, until the limits are reached."""
     vocabulary, dims = checkpoint.vocabulary, checkpoint.dims
     text = Text(
         Tokenizer.from_str(vocabulary.tokenizer_json),
@@ -166,8 +165,8 @@ def _draw(path: Path, rows: Sequence[Row], checkpoint: Checkpoint, block: int) -
     return tuple(sequences)
 
 
-def _encoded(row: Row, text: Text, eos: int) -> tuple[list[int], list[int]]:
-    """Prompt and answer as token ids; of very long ones the part where they meet."""
+def _encoded(row: CalibrationRow, text: Text, eos: int) -> tuple[list[int], list[int]]:
+    """Prompt and answer as token ids; very long ones are cut to the part where they meet."""
     prompt = row.prompt[-CHARACTERS:] if isinstance(row.prompt, str) else row.prompt
     ids = text.encode(prompt)
     if row.answer is None:

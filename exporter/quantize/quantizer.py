@@ -1,4 +1,4 @@
-"""Which quantizer chooses a bundle's codes, and why. Knows options and checkpoints; chooses no code."""
+"""Chooses the quantizer of an export, and says why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..checkpoint.compressed import PackedTensors
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tensors import Tensors
 from ..codes import Quantization
-from .rows import read_text
+from .text import read_text
 
 QUANTIZERS = ("auto", "gptq", "round")
 HOW = (
@@ -23,8 +23,8 @@ HOW = (
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """`name`: gptq, round, or checkpoint for codes that are there already. `text` is what gptq reads, and
-    `reason` one line for the user, empty where there is nothing to say.
+    """`name`: gptq, round, or checkpoint (which is quantized already). `text` is what gptq reads, and
+    `reason` a line for the user, which may be empty.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Quantizer:
         block: int,
         progress: Callable[[int, int], None],
     ) -> tuple[Tensors, QuantizerInfo]:
-        """The checkpoint's tensors, with codes where this quantizer chooses them, and what the manifest says
-        of it. `progress` is called with the layers that are done, and their number.
+        """The checkpoint's tensors, with the codes that this quantizer chooses, and its entry for the
+        manifest. `progress` is called with the number of layers that are done, and of all layers.
         """
         if self.text is None:
             return checkpoint.tensors, QuantizerInfo(self.name)
-        from .layers import CalibratedTensors
+        from .calibrated import CalibratedTensors
 
         text = read_text(self.text, checkpoint, block)
         layers = checkpoint.dims.num_layers
@@ -61,10 +61,10 @@ class Quantizer:
 def choose_quantizer(
     checkpoint: Checkpoint, storage: Quantization | None, name: str = "auto", text: Path | None = None
 ) -> Quantizer | None:
-    """None for a bundle without codes. "auto" is gptq for int4 where there is text (the default checkpoint
-    has its own), and for other codes where text is given.
+    """The quantizer for `storage`; None if that is None. "auto" is gptq if `text` is given, or for int4 if
+    the checkpoint has a text of its own, as the default one does; else round.
 
-    Raises ExportError for a choice that cannot be.
+    Raises ExportError for options that do not fit together.
     """
     if name not in QUANTIZERS:
         raise ExportError(f"--quantizer must be one of {', '.join(QUANTIZERS)}, not {name}")
@@ -81,7 +81,7 @@ def choose_quantizer(
         return Quantizer("checkpoint")
     if name == "round":
         if text is not None:
-            raise ExportError("--quantizer round reads no text; leave --calibration-text or --quantizer away")
+            raise ExportError("--quantizer round reads no text; leave out --calibration-text or --quantizer")
         return Quantizer("round")
     if text is None and checkpoint.source == default.NAME and (name == "gptq" or storage.scheme == "int4"):
         rows = default.calibration_text()
@@ -90,10 +90,12 @@ def choose_quantizer(
         return Quantizer("gptq", text, f"codes: gptq, on {text}")
     if name == "gptq":
         raise ExportError(
-            f"--quantizer gptq needs a text to calibrate with: {HOW}; or take --quantizer round"
+            f"--quantizer gptq needs a text to calibrate with: {HOW}; or choose --quantizer round"
         )
     if storage.scheme == "int4":
         return Quantizer(
-            "round", None, f"codes: rounded, which costs int4 much of its accuracy; for calibrated ones {HOW}"
+            "round",
+            None,
+            f"codes: rounded, which costs int4 much of its accuracy; for calibrated codes {HOW}",
         )
     return Quantizer("round")

@@ -1,11 +1,9 @@
-"""A checkpoint's Linear weights as calibrated codes, one layer at a time, in the order of the layers.
+"""Chooses calibrated codes for a checkpoint's Linear weights, one layer at a time.
 
-Knows how a layer is computed (check/reference.py) and who asks for what; no files.
-
-Hidden states of all sequences are carried from layer to layer. Of a layer, the second moments of what goes
-into each Linear map are summed up, its codes chosen, and the layer run again with what the codes stand for:
-later layers are calibrated with what they will really get. Memory is that of the hidden states, of one layer
-in fp32 and of the moments and factors of its widest map.
+Hidden states of all sequences are carried from layer to layer. For each layer, the second moments of the
+inputs of each Linear map are summed up, codes are chosen, and the layer runs again with the decoded weights,
+so that later layers are calibrated on the inputs they will really get. Memory is that of the hidden states,
+of one layer in fp32, and of the moments and factors of its widest map.
 """
 
 from __future__ import annotations
@@ -19,19 +17,19 @@ import torch
 from ...runtime.errors import ExportError
 from ..check import reference
 from ..checkpoint import names
-from ..checkpoint.family import Dims
+from ..checkpoint.dims import Dims
 from ..checkpoint.tensors import Tensors
 from ..codes import Codec, Encoded
 from .gptq import Moments, choose_codes
 
-TOKENS_AT_ONCE = 512  # of whole sequences; attention among them is quadratic
+TOKENS_AT_ONCE = 512  # of whole sequences; attention is quadratic in it
 
 
 class CalibratedTensors:
-    """Tensors of which the Linear weights of layers come as codes, chosen when a layer is first asked for.
+    """Tensors whose Linear weights of layers are codes, chosen when a layer is first requested.
 
-    `progress` is called after each layer with how many are done. Layers must be asked for in their order:
-    of earlier ones nothing is left.
+    `progress` is called after each layer with the number of layers that are done. Layers must be requested in
+    their order, because only the codes of one are kept.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class CalibratedTensors:
         return self._stored.shapes
 
     def read(self, name: str) -> np.ndarray:
-        """A weight as the checkpoint has it."""
+        """The checkpoint's weight, unchanged."""
         return self._stored.read(name)
 
     def holds(self, name: str, codec: Codec) -> bool:
@@ -66,7 +64,7 @@ class CalibratedTensors:
     def encoded(self, name: str, scale_dtype: np.dtype[Any]) -> Encoded:
         """The codes of a Linear weight.
 
-        Raises ExportError for activations that are no numbers, OverflowError for weights beyond
+        Raises ExportError for activations that are NaN or Inf, OverflowError for weights beyond
         `scale_dtype`.
         """
         if name not in self._codes:
@@ -85,15 +83,15 @@ class CalibratedTensors:
             keys = [f"{part}.weight" for part in parts]
             sizes = [len(weights[key]) for key in keys]
             joined = torch.cat([weights[key] for key in keys])
-            made = choose_codes(joined, moments.pop(parts[0]).sums, self._codec, scale_dtype)
-            if not np.isfinite(made.scales).all():
+            encoded = choose_codes(joined, moments.pop(parts[0]).sums, self._codec, scale_dtype)
+            if not np.isfinite(encoded.scales).all():
                 raise OverflowError(keys[0])
-            decoded = torch.from_numpy(made.decoded().reshape(joined.shape))
+            decoded = torch.from_numpy(encoded.decoded().reshape(joined.shape))
             start = 0
             for part, key, size in zip(parts, keys, sizes, strict=True):
                 rows = slice(start, start + size)
-                zeros = None if made.zeros is None else made.zeros[rows]
-                codes[names.weight(i, part)] = Encoded(made.codes[rows], made.scales[rows], zeros)
+                zeros = None if encoded.zeros is None else encoded.zeros[rows]
+                codes[names.weight(i, part)] = Encoded(encoded.codes[rows], encoded.scales[rows], zeros)
                 weights[key] = decoded[rows]
                 start += size
         if i + 1 < dims.num_layers:
@@ -104,7 +102,7 @@ class CalibratedTensors:
         return codes
 
     def _moments(self, i: int, weights: dict[str, torch.Tensor]) -> dict[str, Moments]:
-        """Of what goes into each group of maps, by its first part."""
+        """The moments of each group of maps, by its first part."""
         sums = {parts[0]: Moments(weights[f"{parts[0]}.weight"].shape[1]) for parts in self._together}
 
         def watch(part: str, value: torch.Tensor) -> None:
@@ -116,8 +114,8 @@ class CalibratedTensors:
         strange = [part for part, moments in sums.items() if not moments.are_finite]
         if strange:
             raise ExportError(
-                f"layer {i} gives NaN or Inf for the calibration text (what goes into {', '.join(strange)});"
-                " nothing was written. The checkpoint's weights are broken, or too large for fp32: train or"
+                f"layer {i} gives NaN or Inf for the calibration text (inputs of {', '.join(strange)})."
+                " Nothing was written. The checkpoint's weights are broken, or too large for fp32: train or"
                 " download it again"
             )
         return sums
@@ -128,7 +126,7 @@ def _places(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """Whole sequences, of one length as far as it goes, that are computed together."""
+    """Batches of whole sequences, of similar lengths, that are computed together."""
     batch: list[Sequence[int]] = []
     for sequence in sorted(sequences, key=len):
         if batch and sum(map(len, batch)) + len(sequence) > TOKENS_AT_ONCE:

@@ -1,6 +1,4 @@
-"""The nodes of single knobs: factors, caps, activations, growing queries. Each adds nothing while its knob is
-off.
-"""
+"""Factors, caps, activations and growing queries. Each adds no node if its knob is off."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from onnx import TensorProto
 from ..checkpoint.knobs import Knobs
 from .nodes import Nodes
 
-BEND = 0.044715  # of the tanh that stands in for the Gaussian of Gelu
+BEND = 0.044715  # of Gelu's approximation by tanh
 
 
 def scaled(nodes: Nodes, x: str, factor: float, name: str, kind: np.dtype) -> str:
@@ -33,7 +31,7 @@ def capped(nodes: Nodes, x: str, cap: float, name: str) -> str:
 
 
 def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: bool) -> str:
-    """The activation of the MLP's gate; `is_plain`: without the operator Gelu, which opset 18 has not."""
+    """The activation of the MLP's gate. `is_plain`: without the operator Gelu, which opset 18 lacks."""
     if knobs.activation == "silu":
         return nodes.add("Mul", gate, nodes.add("Sigmoid", gate, name="gate_sigmoid"), name="gate_silu")
     if not is_plain:
@@ -50,8 +48,8 @@ def activated(nodes: Nodes, knobs: Knobs, gate: str, kind: np.dtype, is_plain: b
 def attention_settings(knobs: Knobs) -> dict[str, Any]:
     """Attributes of the operator Attention.
 
-    Never its `softcap`: ONNX Runtime 1.24 to 1.26 mask before they cap, so that nothing is masked (1.31
-    does it right). Scores that are capped are computed in plain operators.
+    Its `softcap` is not used: ONNX Runtime 1.24 to 1.26 mask before they cap, so that nothing is masked (1.31
+    is right). Capped scores are computed with plain operators.
     """
     return {} if knobs.attention_scale is None else {"scale": knobs.attention_scale}
 

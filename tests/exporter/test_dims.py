@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support import tiny
 
+from mars_export.exporter.checkpoint.dims import dims_from_config
 from mars_export.exporter.checkpoint.families import FAMILIES
-from mars_export.exporter.checkpoint.family import dims_from_config
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime.errors import CheckpointError
 

@@ -1,7 +1,4 @@
-"""Decoder families: config.json -> dimensions and the exact tensors a model must have.
-
-The differences are knobs (families.py has the table).
-"""
+"""The dimensions of a decoder from its config.json, and the tensors that it must have."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from .layers import rotations, windows
 from .rope import Rope, positive
 from .tensors import listed, shown
 
-# The largest number of each field that is taken seriously: a reader, and this exporter, allocate from them.
+# The largest accepted numbers, because this exporter and readers of bundles allocate memory by them.
 LIMITS = {
     "vocab_size": 2**24,
     "hidden_size": 2**20,
@@ -33,11 +30,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """The shape of a decoder, and what it does otherwise than Llama.
-
-    `windows[i]` is layer i's sliding window in tokens, or None for full causal attention; `rotation[i]` is
-    which of `ropes` turns its queries and keys, or None.
-    """
+    """The shape of a decoder, and its differences from Llama."""
 
     model_type: str
     vocab_size: int
@@ -50,22 +43,22 @@ class Dims:
     context_length: int
     rms_norm_eps: float
     ropes: tuple[Rope, ...]
-    rotation: tuple[int | None, ...]
+    rotation: tuple[int | None, ...]  # for each layer the index of its rope, or None
     tied: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    windows: tuple[int | None, ...]
+    windows: tuple[int | None, ...]  # for each layer its sliding window in tokens, or None for full attention
     knobs: Knobs
 
     def rope(self, layer: int) -> Rope | None:
-        """What turns layer `layer`'s queries and keys; None where nothing does."""
+        """The rotary embedding of layer `layer`, or None."""
         which = self.rotation[layer]
         return None if which is None else self.ropes[which]
 
     @property
     def attention_scale(self) -> float:
-        """What scores are multiplied by before the softmax."""
+        """The factor of scores before the softmax."""
         scale = self.knobs.attention_scale
         return self.head_dim**-0.5 if scale is None else scale
 
@@ -73,9 +66,9 @@ class Dims:
 def dims_from_config(config: Mapping[str, Any], *, long_context: bool = False) -> Dims:
     """Read the dimensions of a Hugging Face `config.json`.
 
-    `long_context`: of a model with two sets of rotary frequencies, take those for long texts. Raises
-    CheckpointError for an unknown architecture (naming the known ones), for missing or senseless numbers (all
-    at once) and for features that would change the result if they were ignored.
+    `long_context`: use the rotary frequencies for long texts of a model that has two sets. Raises
+    CheckpointError for an unknown architecture, for missing or senseless numbers, and for features that would
+    change the result if they were ignored.
     """
     declared = str(config.get("model_type"))
     model_type = ALIASES.get(declared, declared)
@@ -106,7 +99,7 @@ def dims_from_config(config: Mapping[str, Any], *, long_context: bool = False) -
             " together"
         )
     num_layers, context = _count(config, "num_hidden_layers"), _count(config, "max_position_embeddings")
-    # The authors' A2D classes never window, whatever their config says.
+    # The authors' A2D classes never use sliding windows, whatever their config says.
     slides = (None,) * num_layers if declared in ALIASES else windows(config, family, num_layers)
     ropes, rotation = rotations(config, family, head_dim, slides, long_context)
     context = max(context, *(rope.context for rope in ropes))
@@ -175,7 +168,7 @@ def expected_shapes(dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError that lists every missing, extra and misshapen tensor at once."""
+    """Raise CheckpointError that lists every missing, extra and misshapen tensor."""
     expected = dict(expected_shapes(dims))
     if problem := _other_names(shapes):
         raise CheckpointError(problem)
@@ -198,7 +191,7 @@ def check_shapes(dims: Dims, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _other_names(shapes: Mapping[str, object]) -> str | None:
-    """One line where all names are there behind another prefix, as AutoModel or a wrapper saves them."""
+    """The error for tensors whose names have another prefix, as AutoModel or a wrapper saves them."""
     first = names.weight(0, names.O)
     inner = first.removeprefix("model.")
     theirs = next((name for name in shapes if name.endswith(inner)), None)
@@ -207,6 +200,5 @@ def _other_names(shapes: Mapping[str, object]) -> str | None:
     prefix = theirs.removesuffix(inner)
     return (
         f"the tensors' names begin with `{prefix}layers.` where `model.layers.` is expected: save the whole"
-        " causal"
-        " model, `AutoModelForCausalLM.from_pretrained(path).save_pretrained(other)`, and export that"
+        " causal model, `AutoModelForCausalLM.from_pretrained(path).save_pretrained(other)`, and export that"
     )
