@@ -159,7 +159,7 @@ def test_a_second_writer_waits(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
-        pytest.raises(ExportError, match=r"file.*cannot be written to .*another place"),
+        pytest.raises(ExportError, match=r"file.*cannot be written to .*another directory"),
         writing(tmp_path / "file" / "x.bundle", 0, force=False),
     ):
         pass

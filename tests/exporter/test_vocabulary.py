@@ -59,7 +59,7 @@ def test_no_mask_token_is_no_mars_checkpoint(directory: Path) -> None:
 def test_a_named_mask_token(directory: Path) -> None:
     assert vocabulary(directory, "<|im_start|>").mask_token_id == tiny.IM_START
     assert vocabulary(directory, "280").mask_token_id == 280
-    with pytest.raises(CheckpointError, match="no token `<mask>`; give --mask-token one that it has"):
+    with pytest.raises(CheckpointError, match="no token `<mask>`; give --mask-token one of its tokens"):
         vocabulary(directory, "<mask>")
 
 
