@@ -1,10 +1,10 @@
-"""The mars-export command line: the commands of its parts under one name, what each needs installed, and what
-becomes of errors.
-"""
+"""The command `mars-export`: its subcommands, the packages that each one needs, and error handling."""
 
 from __future__ import annotations
 
+import inspect
 import io
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -19,20 +19,15 @@ from typer.core import TyperGroup
 from . import __version__
 from .calibration import commands as calibration
 from .exporter import commands as exporter
-from .exporter import demo_command as showing
-from .runtime.cli import bundles as bundles
-from .runtime.cli import chat_command as talking
-from .runtime.cli import generate as runtime
-from .runtime.cli import grammars as grammars
-from .runtime.cli import hub as hub
-from .runtime.cli import serve as serving
+from .exporter import demo_command as demo
+from .runtime.cli import bundles, chat, generate, grammars, hub, serve
 from .runtime.cli.console import out, print_error, print_warning
 from .runtime.errors import MarsError, MarsWarning
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Modules that an extra installs; `enough` says whether all of them are needed or any one will do."""
+    """Modules that an extra installs. `enough` is `all` if a command needs all of them, or `any`."""
 
     extra: str
     modules: tuple[str, ...]
@@ -44,8 +39,7 @@ EXPORT = Need("export", ("torch", "onnx", "ml_dtypes", "safetensors", "huggingfa
 SERVE = Need("serve", ("starlette", "uvicorn", "prometheus_client"))
 HUB = Need("hub", ("huggingface_hub",))
 REPORT = Need("calibrate", ("matplotlib",))
-# What must be there before a command begins; a command that is not named needs nothing beyond the base.
-# `store` is what `prefix` does with a bundle (StoreUnlessNamed).
+# What a command needs beyond the base installation.
 NEEDS: dict[str, tuple[Need, ...]] = {
     "onnx": (EXPORT, RUN),
     "trt": (EXPORT,),
@@ -61,22 +55,22 @@ NEEDS: dict[str, tuple[Need, ...]] = {
 
 
 def check_installed(command: str) -> None:
-    """Raise MarsError that names all extras which `command` needs and lacks."""
-    lacking = {
+    """Raise a MarsError that names all extras which `command` needs and which are not installed."""
+    missing = {
         need.extra: [name for name in need.modules if not _is_installed(name)]
         for need in NEEDS.get(command, ())
         if not need.enough(_is_installed(name) for name in need.modules)
     }
-    if not lacking:
+    if not missing:
         return
-    extras = ",".join(lacking)
-    absent = "; ".join(
+    extras = ",".join(missing)
+    modules = "; ".join(
         f"none of {', '.join(names)}" if extra == RUN.extra else ", ".join(names)
-        for extra, names in lacking.items()
+        for extra, names in missing.items()
     )
-    instead = " (or gpu, rtx, trt instead of cpu)" if RUN.extra in lacking else ""
+    instead = " (or gpu, rtx, trt instead of cpu)" if RUN.extra in missing else ""
     raise MarsError(
-        f"`mars-export {command}` needs more than is installed ({absent}):\n"
+        f"`mars-export {command}` needs more than is installed ({modules}):\n"
         f"  pip install 'mars-export[{extras}]'{instead}\n"
         f"  from a clone: pip install '.[{extras}]'"
     )
@@ -90,7 +84,7 @@ def _is_installed(module: str) -> bool:
 
 
 class Commands(TyperGroup):
-    """A command says what it lacks before it reads its arguments; `--help` always answers."""
+    """Checks the packages of a command before it parses its arguments, unless they have `--help`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -99,32 +93,43 @@ class Commands(TyperGroup):
         return name, command, rest
 
 
-# Other names of options, known from elsewhere. As second names in their declarations they would take the room
-# of what `--help` says, and be cut off on a terminal of 80 columns.
-ALSO = {"max-tokens": "max-new-tokens", "temp": "temperature"}
+# Option names of other tools. In the declarations they would take up room in `--help`.
+ALIASES = {"max-tokens": "max-new-tokens", "temp": "temperature"}
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"token_normalize_func": lambda name: ALSO.get(name, name)},
+    context_settings={"token_normalize_func": lambda name: ALIASES.get(name, name)},
 )
-for part in (
-    exporter,
-    showing,
-    runtime,
-    talking,
-    serving,
-    calibration,
-    bundles,
-    grammars,
-    hub,
-):
-    app.add_typer(part.app)
+PANELS: dict[str, tuple[Any, ...]] = {
+    "Run": (generate, chat, serve),
+    "Export": (exporter, demo),
+    "Measure": (calibration,),
+    "Bundles": (bundles, grammars, hub),
+}
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _add(part: typer.Typer, panel: str | None = None) -> None:
+    """Put the commands of a part in a panel of `--help`, and join the lines of their help texts."""
+    for command in part.registered_commands:
+        command.rich_help_panel = panel
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+    for group in part.registered_groups:
+        group.rich_help_panel = panel
+        if group.typer_instance is not None:
+            _add(group.typer_instance)
+
+
+for title, modules in PANELS.items():
+    for module in modules:
+        _add(module.app, title)
+        app.add_typer(module.app)
+
+
+def _print_version(show: bool) -> None:
+    if show:
         out.print(f"mars-export {__version__}")
         raise typer.Exit
 
@@ -136,43 +141,41 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 interrupted. With"
-    ' --json an error is {"error": {"kind", "message"}} on standard output, too.'
+    epilog="Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted. With --json, errors are also"
+    ' printed on standard output, as {"error": {"kind", "message"}}.'
 )
 def describe(version: Version = False) -> None:
-    """Export MARS multi-token language models and run them with a speed/quality knob per request."""
+    """Export MARS multi-token language models, run and serve them."""
 
 
 def main() -> None:
-    """Console entry point: errors of ours in one block and exit code 1, Ctrl-C with 130, no tracebacks. With
-    --json they are a line of JSON on standard output, too.
-    """
-    if sys.stdin is None:  # closed where it was started
+    """Entry point. MarsError and OSError end with a message and exit code 1, not with a traceback."""
+    if sys.stdin is None:  # the caller closed it
         sys.stdin = io.StringIO()
     with warnings.catch_warnings():
-        warnings.showwarning = _shown_by(warnings.showwarning)
+        warnings.showwarning = _print_warnings(warnings.showwarning)
         try:
             app()
         except MarsError as error:
             print_error(error, as_json="--json" in sys.argv)
             sys.exit(1)
         except BrokenPipeError:
-            sys.stderr.close()  # the reader went away, as in `| head`
+            sys.stderr.close()  # the reader has ended, as in `| head`
             sys.exit(0)
         except OSError as error:  # a full disk, a name that is too long
             where = f"{error.filename}: " if error.filename else ""
             problem = MarsError(f"{where}{error.strerror or error}")
             try:
                 print_error(problem, as_json="--json" in sys.argv)
-            except OSError:  # what is full is standard output
+            except OSError:  # standard output is full
                 print_error(problem)
             with suppress(OSError):
                 sys.stdout.close()
             sys.exit(1)
 
 
-def _shown_by(others: Callable[..., None]) -> Callable[..., None]:
-    """Warnings of ours in one block, `others` as ever."""
+def _print_warnings(others: Callable[..., None]) -> Callable[..., None]:
+    """A handler that prints each MarsWarning as a message, and passes other warnings to `others`."""
 
     def show(message: Any, category: type[Warning], *rest: Any) -> None:
         if issubclass(category, MarsWarning):

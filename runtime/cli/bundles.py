@@ -1,6 +1,4 @@
-"""The commands about a bundle as it lies there: inspect, doctor, verify, profiles. Parse, one call,
-print.
-"""
+"""The commands `inspect`, `doctor`, `verify` and `profiles`."""
 
 from __future__ import annotations
 
@@ -25,20 +23,18 @@ from .console import (
 )
 
 app = typer.Typer()
-profiles_app = typer.Typer(no_args_is_help=True, help="Calibrated settings kept in a bundle.")
+profiles_app = typer.Typer(no_args_is_help=True, help="Manage the calibrated profiles of a bundle.")
 app.add_typer(profiles_app, name="profiles")
 
 
 @app.command()
 def inspect(
     bundle: BundleArgument,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="With --trust: hash every file, even those found good before.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="With --trust: hash every file again.")] = False,
     safe: Safe = True,
     as_json: Json = False,
 ) -> None:
-    """Show what a bundle holds."""
+    """Show the contents of a bundle."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -104,7 +100,7 @@ def inspect(
 
 
 def _codes_of(quantizer: Any) -> str:
-    """What chose the codes, as far as the bundle knows."""
+    """How the codes were chosen, if the bundle says so."""
     if quantizer is None:
         return ""
     words = f"; codes by {quantizer.name}"
@@ -131,15 +127,15 @@ def _print_engine_info(name: str, backend: str, info: Any) -> None:
 def doctor(
     bundle: Annotated[
         Path | None,
-        typer.Argument(metavar="[BUNDLE]", help="Also say whether this bundle opens here, and if not, why."),
+        typer.Argument(metavar="[BUNDLE]", help="Also check whether this bundle runs here."),
     ] = None,
     device: Device = "cpu",
     safe: Safe = True,
     as_json: Json = False,
 ) -> None:
-    """Say what is installed, which devices work, and whether a bundle would open here.
+    """Check the installation, the devices, and whether a bundle runs here.
 
-    Exits with 1 if it would not.
+    Exits with 1 if the bundle does not.
     """
     from .doctor import examine
 
@@ -157,7 +153,10 @@ def doctor(
 
 @app.command()
 def verify(bundle: BundleArgument, as_json: Json = False) -> None:
-    """Hash every file of a bundle. Exits with 1 unless all is good."""
+    """Check the hash of every file of a bundle.
+
+    Exits with 1 if one is wrong.
+    """
     from ..bundle.open import open_bundle
 
     files = open_bundle(bundle, safe=True).manifest.files
@@ -170,7 +169,7 @@ def verify(bundle: BundleArgument, as_json: Json = False) -> None:
 
 @profiles_app.command("list")
 def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
-    """List a bundle's profiles and say which are stale."""
+    """List the profiles of a bundle, and which are stale."""
     from ..bundle.profiles import states
 
     columns = ("profile", "tau", "metric", "variant", "rows", "drop below", "date", "state")
@@ -180,7 +179,7 @@ def list_profiles(bundle: BundleArgument, as_json: Json = False) -> None:
 
 @profiles_app.command("show")
 def show_profile(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
-    """Show a profile and what it rests on."""
+    """Show a profile and its evidence."""
     from ..bundle.profiles import states
 
     for row in states(bundle, name):
@@ -189,14 +188,14 @@ def show_profile(bundle: BundleArgument, name: Name, as_json: Json = False) -> N
             continue
         print_table(("profile", ""), row.settings)
         out.print()
-        print_table(("rests on", ""), row.evidence)
+        print_table(("evidence", ""), row.evidence)
         if row.stale:
             say(f"\nrenew it with: {row.renewal}")
 
 
 @profiles_app.command("remove")
 def remove_profile(bundle: BundleArgument, name: Name) -> None:
-    """Take a profile out of a bundle."""
+    """Remove a profile from a bundle."""
     from ..bundle.profiles import remove
 
     remove(bundle, name)

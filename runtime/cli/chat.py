@@ -1,210 +1,164 @@
-"""A talk at a terminal: lines become messages, commands change settings. Knows no session, prints nothing."""
+"""The command `chat`: a conversation at a terminal or over a pipe."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
-from ..bundle.files import write_whole
-from ..decode.config import GenerationConfig, repeatable
+import typer
+
 from ..errors import MarsError
+from .console import BundleArgument, err, print_error, print_json, uninterrupted, visible
+from .display import calls_of, completion_json, print_summary, show
+from .generate import MaxNewTokens, Quiet, Runs
+from .options import AnswerOptions, SessionOptions, takes_options
 
-Message = dict[str, str]
-FENCES = ("'''", '"""')
-MOST = 64 << 20  # bytes of a saved talk
-HELP = """\
-/exact            the text of one-token decoding, several tokens a step (the default)
-/tau 0.9          faster and riskier: accept what is likelier than this; 1 is one token a step
-/runs             mark the tokens that were accepted together, or stop that
-/undo             take the last question and its answer back
-/edit QUESTION    replace the last question and ask again
-/system TEXT      put a system message before the talk; without TEXT take it away
-/save FILE        write the talk as JSON
-/load FILE        go on with a saved talk
-/result TEXT      the result of the next call of the last answer; after the last result the model continues
-/reset            forget the talk
-/quit             leave, as Ctrl-D does; Ctrl-C only ends an answer
-Lines that end in \\ go on; ''' begins and ends a text of several lines."""
+if TYPE_CHECKING:
+    from ..session.answer import Stream
+    from ..session.conversation import Conversation
+    from ..session.session import Session
+    from .talk import Message, Talk
+
+app = typer.Typer()
 
 
-class Talk:
-    """The messages so far and the settings of the next answer.
+@app.command()
+@takes_options
+def chat(
+    bundle: BundleArgument,
+    *,
+    max_new_tokens: MaxNewTokens = 512,
+    answers: AnswerOptions,
+    model: SessionOptions,
+    drop_oldest: Annotated[
+        bool, typer.Option("--drop-oldest", help="Forget the oldest turns when the context is full.")
+    ] = False,
+    runs: Runs = False,
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Read one message a line, print one JSON object per answer.")
+    ] = False,
+) -> None:
+    """Chat with a model.
 
-    `has_window`: the user chose the window, so that no other one is taken where draws are to be repeatable.
-    `names`: those of the calls in an answer, where there are tools.
+    Type a message. /help lists the commands, such as /undo and /system. Ctrl-C ends an answer, Ctrl-D or
+    /quit ends the chat.
     """
+    from .talk import Talk, questions
+
+    config = answers.config(max_new_tokens)
+    session = model.open(bundle)
+    config = answers.with_profile(session, config)
+
+    def names(answer: str) -> list[str]:
+        return [call["name"] for call in calls_of(session, answer)["tool_calls"]]
+
+    talk = Talk(
+        answers.system,
+        config,
+        runs=runs,
+        has_window=answers.has_window,
+        names=names if config.tools is not None else None,
+    )
+    chat = _Chat(session, talk, session.conversation(answers.system, drop_oldest=drop_oldest), quiet, as_json)
+    if sys.stdin.isatty() and not (quiet or as_json):
+        print_greeting(session)
+
+    def read(continues: bool) -> str | None:
+        return _read_line("" if as_json or not sys.stdin.isatty() else "... " if continues else "> ")
+
+    while True:
+        try:
+            for line in iter(lambda: read(False), None) if as_json else questions(read):
+                if line.split(maxsplit=1)[:1] in (["/quit"], ["/exit"]):
+                    return
+                chat.obey_or_answer(line)
+            return
+        except KeyboardInterrupt:  # between two answers
+            if not sys.stdin.isatty():
+                raise
+            with uninterrupted():
+                err.print("\n(Ctrl-D or /quit leaves)", style="dim")
+
+
+def print_greeting(session: Session) -> None:
+    """The bundle, what it is for, and where to find help."""
+    manifest = session.bundle.manifest
+    lines = [
+        f"{session.bundle.path.name}: {manifest.source}, {session.variant.precision} on {session.device}"
+    ]
+    if profiles := sorted({profile.name for profile in manifest.profiles}):
+        lines.append(f"Calibrated for {', '.join(profiles)} (--profile).")
+    lines.append("Type a message. /help lists the commands; Ctrl-D leaves.")
+    err.print(visible("\n".join(lines)), style="dim", markup=False)
+
+
+class _Chat:
+    """A talk, and the session that answers it."""
 
     def __init__(
-        self,
-        system: str | None,
-        config: GenerationConfig,
-        *,
-        runs: bool = False,
-        has_window: bool = False,
-        names: Callable[[str], Sequence[str]] | None = None,
+        self, session: Session, talk: Talk, conversation: Conversation[Stream], quiet: bool, as_json: bool
     ) -> None:
-        self.messages: list[Message] = [] if system is None else [_message("system", system)]
-        self.config, self.runs, self._has_window = config, runs, has_window
-        self._names, self._results = names, list[str]()
+        self._session, self._talk, self._conversation = session, talk, conversation
+        self._quiet, self._as_json = quiet, as_json
 
-    def obey(self, line: str) -> str:
-        """Do what a line with a command says, and return what to tell. Raises MarsError for what cannot be
-        done.
+    def obey_or_answer(self, line: str) -> None:
+        """Do what a line says: a command, a question, or the result of a call."""
+        talk = self._talk
+        try:
+            if (question := talk.edited(line)) is not None:
+                self._answer(talk.without_last, question)
+            elif line.startswith("/"):
+                reply = talk.obey(line)
+                if results := talk.results():
+                    self._answer(talk.messages, results)
+                else:
+                    err.print(visible(reply), style="dim", markup=False)
+            elif line.strip():
+                self._answer(talk.messages, line)
+        except MarsError as error:
+            print_error(error, as_json=self._as_json)
+
+    def _answer(self, before: list[Message], new: str | tuple[str, ...]) -> None:
+        """Answer a question, or the results of calls, after the messages `before`. A turn that fails leaves
+        the talk unchanged.
         """
-        command, _, value = line.strip().partition(" ")
-        value = value.strip()
-        if command == "/result":
-            return self._note(value)
-        if command in ("/undo", "/system", "/load", "/reset"):
-            self._results = []
-        match command:
-            case "/exact":
-                self.config = self.config.with_values(exact=True)
-                return "exact"
-            case "/tau":
-                return self._set_tau(value)
-            case "/runs":
-                self.runs = not self.runs
-                return f"runs {'on' if self.runs else 'off'}"
-            case "/undo":
-                had = len(self.messages)
-                self.messages = self.without_last
-                return "last turn taken back" if len(self.messages) < had else "there is no turn to take back"
-            case "/system":
-                rest = self.messages[len(self._opening) :]
-                self.messages = [*([_message("system", value)] if value else []), *rest]
-                return "system message set" if value else "no system message"
-            case "/save":
-                return self._save(value)
-            case "/load":
-                return self._load(value)
-            case "/reset":
-                self.messages = self._opening
-                return "forgotten"
-            case _:
-                return HELP
-
-    @property
-    def calls(self) -> tuple[str, ...]:
-        """Names of the calls of the last answer that have no result yet."""
-        if self._names is None or not self.messages or self.messages[-1]["role"] != "assistant":
-            return ()
-        return tuple(self._names(self.messages[-1]["content"])[len(self._results) :])
-
-    def results(self) -> tuple[str, ...]:
-        """Those of all calls of the last answer, once; none while one lacks."""
-        if self.calls:
-            return ()
-        given, self._results = tuple(self._results), []
-        return given
-
-    def answered(self, before: Sequence[Message], asked: Sequence[Message], answer: str) -> None:
-        """The talk now: what was said before, a question or results, and the answer."""
-        self._results = []
-        self.messages = [*before, *asked, _message("assistant", answer)]
-
-    def _note(self, result: str) -> str:
-        if not self.calls:
-            hint = "" if self._names is not None else "; calls are made where chat has --tools"
-            raise MarsError(f"/result: no call waits for one{hint}")
-        name = self.calls[0]
-        self._results.append(result)
-        rest = f"; next is {self.calls[0]}" if self.calls else ""
-        return f"result of {name}{rest}"
-
-    @property
-    def without_last(self) -> list[Message]:
-        """The messages before the last question."""
-        asked = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
-        return self.messages[: asked[-1]] if asked else list(self.messages)
-
-    def edited(self, line: str) -> str | None:
-        """The question of a line that asks one in the place of the last. Raises MarsError without a last."""
-        command, _, question = line.strip().partition(" ")
-        if command != "/edit" or not question.strip():
-            return None
-        if all(m["role"] != "user" for m in self.messages):
-            raise MarsError("/edit: there is no question yet; ask one without it")
-        return question.strip()
-
-    @property
-    def _opening(self) -> list[Message]:
-        return [m for m in self.messages[:1] if m["role"] == "system"]
-
-    def _set_tau(self, value: str) -> str:
-        try:
-            tau = float(value)
-        except ValueError as error:
-            raise MarsError(f"/tau needs a number of 0 or more, not {value!r}") from error
-        self.config = repeatable(self.config.with_values(tau=tau), has_window=self._has_window)
-        return f"tau {tau:g}"
-
-    def _save(self, name: str) -> str:
-        file = _file("/save", name)
-        if file.exists():
-            _read(file)  # only a talk is replaced by a talk
-        try:
-            write_whole(
-                file, json.dumps(self.messages, ensure_ascii=False, indent=1).encode("utf-8", "replace")
+        session, talk, conversation = self._session, self._talk, self._conversation
+        conversation.resume(before)
+        has_tools = talk.config.tools is not None
+        if isinstance(new, str):
+            role, reply = "user", conversation.send(new, talk.config)
+        else:
+            role, reply = "tool", conversation.give(new, talk.config)
+        if conversation.dropped:
+            err.print(
+                f"the context is full: the oldest {conversation.dropped} turn(s) are forgotten", style="dim"
             )
-        except OSError as error:
-            raise MarsError(f"{name}: cannot be written ({error.strerror}); give another place") from error
-        return f"{len(self.messages)} messages saved in {name}"
-
-    def _load(self, name: str) -> str:
-        self.messages = _read(_file("/load", name))
-        return f"{len(self.messages)} messages loaded"
-
-
-def questions(read: Callable[[bool], str | None]) -> Iterator[str]:
-    """Lines joined to questions until `read` has no more. `read` is told whether a line continues another."""
-    while (line := read(False)) is not None:
-        fence = next((f for f in FENCES if line.lstrip().startswith(f)), None)
-        if fence is not None:
-            text: str | None = line.lstrip().removeprefix(fence)
-            lines = []
-            while text is not None and not text.rstrip().endswith(fence):
-                lines.append(text)
-                text = read(True)
-            yield "\n".join([*lines, *([] if text is None else [text.rstrip().removesuffix(fence)])]).strip(
-                "\n"
-            )
-            continue
-        parts = []
-        while line is not None and line.endswith("\\"):
-            parts.append(line.removesuffix("\\"))
-            line = read(True)
-        yield "\n".join([*parts, *([] if line is None else [line])])
+        messages: list[Message] = [dict(message) for message in conversation.messages]
+        reader = session.tool_stream() if has_tools else None
+        completion = show(reply, runs=talk.runs, quiet=self._as_json, reader=reader)
+        texts = [new] if isinstance(new, str) else new
+        talk.answered(messages, [{"role": role, "content": text} for text in texts], completion.text)
+        if self._as_json:
+            calls = calls_of(session, completion.text) if has_tools else {}
+            print_json(completion_json(completion, talk.config) | calls)
+            return
+        with uninterrupted():
+            if not self._quiet:
+                print_summary(completion)
+            if names := talk.calls:
+                text = (
+                    f"calls: {', '.join(names)}; enter the result of each, in this order, with /result TEXT"
+                )
+                err.print(visible(text), style="dim", markup=False)
 
 
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
-
-
-def _file(command: str, name: str) -> Path:
-    if not name:
-        raise MarsError(f"{command} needs the name of a file")
-    return Path(name).expanduser()
-
-
-def _read(file: Path) -> list[Message]:
-    """A saved talk. Raises MarsError for anything else."""
+def _read_line(prompt: str) -> str | None:
+    """The next line, or None at the end."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (gives input() a history and line editing)
     try:
-        if file.is_file() and file.stat().st_size > MOST:
-            raise ValueError("it is too large")
-        value: Any = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MarsError(f"{file}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise MarsError(f"{file}: not a talk that /save wrote ({error})") from error
-    is_talk = isinstance(value, list) and all(
-        isinstance(m, dict)
-        and m.keys() == {"role", "content"}
-        and all(isinstance(v, str) for v in m.values())
-        for m in value
-    )
-    if not is_talk:
-        raise MarsError(f"{file}: not a talk that /save wrote (a JSON list of {{role, content}})")
-    return [_message(m["role"], m["content"]) for m in value]
+        return input(prompt)
+    except EOFError:
+        return None

@@ -1,11 +1,10 @@
-"""What the command line has in common: its two consoles, options that several commands take, tables, bars and
-errors. Knows no command.
-"""
+"""Shared parts of the command line: consoles, common options, tables, progress bars and errors."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,44 +24,53 @@ if TYPE_CHECKING:
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+MODEL = "Model and device"  # a panel of --help
+
+
+def option(panel: str, text: str, *names: str, **settings: Any) -> Any:
+    """An option that --help shows in a panel with others of its kind."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
 BundleArgument = Annotated[
-    Path, typer.Argument(metavar="BUNDLE", help="A bundle directory, as `mars-export onnx` writes it.")
+    Path, typer.Argument(metavar="BUNDLE", help="Bundle directory, as `mars-export onnx` writes it.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Safe = Annotated[
     bool,
-    typer.Option(
+    option(
+        MODEL,
+        "Use --safe for bundles that you do not trust: check every hash, run neither the chat template nor a"
+        " TensorRT engine, and limit memory.",
         "--safe/--trust",
-        help="For bundles that you do not trust: hash everything, run no chat template and no engine, take"
-        " no more than a bundle needs.",
     ),
 ]
 ParseSpecial = Annotated[
     bool,
-    typer.Option(
+    option(
+        MODEL,
+        "Parse special tokens, such as <|im_end|>, in messages. By default they are plain text.",
         "--parse-special",
-        help="The text of a special token, such as <|im_end|>, is that token in messages, too."
-        " By default it is plain text there.",
     ),
 ]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="cpu, cuda, or cuda:1 for another GPU. A missing device is an error, never a silent CPU."
-    ),
-]
-
-
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse a GPU that leaves operators on hidden states to the CPU."),
-]
-
+Device = Annotated[str, option(MODEL, "cpu, cuda, or cuda:1 for another GPU. A missing device is an error.")]
+Strict = Annotated[bool, option(MODEL, "Fail if a GPU leaves large operators to the CPU.", "--strict")]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
+def bytes_of(value: str | int) -> int:
+    """The value of a byte option: a number, or one with K, M or G (powers of 1024)."""
+    match = re.fullmatch(r"([0-9]{1,15})([KMG]?)(?:I?B)?", str(value).upper())
+    if match is None:
+        raise typer.BadParameter(f"a number of bytes, such as 4194304, 4M or 1G, is expected, not {value!r}")
+    return int(match[1]) << 10 * " KMG".index(match[2] or " ")
+
+
+Size = {"metavar": "SIZE", "parser": bytes_of}  # settings of a byte option
+
+
 class StoreUnlessNamed(TyperGroup):
-    """`prefix BUNDLE ...` stores: what is not the name of a subcommand is the bundle, or an option of it."""
+    """A group whose default subcommand is `store`: `grammar BUNDLE ...` means `grammar store BUNDLE ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", *ctx.help_option_names):
@@ -71,22 +79,22 @@ class StoreUnlessNamed(TyperGroup):
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """A Ctrl-C that comes in here is raised at the end: a console that is interrupted while it prints keeps
-    all later words to itself.
+def uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block: a rich console that is interrupted while it prints
+    stays silent.
     """
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    signals: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
+        signal.signal(signal.SIGINT, handler)
+    if signals:
         raise KeyboardInterrupt
 
 
 def at_most_cores(threads: int | None) -> int | None:
-    """--threads, or all cores and a word where that is more than there are: waiting threads cost minutes."""
+    """Clamp --threads to the number of cores, with a warning: more threads are much slower."""
     from ..machine import cores
 
     if threads is None or threads <= cores():
@@ -99,45 +107,40 @@ def at_most_cores(threads: int | None) -> int | None:
 
 Threads = Annotated[
     int | None,
-    typer.Option(
+    option(
+        MODEL,
+        "Compute threads. By default the backend decides.",
         "--threads",
         "-t",
         metavar="N",
         min=1,
         callback=at_most_cores,
-        help="Compute threads; the backend decides by default.",
     ),
 ]
 VariantName = Annotated[
-    str | None,
-    typer.Option("--variant", help="Which variant of the bundle to open, instead of the one that fits best."),
-]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        help="What tau bounds: probability, margin (top-2) or entropy (nats)."
-        " The last two need --metrics at export."
-    ),
+    str | None, option(MODEL, "Variant of the bundle. By default the best one for the device.", "--variant")
 ]
 Level = Annotated[
     int | None,
-    typer.Option(
-        "--accuracy-level", help="int4 and int8 weights: 0 is exact and slow, 4 is fast (8-bit activations)."
+    option(
+        MODEL,
+        "For int4 and int8 weights: 0 computes in floating point (slow), 4 in 8 bits (fast). By default the"
+        " level that the export measured.",
+        "--accuracy-level",
+        metavar="N",
     ),
 ]
 
 
 def visible(text: object) -> str:
-    """Text of others without what a terminal obeys or cannot show: control characters and lone surrogates are
-    written out.
-    """
+    """Foreign text, safe for a terminal: control characters and lone surrogates are escaped."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text)
     )
 
 
 def say(line: str) -> None:
-    """A line with words of the bundle in it: no markup, nothing that a terminal obeys."""
+    """Print a line that may hold foreign text: no markup, no control characters."""
     out.print(visible(line), markup=False)
 
 
@@ -146,15 +149,15 @@ def text_of(file: Path) -> str: ...
 @overload
 def text_of(file: Path | None) -> str | None: ...
 def text_of(file: Path | None) -> str | None:
-    """A file that an option names, where it does. Raises MarsError for what is no text."""
+    """The text of a file that an option names. Raises MarsError if it is not UTF-8."""
     try:
         return None if file is None else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise MarsError(f"{file}: not UTF-8 text ({error})") from error
 
 
-class Described(Protocol):
-    """What a bundle keeps, in words: a profile, a prefix, a grammar."""
+class Entry(Protocol):
+    """An entry of a bundle, such as a profile or a grammar, as a line of a table."""
 
     @property
     def cells(self) -> Sequence[str]: ...
@@ -162,8 +165,8 @@ class Described(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-def print_list(rows: Sequence[Described], columns: Sequence[str], otherwise: str, *, as_json: bool) -> None:
-    """What a bundle keeps, as a table; `otherwise` is said where that is nothing."""
+def print_list(rows: Sequence[Entry], columns: Sequence[str], otherwise: str, *, as_json: bool) -> None:
+    """Print entries as a table, or `otherwise` if there are none."""
     if as_json:
         print_json([row.to_dict() for row in rows])
     elif not rows:
@@ -179,18 +182,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_num
     table = Table(*(Column(name, justify="right" if of_numbers else "left") for name in columns), box=None)
     for row in rows:
         table.add_row(*(escape(visible(cell)) for cell in row))
-    # A console as wide as the table, wherever the output goes: a long line is better than cells broken apart.
+    # A console as wide as the table: a long line is better than broken cells.
     Console(file=out.file, highlight=False, width=max(out.width, 240)).print(table)
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON; what JSON has no number for is null."""
+    """Print one line of JSON, with null for infinities and NaN."""
     sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 def _plain(value: Any) -> Any:
-    """`value` with null for infinities and NaN, and with lone surrogates written out."""
+    """`value` with null for infinities and NaN, and with lone surrogates escaped."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -229,7 +232,7 @@ def advance(bars: Progress) -> Any:
 
 
 def print_error(error: MarsError, *, as_json: bool = False) -> None:
-    """For people on standard error; with `as_json` for programs, too, where they read results."""
+    """Print an error on standard error; with `as_json` also as JSON on standard output."""
     if as_json:
         print_json({"error": {"kind": type(error).__name__, "message": str(error)}})
     err.print("error: ", style="bold red", end="")

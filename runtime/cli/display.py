@@ -1,11 +1,11 @@
-"""What an answer looks like at a terminal: text as it comes, runs, calls, figures. Knows no command."""
+"""Printing answers: text as it comes, accepted runs, calls and statistics."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ..text.toolcalls import ToolCall
-from .console import out, progress_bars, visible
+from .console import err, out, progress_bars, visible
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def show(stream: Stream, *, runs: bool, quiet: bool, reader: ToolStream | None = None) -> Completion:
-    """Print a stream as it comes; Ctrl-C ends it and keeps what is there. Long prefills show a bar.
+    """Print a stream as it comes. Ctrl-C ends it and keeps the text. Long prompts show a progress bar.
 
-    With a `reader` calls are printed as such, each in a line of its own.
+    With a `reader`, each call has its own line.
     """
     bars, task, odd = progress_bars(), None, False
     page = Page(reader)
@@ -47,8 +47,8 @@ class Page:
 
     def __init__(self, reader: ToolStream | None) -> None:
         self._reader = reader
-        self._is_begun = False  # something stands in the last line
-        self._is_call = False  # and that is a call
+        self._is_begun = False  # the last line has text
+        self._is_call = False  # the last line is a call
 
     def add(self, text: str, style: str | None) -> None:
         if self._reader is None:
@@ -66,7 +66,7 @@ class Page:
         for item in items:
             is_call = isinstance(item, ToolCall)
             if self._is_begun and (is_call or self._is_call):
-                out.print()  # a call has a line of its own
+                out.print()
             self._is_call = is_call
             if isinstance(item, str):
                 self._print(item, style)
@@ -82,7 +82,7 @@ class Page:
 
 
 def calls_of(session: Session, answer: str) -> dict[str, Any]:
-    """The calls in an answer, as JSON has them."""
+    """The calls in an answer, as JSON."""
     reader = session.tool_stream()
     reader.push(answer)
     reader.finish()
@@ -90,23 +90,28 @@ def calls_of(session: Session, answer: str) -> dict[str, Any]:
     return {"tool_calls": calls}
 
 
-def summary(done: Completion) -> str:
-    stats = done.stats
+def print_summary(completion: Completion, prefix: str = "") -> None:
+    """Print the statistics of an answer. At a terminal, lines break between words only."""
+    err.print(f"{prefix}{summary(completion)}", style="dim", soft_wrap=not err.is_terminal)
+
+
+def summary(completion: Completion) -> str:
+    stats = completion.stats
     return (
         f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from cache, {stats.tokens} tokens,"
         f" {stats.tokens_per_forward:.2f} tokens/forward, {stats.tokens_per_second:.1f} tokens/s,"
-        f" first token after {stats.time_to_first_token:.2f} s, ended by {done.finish_reason}"
+        f" first token after {stats.time_to_first_token:.2f} s, ended by {completion.finish_reason}"
     )
 
 
-def completion_json(done: Completion, config: GenerationConfig) -> dict[str, Any]:
+def completion_json(completion: Completion, config: GenerationConfig) -> dict[str, Any]:
     return {
-        "text": done.text,
-        "token_ids": list(done.token_ids),
-        "confidences": [round(c, 6) for c in done.confidences],
-        "finish_reason": done.finish_reason,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "confidences": [round(c, 6) for c in completion.confidences],
+        "finish_reason": completion.finish_reason,
         "exact": config.exact,
         "tau": config.tau,
         "window": config.window,
-        "stats": done.stats.to_dict(),
+        "stats": completion.stats.to_dict(),
     }

@@ -1,7 +1,4 @@
-"""What works on this machine: packages, devices, and whether a bundle opens and computes what it should.
-
-Findings are values; nothing is printed here.
-"""
+"""Checks of this machine: packages, devices, and whether a bundle opens and computes the right tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ TENSORRT = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `absent` is fine unless you need it; `bad` is not."""
+    """The result of one check. `absent` is a problem only if you need the subject; `bad` always is."""
 
     subject: str
     state: Literal["good", "absent", "bad"]
@@ -56,7 +53,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Diagnosis:
     findings: tuple[Finding, ...]
 
     @property
@@ -67,10 +64,9 @@ class Report:
         return {"good": self.is_good, "findings": [asdict(f) for f in self.findings]}
 
 
-def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = True) -> Report:
-    """Look at the installation and, if given, at `bundle` on `device`: every variant, and a real decoding
-    step; on a GPU also where its KV rows are, its tokens, and what a step costs. `safe`: the bundle may be
-    anybody's.
+def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = True) -> Diagnosis:
+    """Check the installation, and `bundle` on `device` if there is one: each variant opens and decodes; on a
+    GPU also the place of its KV rows, its tokens and its step times. `safe` opens the bundle in safe mode.
     """
     here = look_around(DeviceName.of(device).ordinal)
     findings = [
@@ -85,7 +81,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
     ]
     if bundle is not None:
         findings += _bundle(bundle, device, here, safe=safe)
-    return Report(tuple(findings))
+    return Diagnosis(tuple(findings))
 
 
 def _package(name: str, hint: tuple[str, str] | None) -> Finding:
@@ -110,19 +106,19 @@ def _gpu(here: Here) -> Finding:
 
 
 def _onnxruntime() -> Finding:
-    found = version_and_devices()
-    if found is None:
+    installed = version_and_devices()
+    if installed is None:
         return Finding(
             "onnxruntime",
             "absent",
             "not installed; to run bundles: pip install 'mars-export[cpu]' or 'mars-export[gpu]'",
         )
-    return Finding("onnxruntime", "good", found[0])
+    return Finding("onnxruntime", "good", installed[0])
 
 
 def _device(name: str) -> Finding:
-    found = version_and_devices()
-    if found is not None and name in found[1]:
+    installed = version_and_devices()
+    if installed is not None and name in installed[1]:
         return Finding(f"device {name}", "good", f"{PROVIDERS[name][0]} is available")
     return Finding(f"device {name}", "absent", f"the installed onnxruntime has no {PROVIDERS[name][0]}")
 
@@ -143,9 +139,9 @@ def _bundle(path: Path, device: str, here: Here, *, safe: bool) -> list[Finding]
     ]
     opened = False
     for variant in bundle.manifest.variants:
-        about = _variant(bundle, variant, device, here, safe=safe)
-        opened = opened or about[0].state == "good"
-        findings += about
+        results = _variant(bundle, variant, device, here, safe=safe)
+        opened = opened or results[0].state == "good"
+        findings += results
     if any(v.is_engine for v in bundle.manifest.variants):
         findings.append(_choice(bundle, here))
     if not opened:
@@ -155,21 +151,21 @@ def _bundle(path: Path, device: str, here: Here, *, safe: bool) -> list[Finding]
 
 def _variant(bundle: Bundle, variant: Variant, device: str, here: Here, *, safe: bool) -> list[Finding]:
     subject = f"variant {variant.name}"
-    # An engine is judged for the GPU it is made for, whatever device was asked for.
+    # An engine is checked against the GPU, whatever the device is.
     reason = why_not(variant, "cuda" if variant.is_engine else device, here)
     if reason is not None:
         return [Finding(subject, "absent", reason)]
     if variant.is_engine and DeviceName.of(device).kind != "cuda":
-        return [Finding(subject, "absent", "fits this machine; it is tried with --device cuda")]
+        return [Finding(subject, "absent", "fits this machine; check it with --device cuda")]
     try:
         session = Session.open(bundle.path, device, variant=variant.name, cache_bytes=0, safe=safe)
-        done = session.generate(
+        completion = session.generate(
             [bundle.manifest.tokens.pad],
             GenerationConfig(max_new_tokens=4, tau=0.0, window=bundle.manifest.block),
         )
     except MarsError as error:
         return [Finding(subject, "absent", str(error))]
-    detail = f"opens on {device} and decodes ({done.stats.forwards} step(s))"
+    detail = f"opens on {device} and decodes ({completion.stats.forwards} step(s))"
     if on_cpu := getattr(session.backend, "on_cpu", {}):
         detail += f"; left to the CPU: {', '.join(f'{count} {name}' for name, count in on_cpu.items())}"
     findings = [Finding(subject, "good", detail)]
@@ -182,7 +178,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here, *, safe:
 
 
 def _reference(bundle: Bundle, *, safe: bool) -> Session | None:
-    """The bundle's graph on the CPU; None for one that does not run there."""
+    """The bundle's graph on the CPU, or None if it does not run there."""
     try:
         return Session.open(bundle.path, variant=GRAPH, cache_bytes=0, safe=safe)
     except MarsError:
@@ -190,8 +186,8 @@ def _reference(bundle: Bundle, *, safe: bool) -> Session | None:
 
 
 def proof(session: Session, reference: Session | None, subject: str) -> list[Finding]:
-    """Whether KV rows are on the session's device, its tokens are those of `reference`, and exact mode gives
-    those of one token at a time; and what a step costs.
+    """Check that KV rows are on the session's device, that its tokens are those of `reference` and that exact
+    mode gives the tokens of one token a step; and measure the time of a step.
     """
     prompts = _prompts(session)
     exact = GenerationConfig(max_new_tokens=ANSWER)
@@ -227,13 +223,13 @@ def _agreement(
     subject: str, session: Session, ours: Sequence[object], theirs: Sequence[object], words: str
 ) -> Finding:
     equal, count = sum(map(operator.eq, ours, theirs)), len(ours)
-    # In half precision and integer codes the size of a step breaks ties.
+    # In half precision and with integer codes, the size of a step breaks ties.
     least = count if session.variant.precision == "float32" else count // 2
     return Finding(subject, "good" if equal >= least else "bad", f"{equal} of {count} answers {words}")
 
 
 def _choice(bundle: Bundle, here: Here) -> Finding:
     try:
-        return Finding("engine", "good", f"--device cuda takes {choose(bundle, 'cuda', here).name}")
+        return Finding("engine", "good", f"--device cuda uses {choose(bundle, 'cuda', here).name}")
     except MarsError:
-        return Finding("engine", "absent", "none of this bundle's engines runs here; the reasons stand above")
+        return Finding("engine", "absent", "none of this bundle's engines runs here; see the reasons above")

@@ -1,4 +1,4 @@
-"""`mars-export generate`. Parse, one call, print."""
+"""The command `generate`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import MarsError
-from .console import BundleArgument, Json, err, out, print_error, print_json
-from .display import calls_of, completion_json, show, summary
-from .options import AnswerOptions, SessionOptions, takes_options
+from .console import BundleArgument, Json, err, option, out, print_error, print_json
+from .display import calls_of, completion_json, print_summary, show
+from .options import DECODING, FORM, AnswerOptions, SessionOptions, takes_options
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig
@@ -26,20 +26,15 @@ MaxNewTokens = Annotated[
         "-n",
         metavar="N",
         min=1,
-        help="Most tokens to generate; --max-tokens is the same.",
+        help="Most tokens to generate. Also --max-tokens.",
     ),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="End the answer before this text; may be given several times."),
+    typer.Option("--stop", help="End the answer before this text. Repeatable."),
 ]
-Grammar = Annotated[
-    str | None,
-    typer.Option(
-        help="The answer follows this grammar, which is kept in the bundle (`mars-export grammar`)."
-    ),
-]
-Runs = Annotated[bool, typer.Option("--runs", help="Mark the tokens that were accepted together.")]
+Runs = Annotated[bool, typer.Option("--runs", help="Mark tokens that were accepted together.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print answers only, no statistics.")]
 
 
 @app.command()
@@ -48,78 +43,95 @@ def generate(
     bundle: BundleArgument,
     *,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="The prompt; - or nothing reads standard input.")
+        str | None, typer.Option("--prompt", "-p", help="Prompt. By default, or with -, read standard input.")
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read the prompt from a file."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it stands, without the chat template.")
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     max_new_tokens: MaxNewTokens = 256,
-    asked: AnswerOptions,
+    answers: AnswerOptions,
+    grammar: Annotated[
+        str | None,
+        option(
+            FORM, "The answer follows this grammar of the bundle (`mars-export grammar`).", metavar="NAME"
+        ),
+    ] = None,
     stop: Stop = None,
-    grammar: Grammar = None,
-    commit: Annotated[str, typer.Option(help="Cache loop: cursor, or block (the paper's).")] = "cursor",
+    commit: Annotated[
+        str, option(DECODING, "Cache loop: cursor, or block (of the paper).", metavar="cursor|block")
+    ] = "cursor",
     cache_block: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens of a cache block with --commit block.")
+        int, option(DECODING, "Tokens of a cache block, with --commit block.", metavar="N", min=1)
     ] = 32,
     number: Annotated[
         int,
-        typer.Option(
-            "--n", metavar="N", min=1, max=64, help="Answers to draw, with the seeds SEED, SEED + 1, ..."
-        ),
+        typer.Option("--n", metavar="N", min=1, max=64, help="Number of answers; their seeds count up."),
     ] = 1,
-    where: SessionOptions,
+    model: SessionOptions,
     runs: Runs = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Answer one prompt, streaming. With --n and --json: one JSON object per answer, each on its line."""
+    """Generate an answer to a prompt.
+
+    With --n and --json, each answer is a JSON object on its own line.
+    """
     from ..session.session import Commit
 
-    config = asked.config(max_new_tokens, tuple(stop or ()), grammar)
+    config = answers.config(max_new_tokens, tuple(stop or ()), grammar)
     if number > 1 and config.is_greedy:
-        raise MarsError(f"--n {number}: greedy answers are all the same; give --temp, too")
+        raise MarsError(f"--n {number}: greedy answers are all equal; add --temp")
     loop = Commit(commit, cache_block)
     text = _prompt_text(prompt, file)
-    session = where.open(bundle)
-    config = asked.settled(session, config)
-    messages = text if raw else _messages(asked.system, text)
+    session = model.open(bundle)
+    config = answers.with_profile(session, config)
+    messages = text if raw else _messages(answers.system, text)
     if number > 1:
-        _draw_several(session, messages, config, number, loop, as_json)
+        _generate_several(session, messages, config, number, loop, quiet=quiet, as_json=as_json)
         return
     stream = session.stream(messages, config, commit=loop)
-    done = show(stream, runs=runs, quiet=as_json)
+    completion = show(stream, runs=runs, quiet=as_json)
     if as_json:
-        print_json(completion_json(done, config) | (calls_of(session, done.text) if asked.tools else {}))
-    else:
-        err.print(summary(done), style="dim")
-    if done.finish_reason == "cancelled":
+        calls = calls_of(session, completion.text) if answers.tools else {}
+        print_json(completion_json(completion, config) | calls)
+    elif not quiet:
+        print_summary(completion)
+    if completion.finish_reason == "cancelled":
         raise typer.Exit(130)
-    if done.finish_reason == "capacity":
+    if completion.finish_reason == "capacity":
         error = MarsError(
             f"the context of {session.backend.max_capacity} tokens is full; the answer above is cut short."
             " Shorten the prompt"
         )
-        print_error(error)  # in JSON the answer's finish_reason says it
+        print_error(error)  # in JSON, finish_reason says so
         raise typer.Exit(1)
 
 
-def _draw_several(
-    session: Session, prompt: Any, config: GenerationConfig, number: int, loop: Commit, as_json: bool
+def _generate_several(
+    session: Session,
+    prompt: Any,
+    config: GenerationConfig,
+    number: int,
+    loop: Commit,
+    *,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    """Several answers to one prompt, drawn side by side, each with a seed of its own."""
+    """Generate answers to one prompt in one batch, with consecutive seeds."""
     configs = [config.with_values(seed=(config.seed + i) % 2**64) for i in range(number)]
-    for done, own in zip(
-        session.generate_batch([prompt] * number, configs, commit=loop), configs, strict=True
-    ):
+    completions = session.generate_batch([prompt] * number, configs, commit=loop)
+    for completion, config in zip(completions, configs, strict=True):
         if as_json:
-            calls = calls_of(session, done.text) if own.tools is not None else {}
-            print_json({"seed": own.seed} | completion_json(done, own) | calls)
-        else:
-            out.print(done.text, markup=False)
-            err.print(f"seed {own.seed}: {summary(done)}", style="dim")
+            calls = calls_of(session, completion.text) if config.tools is not None else {}
+            print_json({"seed": config.seed} | completion_json(completion, config) | calls)
+            continue
+        out.print(completion.text, markup=False)
+        if not quiet:
+            print_summary(completion, f"seed {config.seed}: ")
 
 
 def _messages(system: str | None, text: str | None) -> list[dict[str, str]]:
@@ -129,14 +141,14 @@ def _messages(system: str | None, text: str | None) -> list[dict[str, str]]:
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
-        raise MarsError("give the prompt with --prompt or with --file, not both")
+        raise MarsError("use either --prompt or --file, not both")
     try:
         if file is not None:
             return file.read_text(encoding="utf-8")
         if prompt is not None and prompt != "-":
             return prompt
         if sys.stdin.isatty():
-            err.print("Reading the prompt from standard input; end it with Ctrl-D.", style="dim")
+            err.print("Reading the prompt from standard input; Ctrl-D ends it.", style="dim")
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise MarsError(f"the prompt is not UTF-8 text ({error})") from error

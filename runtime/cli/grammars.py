@@ -1,6 +1,4 @@
-"""The commands about grammars kept in a bundle: grammar BUNDLE, grammar list, show, remove. Parse, one call,
-print.
-"""
+"""The commands `grammar store`, `list`, `show` and `remove`."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from .console import (
 grammar_app = typer.Typer(
     cls=StoreUnlessNamed,
     no_args_is_help=True,
-    help="What answers must look like, compiled once and kept in a bundle: Python and libmars follow it."
-    " `mars-export grammar BUNDLE --tools FILE --name NAME` stores one (`grammar store --help`).",
+    help="Manage grammars for structured answers in a bundle. `mars-export grammar BUNDLE --tools FILE --name"
+    " NAME` stores one (`grammar store --help`); Python and libmars use it by name.",
 )
 app = typer.Typer()
 app.add_typer(grammar_app, name="grammar")
@@ -34,10 +32,12 @@ app.add_typer(grammar_app, name="grammar")
 @grammar_app.command("store")
 def store_grammar(
     bundle: BundleArgument,
-    name: Annotated[str, typer.Option("--name", help="What it is called; one of this name is replaced.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the grammar; replaces one of this name.")],
     schema: Annotated[
         Path | None,
-        typer.Option("--schema", exists=True, dir_okay=False, help="Answers are JSON of this schema."),
+        typer.Option(
+            "--schema", exists=True, dir_okay=False, help="Answers are JSON that satisfies this schema."
+        ),
     ] = None,
     tools: Annotated[
         Path | None,
@@ -45,7 +45,7 @@ def store_grammar(
             "--tools",
             exists=True,
             dir_okay=False,
-            help="Answers call these functions (JSON, OpenAI's form).",
+            help="Answers call these functions: a JSON file in the form of OpenAI's API.",
         ),
     ] = None,
     regex: Annotated[
@@ -53,21 +53,20 @@ def store_grammar(
     ] = None,
     choice: Annotated[
         list[str] | None,
-        typer.Option("--choice", help="Answers are one of these; give it several times."),
+        typer.Option("--choice", help="Answers are one of these texts. Repeatable."),
     ] = None,
     separators: Annotated[
         tuple[str, str] | None,
         typer.Option(
             "--separators",
-            help="Separators between JSON items and after a key. Default: as the checkpoint writes them.",
+            help="Item and key separator of JSON answers, by default ', ' and ': '.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile what answers must look like, and store it in the bundle.
+    """Compile a grammar and store it in a bundle.
 
-    What is no regular language is refused by its name: `pattern`, `oneOf`, a `$ref` to itself
-    (docs/structured.md).
+    The language must be regular: `pattern`, `oneOf` and recursive `$ref` are refused (docs/structured.md).
     """
     from ..decode.config import GenerationConfig
     from ..structured.compiler import compile_into
@@ -80,18 +79,18 @@ def store_grammar(
         separators=separators,
     )
     files = {option: file.name for option, file in (("schema", schema), ("tools", tools)) if file is not None}
-    made = compile_into(bundle, name, config, files | ({"regex": regex} if regex is not None else {}))
+    stored = compile_into(bundle, name, config, files | ({"regex": regex} if regex is not None else {}))
     if as_json:
         from dataclasses import asdict
 
-        print_json(asdict(made))
+        print_json(asdict(stored))
         return
-    say(f"{name}: {made.kind}, {made.states} states, {made.file}")
+    say(f"{name}: {stored.kind}, {stored.states} states, {stored.file}")
 
 
 @grammar_app.command("list")
 def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
-    """List a bundle's grammars."""
+    """List the grammars of a bundle."""
     from ..structured.catalog import entries
 
     none = "no grammars; `mars-export grammar BUNDLE --tools FILE --name NAME` makes one"
@@ -100,7 +99,7 @@ def list_grammars(bundle: BundleArgument, as_json: Json = False) -> None:
 
 @grammar_app.command("show")
 def show_grammar(bundle: BundleArgument, name: Name, as_json: Json = False) -> None:
-    """Show a grammar and what it was compiled from."""
+    """Show a grammar and its source."""
     from ..structured.catalog import entries
 
     [row] = entries(bundle, name)
@@ -112,7 +111,7 @@ def show_grammar(bundle: BundleArgument, name: Name, as_json: Json = False) -> N
 
 @grammar_app.command("remove")
 def remove_grammar(bundle: BundleArgument, name: Name) -> None:
-    """Take a grammar out of a bundle, and its file."""
+    """Remove a grammar from a bundle."""
     from ..structured.catalog import remove
 
     remove(bundle, name)

@@ -1,4 +1,4 @@
-"""The commands that bring bundles to the Hugging Face hub and back: push, pull. Parse, one call, print."""
+"""The commands `push` and `pull`: bundles on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = typer.Typer()
 
 Repository = Annotated[
     str,
-    typer.Argument(metavar="REPO", help="A model repository on the Hugging Face hub, such as me/my-model."),
+    typer.Argument(metavar="REPO", help="Model repository on the Hugging Face hub, such as me/my-model."),
 ]
 
 
@@ -21,18 +21,20 @@ Repository = Annotated[
 def push(
     bundle: BundleArgument,
     repo: Repository,
-    private: Annotated[bool, typer.Option("--private", help="Make the repository a private one.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Create the repository as a private one.")
+    ] = False,
     licence: Annotated[
         str | None,
         typer.Option(
-            "--license", metavar="ID", help="The weights' licence, such as apache-2.0, for the card."
+            "--license", metavar="ID", help="Licence of the weights for the model card, such as apache-2.0."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put a bundle into a repository of the Hugging Face hub, with a model card.
+    """Upload a bundle to the Hugging Face hub.
 
-    Log in before: hf auth login, or HF_TOKEN.
+    Log in first, with `hf auth login` or HF_TOKEN. A repository without a model card gets one.
     """
     from .hub_repository import push as upload
 
@@ -41,7 +43,7 @@ def push(
         print_json({"repo": repo, "url": url})
         return
     out.print(visible(url), markup=False)
-    out.print(visible(f"elsewhere: mars-export pull {repo} -o NAME.bundle"), markup=False)
+    out.print(visible(f"to download it: mars-export pull {repo} -o NAME.bundle"), markup=False)
 
 
 @app.command()
@@ -49,15 +51,18 @@ def pull(
     repo: Repository,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="BUNDLE", help="The bundle to make; NAME.bundle by default."),
+        typer.Option(
+            "--output", "-o", metavar="BUNDLE", help="Bundle directory to write; NAME.bundle by default."
+        ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="A branch, a tag or a commit; main by default.")
+        str | None, typer.Option("--revision", help="Branch, tag or commit; main by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a bundle from a repository of the Hugging Face hub. Every hash is checked before it gets its
-    name.
+    """Download a bundle from the Hugging Face hub.
+
+    Every hash is checked before the directory appears.
     """
     from .hub_repository import pull as download
 

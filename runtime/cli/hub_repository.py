@@ -1,4 +1,4 @@
-"""Bundles in repositories of the Hugging Face hub. Only this file of the runtime names huggingface_hub."""
+"""Bundles on the Hugging Face hub: upload, download, model card."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ OLD_FILES = ["*.onnx", "*.bin", "*.engine", "*.dfa", "*.build.json", "build-on-d
 
 
 def push(path: str | Path, repo: str, *, private: bool = False, licence: str | None = None) -> str:
-    """Upload the bundle at `path` to the model repository `repo`, with a card unless there is one.
+    """Upload the bundle at `path` to the model repository `repo`, with a model card if it has none.
 
-    Returns the commit's address. Raises BundleError.
+    Returns the URL of the commit. Raises BundleError.
     """
     hub, bundle = _library(), open_bundle(path, full=True)
-    with _asking(f"{repo}: cannot be pushed to"):
+    with _hub_errors(f"{repo}: cannot be pushed to"):
         hub.create_repo(repo, private=private, exist_ok=True)
         commit = hub.upload_folder(repo_id=repo, folder_path=bundle.path, delete_patterns=OLD_FILES)
         if not hub.file_exists(repo, CARD):
@@ -33,14 +33,14 @@ def push(path: str | Path, repo: str, *, private: bool = False, licence: str | N
 
 
 def pull(repo: str, output: str | Path, *, revision: str | None = None) -> Manifest:
-    """Download the bundle in `repo` to the directory `output`, which must not exist. All hashes are checked
-    before it gets its name. Raises BundleError.
+    """Download the bundle in `repo` to the new directory `output`, which appears after all hashes are
+    checked. Raises BundleError.
     """
     hub, target = _library(), Path(output).expanduser()
     if target.exists():
-        raise BundleError(f"{output} exists; give another place with -o")
+        raise BundleError(f"{output} exists; choose another directory with -o")
     try:
-        with replacing(target) as scratch, _asking(f"{repo}: cannot be pulled"):
+        with replacing(target) as scratch, _hub_errors(f"{repo}: cannot be pulled"):
             names = [MANIFEST_FILE, CHECKSUM_FILE]
             hub.snapshot_download(repo, revision=revision, local_dir=scratch, allow_patterns=names)
             if not (scratch / MANIFEST_FILE).is_file():
@@ -48,7 +48,7 @@ def pull(repo: str, output: str | Path, *, revision: str | None = None) -> Manif
             text = (scratch / MANIFEST_FILE).read_text("utf-8", "replace")
             names += [entry.path for entry in parse_manifest(text, f"{repo}/{MANIFEST_FILE}").files]
             hub.snapshot_download(repo, revision=revision, local_dir=scratch, allow_patterns=names)
-            shutil.rmtree(scratch / ".cache", ignore_errors=True)  # huggingface_hub's own notes
+            shutil.rmtree(scratch / ".cache", ignore_errors=True)  # of huggingface_hub
             return open_bundle(scratch, full=True, name=target).manifest
     except OSError as error:
         raise BundleError(f"{output}: cannot be written ({error.strerror})") from error
@@ -99,8 +99,8 @@ def _library() -> Any:
 
 
 @contextmanager
-def _asking(what: str) -> Iterator[None]:
-    """One error of ours for the many classes that the hub and its library raise."""
+def _hub_errors(what: str) -> Iterator[None]:
+    """Turn the many errors of the hub and its library into a BundleError."""
     try:
         yield
     except (MarsError, KeyboardInterrupt):

@@ -1,7 +1,8 @@
-"""Options of generate and chat: what is asked of answers, and where they are computed."""
+"""Options that several commands share, as dataclasses, and the decorator that reads them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
@@ -10,134 +11,160 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from ..errors import MarsError
-from .console import Device, Level, Metric, ParseSpecial, Safe, Strict, Threads, VariantName, text_of
+from ..errors import MarsError, MarsWarning
+from .console import (
+    MODEL,
+    Device,
+    Level,
+    ParseSpecial,
+    Safe,
+    Size,
+    Strict,
+    Threads,
+    VariantName,
+    option,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from ..decode.config import GenerationConfig, Window
     from ..session.session import Session
 
-Tau = Annotated[
-    float | None,
-    typer.Option(
-        "--tau",
-        metavar="X",
-        min=0.0,
-        help="Accept what is likelier than this, faster and riskier than --exact (0.95 in the paper); 1 is"
-        " one token per forward.",
-    ),
-]
-Exact = Annotated[
-    bool | None,
-    typer.Option(
-        "--exact",
-        help="Several tokens a step, with exactly the text of one-token decoding. The default, unless --tau"
-        " is given.",
-    ),
-]
-Lookup = Annotated[
-    int,
-    typer.Option(
-        "--lookup",
-        min=0,
-        metavar="N",
-        help="Propose, too, what followed the last N tokens when they stood there before (exact mode); 0 is"
-        " off.",
-    ),
-]
-ProfileName = Annotated[
-    str | None,
-    typer.Option("--profile", help="Take tau, metric and window from this calibrated profile of the bundle."),
-]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        "--temperature",
-        metavar="X",
-        min=0.0,
-        help="0 is greedy. Above 0 needs a bundle exported with --logits. --temp is the same.",
-    ),
-]
-TopK = Annotated[int, typer.Option(metavar="N", min=0, help="Draw from the k likeliest tokens; 0 is off.")]
-TopP = Annotated[
-    float, typer.Option(help="Draw from the smallest set of tokens with this probability; 1 is off.")
-]
-MinP = Annotated[
-    float,
-    typer.Option("--min-p", help="Draw from tokens at least this much as likely as the likeliest; 0 is off."),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="Seed of the draws, 0 by default. The same command gives the same text: at a tau the window is"
-        " then `full`, unless --window is given; `auto` follows measured times.",
-    ),
-]
-Penalty = Annotated[
-    float, typer.Option("--repetition-penalty", help="Above 1 makes repetition less likely; 1 is off.")
-]
-WindowOption = Annotated[
-    str | None,
-    typer.Option(
-        "--window",
-        metavar="auto|full|N",
-        help="Predictions of new positions in one step: auto (the default) chooses for speed, step by step;"
-        " full is the bundle's block. Exact mode gives one text for all of them; at a tau, auto may give"
-        " another one in another run.",
-    ),
-]
-CacheBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--cache-bytes",
-        metavar="N",
-        min=0,
-        help="Memory for KV entries of texts that were read before: by default a small share of what is free;"
-        " 0 is none.",
-    ),
-]
-System = Annotated[str | None, typer.Option(help="A system message before the conversation.")]
-Schema = Annotated[
-    Path | None,
-    typer.Option(
-        "--schema", exists=True, dir_okay=False, help="The answer is JSON that satisfies this schema."
-    ),
-]
-Regex = Annotated[str | None, typer.Option("--regex", help="The answer matches this regular expression.")]
-Choice = Annotated[
-    list[str] | None, typer.Option("--choice", help="The answer is one of these; given several times.")
-]
-Tools = Annotated[
-    Path | None,
-    typer.Option(
-        "--tools", exists=True, dir_okay=False, help="The answer calls these functions (JSON, OpenAI's form)."
-    ),
-]
+# Panels of --help
+DECODING = "Decoding"
+SAMPLING = "Sampling"
+FORM = "Structured answers"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What is asked of answers."""
+    """How answers are generated."""
 
-    system: System = None
-    exact: Exact = None
-    tau: Tau = None
-    metric: Metric = None
-    profile: ProfileName = None
-    window: WindowOption = None
-    lookup: Lookup = 0
-    temperature: Temperature = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    seed: Seed = None
-    repetition_penalty: Penalty = 1.0
-    schema: Schema = None
-    regex: Regex = None
-    choice: Choice = None
-    tools: Tools = None
+    system: Annotated[str | None, typer.Option(help="System message.")] = None
+    exact: Annotated[
+        bool | None,
+        option(DECODING, "The text of one token a step, several tokens at a time. The default.", "--exact"),
+    ] = None
+    tau: Annotated[
+        float | None,
+        option(
+            DECODING,
+            "Accept predictions with at least this confidence, without verification. Lower is faster and"
+            " riskier; the paper uses 0.95; 1 is one token a step.",
+            "--tau",
+            metavar="X",
+            min=0.0,
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "Confidence that --tau is compared with: probability, margin (top-1 minus top-2) or entropy"
+            " (nats). The last two need a bundle exported with --metrics.",
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        option(
+            DECODING, "Use tau, metric and window of this calibrated profile.", "--profile", metavar="NAME"
+        ),
+    ] = None
+    window: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "Most tokens to predict in a step: auto (the default) tunes it for speed, full is the bundle's"
+            " block size. In exact mode it never changes the text; with --tau, auto may give other texts in"
+            " other runs.",
+            "--window",
+            metavar="auto|full|N",
+        ),
+    ] = None
+    lookup: Annotated[
+        int,
+        option(
+            DECODING,
+            "Prompt lookup: if the last N tokens occurred before, propose the text that followed them. Exact"
+            " mode only; 0 is off.",
+            "--lookup",
+            min=0,
+            metavar="N",
+        ),
+    ] = 0
+    temperature: Annotated[
+        float,
+        option(
+            SAMPLING,
+            "0 is greedy. Above 0 needs a bundle with logits. Also --temp.",
+            "--temperature",
+            metavar="X",
+            min=0.0,
+        ),
+    ] = 0.0
+    top_k: Annotated[
+        int, option(SAMPLING, "Sample from the K most likely tokens; 0 is off.", metavar="K", min=0)
+    ] = 0
+    top_p: Annotated[
+        float,
+        option(
+            SAMPLING, "Sample from the smallest set of tokens with this probability; 1 is off.", metavar="X"
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        option(
+            SAMPLING,
+            "Sample from tokens with at least this share of the highest probability; 0 is off.",
+            "--min-p",
+            metavar="X",
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        option(
+            SAMPLING,
+            "Seed; 0 by default. The same command gives the same text: with --tau the window is then full,"
+            " unless --window is given.",
+            metavar="N",
+            min=0,
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float,
+        option(
+            SAMPLING,
+            "Above 1 makes repetition less likely; 1 is off.",
+            "--repetition-penalty",
+            metavar="X",
+        ),
+    ] = 1.0
+    schema: Annotated[
+        Path | None,
+        option(
+            FORM,
+            "The answer is JSON that satisfies this JSON schema.",
+            "--schema",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    regex: Annotated[str | None, option(FORM, "The answer matches this regular expression.", "--regex")] = (
+        None
+    )
+    choice: Annotated[
+        list[str] | None, option(FORM, "The answer is one of these texts. Repeatable.", "--choice")
+    ] = None
+    tools: Annotated[
+        Path | None,
+        option(
+            FORM,
+            "The answer calls these functions: a JSON file in the form of OpenAI's API.",
+            "--tools",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
 
     @property
     def has_window(self) -> bool:
@@ -146,7 +173,7 @@ class AnswerOptions:
     def config(
         self, max_new_tokens: int, stop: tuple[str, ...] = (), grammar: str | None = None
     ) -> GenerationConfig:
-        """The settings, but for those of a profile. Raises MarsError for what excludes each other."""
+        """The settings without those of a profile. Raises MarsError for options that exclude each other."""
         from ..decode.config import GenerationConfig
 
         return GenerationConfig(
@@ -154,27 +181,57 @@ class AnswerOptions:
             tools=text_of(self.tools), grammar=grammar,
             max_new_tokens=max_new_tokens, window=_window_of(self.window), lookup=self.lookup, stop=stop,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
-            seed=self.seed or 0, repetition_penalty=self.repetition_penalty,
-            **_knob(self.profile, self.exact, self.tau, self.metric, self.window),
+            seed=self.seed or 0, repetition_penalty=self.repetition_penalty, **self._acceptance(),
         )  # fmt: skip
 
-    def settled(self, session: Session, config: GenerationConfig) -> GenerationConfig:
-        """The same with those of the profile, and as repeatable as a seed asks for."""
+    def with_profile(self, session: Session, config: GenerationConfig) -> GenerationConfig:
+        """`config` with the settings of the profile, and as repeatable as the seed requires."""
         from ..decode.config import repeatable
 
-        config = _profiled(session, self.profile, config)
+        if self.profile is not None:
+            profile = session.profile(self.profile)
+            config = config.with_values(tau=profile.tau, metric=profile.metric, window=profile.window)
         return repeatable(config, has_window=self.has_window, has_seed=self.seed is not None)
+
+    def _acceptance(self) -> dict[str, Any]:
+        """The values of --exact, --tau and --metric, without unset ones."""
+        options = (("exact", self.exact), ("tau", self.tau), ("metric", self.metric))
+        values: dict[str, Any] = {name: value for name, value in options if value is not None}
+        if self.profile is not None and (values or self.window is not None):
+            raise MarsError(
+                "--profile sets exact, tau, metric and window; use either --profile or these options"
+            )
+        if self.exact and self.tau is not None:
+            raise MarsError(
+                f"--exact verifies every token, --tau {self.tau:g} accepts likely ones without verification;"
+                " use one of them"
+            )
+        if self.metric is not None and self.tau is None:
+            raise MarsError(
+                f"--metric {self.metric} is the confidence that --tau is compared with; give --tau"
+            )
+        if self.tau is not None and (warning := tau_warning(self.tau, self.metric)):
+            warnings.warn(warning, MarsWarning, stacklevel=1)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Where answers are computed."""
+    """How a bundle is opened."""
 
     device: Device = "cpu"
     variant: VariantName = None
     threads: Threads = None
     accuracy_level: Level = None
-    cache_bytes: CacheBytes = None
+    cache_bytes: Annotated[
+        int | None,
+        option(
+            MODEL,
+            "Memory of the prefix cache, such as 512M. By default a small share of free memory; 0 is off.",
+            "--cache-bytes",
+            **Size,
+        ),
+    ] = None
     safe: Safe = False
     strict: Strict = False
     parse_special: ParseSpecial = False
@@ -185,35 +242,32 @@ class SessionOptions:
         return Session.open(
             bundle, self.device, threads=self.threads, variant=self.variant,
             accuracy_level=self.accuracy_level, cache_bytes=self.cache_bytes,
-            safe=self.safe, strict=self.strict,
-            parse_special=self.parse_special,
+            safe=self.safe, strict=self.strict, parse_special=self.parse_special,
         )  # fmt: skip
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer reads it, of one that has dataclasses among its parameters: each stands for the
-    options that are its fields.
+    """Make each parameter whose type is a dataclass stand for one option per field.
+
+    Typer reads signatures, so the command gets a flat one; its values are put back into the dataclasses.
     """
     hints = get_type_hints(command, include_extras=True)
-    sets: dict[str, type[Any]] = {n: k for n, k in hints.items() if isinstance(k, type) and is_dataclass(k)}
+    groups: dict[str, type[Any]] = {n: t for n, t in hints.items() if isinstance(t, type) and is_dataclass(t)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name in sets:
-            kinds = get_type_hints(sets[name], include_extras=True)
-            for field in fields(sets[name]):
-                own = Parameter(
-                    field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
-                )
-                parameters.append(own)
-        else:
+        if name not in groups:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+            for field in fields(groups[name])
+        ]
 
-    def run(**given: Any) -> None:
-        made = {
-            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-            for name, kind in sets.items()
-        }
-        command(**given, **made)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
 
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -221,8 +275,14 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def tau_warning(tau: float, metric: str | None) -> str:
+    """What to say about a tau that no prediction can reach; empty for others. Entropy is in nats."""
+    if tau <= 1 or metric == "entropy":
+        return ""
+    return f"tau {tau:g}: no {metric or 'probability'} is above 1, so each step accepts one token, as with 1"
+
+
 def _window_of(window: str | None) -> Window:
-    """The value of --window: a word, or a number of 1 or more."""
     if window is None or window == "auto":
         return "auto"
     if window == "full":
@@ -232,28 +292,3 @@ def _window_of(window: str | None) -> Window:
             f"auto, full or a number of 1 or more, not {window!r}", param_hint="--window"
         )
     return int(window)
-
-
-def _knob(
-    profile: str | None, exact: bool | None, tau: float | None, metric: str | None, window: str | None
-) -> dict[str, Any]:
-    """Exact, or the settings of tau that were given; they and a profile exclude each other."""
-    settings = (("exact", exact), ("tau", tau), ("metric", metric))
-    given: dict[str, Any] = {name: value for name, value in settings if value is not None}
-    if profile is not None and (given or window is not None):
-        raise MarsError("a profile sets tau, metric and window; give --profile, or them, not both")
-    if exact and tau is not None:
-        raise MarsError(
-            f"--exact gives the one-token text whatever is likely, --tau {tau:g} accepts what is likely;"
-            " give one of them"
-        )
-    if metric is not None and tau is None:
-        raise MarsError(f"--metric {metric} says what tau is compared with; give --tau, too")
-    return given
-
-
-def _profiled(session: Session, profile: str | None, config: GenerationConfig) -> GenerationConfig:
-    if profile is None:
-        return config
-    found = session.profile(profile)
-    return config.with_values(tau=found.tau, metric=found.metric, window=found.window)

@@ -1,277 +1,331 @@
-"""The command `serve`: its options, and one call."""
+"""The command `serve`."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import MarsError, MarsWarning
-from .console import Device, Level, ParseSpecial, Safe, Strict, VariantName, at_most_cores, err, listed
+from .console import Size, err, listed, option
+from .options import SessionOptions, takes_options
 
 if TYPE_CHECKING:
-    from ..serve.ray.fleet import Fleet, Routing, Share
+    from ..decode.schedule import Limits
+    from ..serve import ServeOptions
+    from ..serve.ray.fleet import Share
 
 app = typer.Typer()
+# Panels of --help
+ACCESS = "Access"
+LIMITS = "Limits"
+REPLICAS = "Replicas (Ray Serve)"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Who may send requests."""
+
+    api_key: Annotated[
+        list[str] | None,
+        option(
+            ACCESS,
+            "API key that requests must have. Repeatable; the variable holds keys with spaces between them.",
+            "--api-key",
+            metavar="KEY",
+            envvar="MARS_API_KEY",
+        ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        option(ACCESS, "File of API keys, one a line.", exists=True, dir_okay=False, metavar="FILE"),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        option(ACCESS, "Web page that may call from a browser, or *. Repeatable.", metavar="URL"),
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        option(ACCESS, "Host name of this server, for example behind a proxy. Repeatable.", metavar="NAME"),
+    ] = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        from ..serve.keys import parse_keys, read_keys
+
+        keys = parse_keys(self.api_key, "--api-key") if self.api_key else ()
+        return keys + (read_keys(self.api_key_file) if self.api_key_file is not None else ())
+
+    def hosts(self, host: str) -> frozenset[str] | None:
+        """The allowed Host headers, or None for any. On a loopback address, another name means that a web
+        page rebinds its own name to this machine.
+        """
+        if not (_is_loopback(host) or self.allowed_host):
+            return None
+        names = ("localhost", "127.0.0.1", "[::1]", _in_url(host), *(self.allowed_host or []))
+        return frozenset(name.lower() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """How much may be asked of the server at once."""
+
+    max_rows: Annotated[
+        int | None,
+        option(
+            LIMITS,
+            "Requests of each bundle that run at once: 8, or all rows of an engine that has fewer.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    max_rows_per_client: Annotated[
+        int | None,
+        option(
+            LIMITS,
+            "Of --max-rows, the most for one API key, or without keys for one address. All by default.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int, option(LIMITS, "Requests that may wait; further ones get status 429.", metavar="N", min=1)
+    ] = 64
+    max_prompt_tokens: Annotated[
+        int | None, option(LIMITS, "Longest prompt; the context by default.", metavar="N", min=1)
+    ] = None
+    max_new_tokens: Annotated[
+        int | None, option(LIMITS, "Longest answer; the context by default.", metavar="N", min=1)
+    ] = None
+    kv_bytes: Annotated[
+        int | None, option(LIMITS, "KV memory of each bundle's batch, such as 2G.", **Size)
+    ] = None
+    max_body: Annotated[int, option(LIMITS, "Largest request body.", show_default="4M", **Size)] = 4 << 20
+    request_timeout: Annotated[
+        float, option(LIMITS, "Seconds for an answer, with its wait.", metavar="SECONDS")
+    ] = 600
+    queue_timeout: Annotated[float, option(LIMITS, "Seconds that a request may wait.", metavar="SECONDS")] = (
+        60
+    )
+    drain_timeout: Annotated[
+        float,
+        option(
+            LIMITS,
+            "Seconds for running answers after SIGTERM. A second signal ends at once.",
+            metavar="SECONDS",
+            min=0.0,
+        ),
+    ] = 30
+
+    @property
+    def limits(self) -> Limits:
+        from ..decode.schedule import Limits
+
+        return Limits(
+            max_rows=self.max_rows or Limits().max_rows, max_waiting=self.max_waiting,
+            max_prompt_tokens=self.max_prompt_tokens, max_new_tokens=self.max_new_tokens,
+            kv_bytes=self.kv_bytes, max_rows_per_client=self.max_rows_per_client,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """Replicas of the bundles as processes, with Ray Serve."""
+
+    ray: Annotated[
+        bool, option(REPLICAS, "Run replicas as separate processes behind one address.", "--ray")
+    ] = False
+    replicas: Annotated[
+        str | None,
+        option(
+            REPLICAS,
+            "Replicas of each bundle; MIN:MAX grows with the load. 1 by default.",
+            metavar="N|MIN:MAX",
+        ),
+    ] = None
+    address: Annotated[
+        str | None,
+        option(
+            REPLICAS,
+            "Deploy to this running Ray cluster and return. By default, Ray runs here until Ctrl-C.",
+        ),
+    ] = None
+    routing: Annotated[
+        str,
+        option(
+            REPLICAS,
+            "prefix: prefer the replica whose prefix cache has the prompt; even: the less busy of two random"
+            " replicas.",
+            metavar="prefix|even",
+        ),
+    ] = "prefix"
 
 
 @app.command()
+@takes_options
 def serve(
     bundles: Annotated[
-        list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles; each is a model of its folder's name.")
+        list[Path],
+        typer.Argument(
+            metavar="BUNDLE", help="Bundle directories. Each is a model with the name of its directory."
+        ),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every one.")] = "127.0.0.1",
+    *,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is all network interfaces.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="File of API keys, one a line, of which each request needs one."
-        ),
-    ] = None,
-    max_rows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Requests that run at once, of each bundle: 8, or an engine's rows if it has fewer.",
-        ),
-    ] = None,
-    max_waiting: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Requests that may wait; more get 429 and Retry-After.")
-    ] = 64,
-    max_rows_per_client: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Of --max-rows, what one API key, or without keys one address, may have; all by default.",
-        ),
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The longest prompt; the context by default.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The longest answer; the context by default.")
-    ] = None,
-    kv_bytes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="KV memory of each bundle's batch.")
-    ] = None,
-    max_body: Annotated[
-        int, typer.Option(metavar="N", min=1, help="The largest request, in bytes.")
-    ] = 4_194_304,
-    request_timeout: Annotated[
-        float, typer.Option(help="Seconds for a whole answer, its waiting included.")
-    ] = 600,
-    queue_timeout: Annotated[float, typer.Option(help="Seconds that a request waits for its turn.")] = 60,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.0,
-            help="Seconds for running answers after SIGTERM; a second one ends at once.",
-        ),
-    ] = 30,
-    cache_bytes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Memory of each bundle for texts that were read before; a small share by default, 0: none.",
-        ),
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None, typer.Option(help="A page that may call from a browser; several times, or *.")
-    ] = None,
-    allowed_host: Annotated[
+    served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="A name that requests may call it by, as behind a proxy; several times."),
+        typer.Option(
+            metavar="NAME",
+            help="Model name in the API instead of the directory's name; once for each bundle, in order.",
+        ),
     ] = None,
     adaptive: Annotated[
         str | None,
         typer.Option(
             metavar="exact,NAME,...",
-            help="Settings for requests that name none, the best first: the longer others wait, the later"
-            " the one that is taken.",
+            help="Profiles for requests that set neither exact nor tau. The server starts with the first and"
+            " moves on to the next while requests wait too long.",
         ),
     ] = None,
-    device: Device = "cpu",
-    variant: VariantName = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            "-t",
-            metavar="N",
-            min=1,
-            callback=at_most_cores,
-            help="Compute threads of each bundle.",
-        ),
-    ] = None,
-    accuracy_level: Level = None,
-    safe: Safe = False,
-    strict: Strict = False,
-    parse_special: ParseSpecial = False,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Replicas of it, each a process of its own, behind one address.")
-    ] = False,
-    replicas: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|MIN:MAX", help="Of each bundle, with --ray; MIN:MAX grows with the load. 1 by default."
-        ),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="A Ray cluster that runs, with --ray: the bundles are put there, and stay. One on this"
-            " machine by default, until Ctrl-C."
-        ),
-    ] = None,
-    routing: Annotated[
-        str,
-        typer.Option(
-            help="With --ray: prefix sends a request to the replica that has read its beginning; even, to the"
-            " less busy of two random replicas."
-        ),
-    ] = "prefix",
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
-    json_logs: Annotated[
-        bool, typer.Option("--json-logs", help="One JSON object a line, on standard error.")
-    ] = False,
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Write logs as JSON lines.")] = False,
+    access: AccessOptions,
+    limits: LimitOptions,
+    model: SessionOptions,
+    replicas: ReplicaOptions,
 ) -> None:
-    """Answer over HTTP as OpenAI's API does: chat, completions, streams, tools, and a page at /."""
-    from ..decode.schedule import Limits
+    """Serve bundles over HTTP, with the API of OpenAI.
+
+    The API is at /v1, a chat page at /, metrics at /metrics.
+    """
     from ..serve import ServeOptions
-    from ..serve import app as new_app
-    from ..serve.keys import read_keys
-    from ..serve.logs import LEVELS, listen
-    from ..serve.ray.fleet import Fleet
-    from ..serve.server import bind, new_server, run
-    from ..session.session import Session
+    from ..serve.logs import LEVELS
 
     if log_level not in LEVELS:
         raise typer.BadParameter(f"one of {', '.join(LEVELS)}, not {log_level!r}", param_hint="--log-level")
-    names = _names(bundles)
-    limits = Limits(
-        max_rows=max_rows or Limits().max_rows, max_waiting=max_waiting, max_prompt_tokens=max_prompt_tokens,
-        max_new_tokens=max_new_tokens, kv_bytes=kv_bytes, max_rows_per_client=max_rows_per_client,
-    )  # fmt: skip
+    names = _names(bundles, served_model_name or [])
     options = ServeOptions(
-        limits=limits, fits_rows=max_rows is None, max_body=max_body,
-        request_timeout=request_timeout, queue_timeout=queue_timeout, drain=drain_timeout,
-        keys=read_keys(api_key_file) if api_key_file is not None else (),
-        cors_origins=tuple(cors_origin or ()), hosts=_hosts(host, allowed_host or []),
-        adaptive=listed(adaptive) if adaptive is not None else (),
+        limits=limits.limits, fits_rows=limits.max_rows is None, max_body=limits.max_body,
+        request_timeout=limits.request_timeout, queue_timeout=limits.queue_timeout,
+        drain=limits.drain_timeout, keys=access.keys, cors_origins=tuple(access.cors_origin or ()),
+        hosts=access.hosts(host), adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
     if not options.keys and not _is_loopback(host):
         warnings.warn(
-            f"anyone who can reach {host}:{port} can use this server; give --api-key-file, or"
-            " --host 127.0.0.1",
+            f"anyone who can reach {host}:{port} can use this server; set --api-key or --host 127.0.0.1",
             MarsWarning,
             stacklevel=1,
         )
-    if ray:
-        if strict:
-            raise typer.BadParameter("--strict is not for --ray")
-        shares = _shares(
-            names, replicas, threads, device, variant, accuracy_level, cache_bytes, safe, parse_special
-        )
-        fleet = Fleet(
-            tuple(shares), options=replace(options, keys=()), routing=_routing(routing), log_level=log_level,
-            key_file=None if api_key_file is None else str(api_key_file.expanduser().resolve()),
-            json_logs=json_logs,
-        )  # fmt: skip
-        _run_fleet(fleet, host, port, address)
+    if replicas.ray:
+        if access.api_key:
+            raise typer.BadParameter("--ray reads keys from --api-key-file, not from --api-key")
+        _serve_replicas(names, options, access, model, replicas, host, port, log_level, json_logs)
         return
-    if replicas is not None or address is not None:
-        raise typer.BadParameter("--replicas and --address are for --ray")
+    if replicas.replicas is not None or replicas.address is not None:
+        raise typer.BadParameter("--replicas and --address need --ray")
+    _serve_here(names, options, model, host, port, log_level, json_logs)
+
+
+def _serve_here(
+    names: dict[str, Path],
+    options: ServeOptions,
+    model: SessionOptions,
+    host: str,
+    port: int,
+    log_level: str,
+    json_logs: bool,
+) -> None:
+    from ..serve import app as new_app
+    from ..serve.logs import listen
+    from ..serve.server import bind, new_server, run
+
     listening = bind(host, port)
     with listening:
-        sessions = {
-            name: Session.open(
-                path, device, threads=threads, variant=variant, accuracy_level=accuracy_level,
-                cache_bytes=cache_bytes, safe=safe, strict=strict, parse_special=parse_special,
-            )
-            for name, path in names.items()
-        }  # fmt: skip
-        door = new_app(sessions, options)
+        server_app = new_app({name: model.open(path) for name, path in names.items()}, options)
         listen(log_level, as_json=json_logs)
-        bound, number = listening.getsockname()[:2]
-        shown = f"[{bound}]" if ":" in bound else bound
+        address, number = listening.getsockname()[:2]
+        url = f"http://{_in_url(address)}:{number}"
         err.print(
-            f"serving {', '.join(names)} at http://{shown}:{number}, its API at /v1, when it is warm"
-            " (Ctrl-C ends)",
-            markup=False,
+            f"serving {', '.join(names)} at {url} (API at {url}/v1) once warm; Ctrl-C ends", markup=False
         )
-        run(new_server(door, options), listening, door.service.models, options.drain)
+        run(new_server(server_app, options), listening, server_app.service.models, options.drain)
 
 
-def _shares(
+def _serve_replicas(
     names: dict[str, Path],
-    replicas: str | None,
-    threads: int | None,
-    device: str,
-    variant: str | None,
-    accuracy_level: int | None,
-    cache_bytes: int | None,
-    safe: bool,
-    parse_special: bool,
-) -> list[Share]:
-    """The bundles with as many replicas each as is asked for, all cores dealt out where no threads are."""
-    from ..machine import cores
-    from ..serve.ray.fleet import Share, read_replicas
-
-    numbers = read_replicas(replicas or "1")
-    if numbers is None:
-        raise typer.BadParameter(f"N or MIN:MAX, 1 or more, not {replicas!r}", param_hint="--replicas")
-    least, most = numbers
-    own = threads or max(1, cores() // (most * len(names)))
-    return [
-        Share(
-            name, str(path.expanduser().resolve()), least, most, own, float(device != "cpu"), device, variant,
-            accuracy_level, cache_bytes, safe, parse_special,
-        )
-        for name, path in names.items()
-    ]  # fmt: skip
-
-
-def _routing(name: str) -> Routing:
-    from ..serve.ray.fleet import ROUTINGS
-
-    for known in ROUTINGS:
-        if name == known:
-            return known
-    raise typer.BadParameter(f"one of {', '.join(ROUTINGS)}, not {name!r}", param_hint="--routing")
-
-
-def _run_fleet(fleet: Fleet, host: str, port: int, address: str | None) -> None:
+    options: ServeOptions,
+    access: AccessOptions,
+    model: SessionOptions,
+    replicas: ReplicaOptions,
+    host: str,
+    port: int,
+    log_level: str,
+    json_logs: bool,
+) -> None:
+    from ..serve.ray.fleet import ROUTINGS, Fleet
     from ..serve.ray.launch import run
     from ..serve.server import bind
 
-    number = port
+    if model.strict:
+        raise typer.BadParameter("--strict does not work with --ray")
+    if replicas.routing not in ROUTINGS:
+        known = ", ".join(ROUTINGS)
+        raise typer.BadParameter(f"one of {known}, not {replicas.routing!r}", param_hint="--routing")
+    key_file = None if access.api_key_file is None else str(access.api_key_file.expanduser().resolve())
+    fleet = Fleet(
+        tuple(_shares(names, model, replicas.replicas or "1")), options=replace(options, keys=()),
+        routing=replicas.routing, log_level=log_level, key_file=key_file, json_logs=json_logs,
+    )  # fmt: skip
+    address = replicas.address
     if address is None:
-        with bind(host, port) as free:  # nobody listens there; Ray's own message would be a traceback
-            number = free.getsockname()[1]
+        with bind(host, port) as probe:  # Ray prints a traceback if the port is taken
+            port = probe.getsockname()[1]
 
     def ready() -> None:
-        shown = f"[{host}]" if ":" in host else host
-        names = ", ".join(share.name for share in fleet.shares)
-        where = f"at http://{shown}:{number} (Ctrl-C ends)" if address is None else f"on {address}"
-        err.print(f"serving {names} {where}", markup=False)
+        where = f"at http://{_in_url(host)}:{port} (Ctrl-C ends)" if address is None else f"on {address}"
+        err.print(f"serving {', '.join(names)} {where}", markup=False)
 
-    run(fleet, host, number, address, ready)
+    run(fleet, host, port, address, ready)
 
 
-def _names(bundles: list[Path]) -> dict[str, Path]:
-    """The names of the models: those of the folders, without .bundle."""
+def _shares(names: dict[str, Path], model: SessionOptions, replicas: str) -> list[Share]:
+    """The bundles with their replicas. Without --threads, all replicas share the cores."""
+    from ..machine import cores
+    from ..serve.ray.fleet import Share, read_replicas
+
+    numbers = read_replicas(replicas)
+    if numbers is None:
+        raise typer.BadParameter(f"N or MIN:MAX, 1 or more, not {replicas!r}", param_hint="--replicas")
+    least, most = numbers
+    settings: dict[str, Any] = {
+        "least": least, "most": most, "threads": model.threads or max(1, cores() // (most * len(names))),
+        "gpus": float(model.device != "cpu"), "device": model.device, "variant": model.variant,
+        "accuracy_level": model.accuracy_level, "cache_bytes": model.cache_bytes, "safe": model.safe,
+        "parse_special": model.parse_special,
+    }  # fmt: skip
+    return [Share(name, str(path.expanduser().resolve()), **settings) for name, path in names.items()]
+
+
+def _names(bundles: list[Path], served: list[str]) -> dict[str, Path]:
+    """The bundles by model name: --served-model-name, or the directory's name without .bundle."""
+    if served and len(served) != len(bundles):
+        raise typer.BadParameter(
+            f"one name for each bundle is expected: {len(bundles)}, not {len(served)}",
+            param_hint="--served-model-name",
+        )
     names: dict[str, Path] = {}
-    for path in bundles:
-        name = path.expanduser().resolve().name.removesuffix(".bundle")
+    folders = [path.expanduser().resolve().name.removesuffix(".bundle") for path in bundles]
+    for path, name in zip(bundles, served or folders, strict=True):
         if name in names:
-            raise MarsError(f"{path} and {names[name]} have one name, {name}; rename a folder")
+            raise MarsError(
+                f"{path} and {names[name]} have the same name, {name}; use --served-model-name for each"
+            )
         names[name] = path
     return names
 
@@ -285,11 +339,5 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _hosts(host: str, others: list[str]) -> frozenset[str] | None:
-    """What a Host header may say: behind a loopback address nobody calls by another name, but a page of
-    somebody's whose name was made to point here.
-    """
-    if not (_is_loopback(host) or others):
-        return None
-    own = f"[{host}]" if ":" in host else host
-    return frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", own, *others))
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

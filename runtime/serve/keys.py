@@ -1,9 +1,9 @@
-"""API keys: who may call. A comparison takes as long for a wrong key as for a right one."""
+"""API keys. Comparing takes the same time for wrong keys as for right ones."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +13,7 @@ LONGEST_FILE = 1 << 20  # bytes
 
 
 class Keys:
-    """Some keys, held as hashes; none for a server that anybody may use."""
+    """The accepted keys, as hashes; without keys, everyone may use the server."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._hashes = [_hash(key) for key in keys]
@@ -23,13 +23,13 @@ class Keys:
         return not self._hashes
 
     def find(self, authorization: str | None) -> int | None:
-        """The number of the key in an Authorization header, or None. All keys are looked at every time."""
-        scheme, _, given = (authorization or "").partition(" ")
-        own, found = _hash(given.strip()), None
+        """The number of the key in an Authorization header, or None. Every key is compared every time."""
+        scheme, _, key = (authorization or "").partition(" ")
+        digest, number = _hash(key.strip()), None
         for i, known in enumerate(self._hashes):
-            if hmac.compare_digest(own, known):
-                found = i
-        return found if scheme.lower() == "bearer" else None
+            if hmac.compare_digest(digest, known):
+                number = i
+        return number if scheme.lower() == "bearer" else None
 
 
 def _hash(key: str) -> bytes:
@@ -37,7 +37,7 @@ def _hash(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys of a file, one a line; empty lines and lines that begin with # are none."""
+    """The keys of a file, one a line, without empty lines and comments (#). Raises MarsError."""
     try:
         with path.open("rb") as file:
             data = file.read(LONGEST_FILE + 1)
@@ -46,11 +46,16 @@ def read_keys(path: Path) -> tuple[str, ...]:
         lines = [line.strip() for line in data.decode("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise MarsError(f"{path}: cannot be read as a file of API keys ({error})") from error
-    keys = tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
-    if not keys:
-        raise MarsError(f"{path}: no key in it; write one a line")
+    return parse_keys([line for line in lines if line and not line.startswith("#")], str(path))
+
+
+def parse_keys(keys: Iterable[str], where: str) -> tuple[str, ...]:
+    """Distinct keys that a header can carry. Raises MarsError."""
+    unique = tuple(dict.fromkeys(keys))
+    if not unique:
+        raise MarsError(f"{where}: no key in it; write one a line")
     if wrong := [
-        i for i, key in enumerate(keys, 1) if not (key.isascii() and key.isprintable()) or " " in key
+        i for i, key in enumerate(unique, 1) if not (key.isascii() and key.isprintable()) or " " in key
     ]:
-        raise MarsError(f"{path}: keys {wrong[:5]} have spaces or characters that no header can carry")
-    return keys
+        raise MarsError(f"{where}: keys {wrong[:5]} have spaces or characters that no header can carry")
+    return unique

@@ -76,7 +76,7 @@ COMMAND_LINE = {"cli", "__main__"} | {
     "runtime/cli/options",
     "runtime/cli/display",
     "runtime/cli/generate",
-    "runtime/cli/chat_command",
+    "runtime/cli/chat",
     "runtime/cli/bundles",
     "runtime/cli/serve",
     "runtime/cli/grammars",

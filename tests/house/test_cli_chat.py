@@ -60,4 +60,16 @@ def test_chat_survives_wrong_commands(plain: Path) -> None:
     done = run("chat", plain, "--max-new-tokens", "4", stdin="/tau fast\n/dance\nhello\n")
     assert done.returncode == 0
     assert "/tau needs a number" in done.stderr
-    assert "/reset" in done.stderr
+    assert "unknown command /dance; /help lists" in done.stderr
+
+
+def test_quiet_prints_answers_only(plain: Path) -> None:
+    done = run("chat", plain, "-q", "--max-new-tokens", "4", stdin="hello\n")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
+    once = run("generate", plain, "-q", "-p", "hello", "-n", "4")
+    assert (once.returncode, once.stderr, once.stdout) == (0, "", done.stdout)
+
+
+def test_a_tau_above_1_is_warned_about(plain: Path) -> None:
+    done = run("generate", plain, "-p", "hello", "-n", "2", "--tau", "7")
+    assert done.returncode == 0 and "warning: tau 7: no probability is above 1" in done.stderr

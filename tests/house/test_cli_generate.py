@@ -36,7 +36,7 @@ def test_the_window_is_a_word_or_a_number(
         assert "auto, full or a number of 1 or more" in " ".join(refused.stderr.replace("│", " ").split())
     both = run("generate", plain, "-p", "x", "--profile", "p", "--window", "auto")
     assert both.returncode == 1
-    assert "a profile sets tau, metric and window" in both.stderr
+    assert "--profile sets exact, tau, metric and window" in both.stderr
 
 
 @pytest.mark.parametrize("source", ["option", "file", "stdin"])
@@ -77,7 +77,7 @@ def test_block_commit_from_the_shell(plain: Path) -> None:
         (["--tau", "0.5", "--metric", "luck"], "metric must be one of"),
         (["--top-p", "0"], "top_p must be"),
         (["--commit", "often"], "commit must be one of"),
-        (["--n", "3"], "greedy answers are all the same; give --temp"),
+        (["--n", "3"], "greedy answers are all equal; add --temp"),
         (["--device", "abacus"], "unknown device"),
         (["--device", "cuda"], "mars-export[gpu]"),
         (["--file", "PROMPT"], "not both"),

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import typer
 from support.shell import run
 from typer.main import get_command
 
 from mars_export import cli
+from mars_export.runtime.cli.console import bytes_of
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -39,10 +41,24 @@ def test_every_option_is_shown_whole(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_other_names_are_told_and_taken(command: str) -> None:
     shown = plain(run(command, "--help").stdout)
-    for other, name in cli.ALSO.items():
-        assert f"--{other} is the same" in shown, name
+    for other, name in cli.ALIASES.items():
+        assert f"Also --{other}." in shown, name
         assert "No such option" not in run(command, "nowhere", f"--{other}", "1").stderr
         assert "No such option" not in run(command, "nowhere", f"--{other}=1").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4194304", 4 << 20), ("4M", 4 << 20), ("1g", 1 << 30), ("512KiB", 512 << 10)],
+)
+def test_byte_options_take_units(text: str, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "1.5G", "4 M", "4X"])
+def test_byte_options_refuse_other_words(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="4M or 1G"):
+        bytes_of(text)
 
 
 def test_t_is_threads_or_the_task() -> None:

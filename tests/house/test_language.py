@@ -66,10 +66,8 @@ PHRASES = {
 # Rooms whose comments and docstrings are not in plain English yet. Their errors and help are.
 UNCLEAN = (
     "calibration/",
-    "cli.py",
     "exporter/",
     "runtime/batcher/",
-    "runtime/cli/",
     "runtime/cpp/",
     "runtime/device/",
     "runtime/serve/",

@@ -21,7 +21,7 @@ from support.shell import run
 from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError
-from mars_export.runtime.cli.chat import Talk, questions
+from mars_export.runtime.cli.talk import Talk, questions
 from mars_export.runtime.decode.config import repeatable
 
 
@@ -73,10 +73,12 @@ def test_commands_change_what_they_name() -> None:
         with pytest.raises(MarsError, match="tau"):
             talk.obey(wrong)
     assert talk.config.exact is True, "a wrong command changes nothing"
-    for unknown in ("/help", "/dance"):
-        assert all(
-            f"/{name}" in talk.obey(unknown) for name in ("system", "save", "load", "exact", "tau", "runs")
-        )
+    assert all(
+        f"/{name}" in talk.obey("/help") for name in ("system", "save", "load", "exact", "tau", "runs")
+    )
+    with pytest.raises(MarsError, match="unknown command /dance; /help lists"):
+        talk.obey("/dance now")
+    assert talk.obey("/tau 7").startswith("tau 7: no probability is above 1")
 
 
 def test_the_system_message_stands_first_and_survives_a_reset() -> None:
@@ -86,15 +88,18 @@ def test_the_system_message_stands_first_and_survives_a_reset() -> None:
     assert [m["content"] for m in talk.messages] == ["be brief", "hi", "ho"]
     talk.obey("/reset")
     assert talk.messages == [{"role": "system", "content": "be brief"}]
-    talk.obey("/system")
+    assert talk.obey("/system") == "be brief"
+    assert len(talk.messages) == 1, "without text it only prints"
+    assert talk.obey("/system -") == "system message removed"
     assert talk.messages == []
+    assert "no system message" in talk.obey("/system")
     talk.obey("/system again")
     assert talk.messages == [{"role": "system", "content": "again"}]
 
 
 def test_turns_are_taken_back_and_asked_anew() -> None:
     talk = Talk("be kind", GenerationConfig())
-    assert talk.obey("/undo") == "there is no turn to take back"
+    assert talk.obey("/undo") == "there is no turn to remove"
     with pytest.raises(MarsError, match="no question yet"):
         talk.edited("/edit what")
     for question, answer in (("hi", "ho"), ("he", "ha")):
@@ -107,7 +112,7 @@ def test_turns_are_taken_back_and_asked_anew() -> None:
     ]
     assert [m["content"] for m in talk.without_last] == ["be kind", "hi", "ho"]
     assert len(talk.messages) == 5, "an edited question is forgotten when its successor is answered"
-    assert talk.obey("/undo") == "last turn taken back"
+    assert talk.obey("/undo") == "last turn removed"
     assert [m["content"] for m in talk.messages] == ["be kind", "hi", "ho"]
     talk.obey("/undo")
     assert talk.messages == [{"role": "system", "content": "be kind"}]
@@ -134,11 +139,11 @@ def test_other_files_are_neither_loaded_nor_replaced(content: str, tmp_path: Pat
     file.write_text(content)
     talk = Talk(None, GenerationConfig())
     for command in ("load", "save"):
-        with pytest.raises(MarsError, match="thesis: not a talk"):
+        with pytest.raises(MarsError, match="thesis: not a chat"):
             talk.obey(f"/{command} {file}")
     assert (file.read_text(), talk.messages) == (content, [])
     for command in ("/load", "/save"):
-        with pytest.raises(MarsError, match="needs the name of a file"):
+        with pytest.raises(MarsError, match="needs a file name"):
             talk.obey(command)
     with pytest.raises(MarsError, match="cannot be read"):
         talk.obey(f"/load {tmp_path}/nothing")
@@ -246,6 +251,7 @@ def test_ctrl_c_at_the_prompt_keeps_the_talk(bundles: Named, tmp_path: Path) -> 
     terminal = Terminal(bundles("qwen2"), "-n", "3", "--tau", "1")
     try:
         terminal.until("> ")
+        assert "qwen2" in terminal.seen and "/help lists the commands" in terminal.seen
         terminal.type("hello\n")
         terminal.until("tokens/forward")
         terminal.interrupt("Ctrl-D or /quit leaves")  # a moment after the answer has ended

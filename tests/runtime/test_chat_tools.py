@@ -17,7 +17,7 @@ from support.tiny import Named
 
 from mars_export import GenerationConfig, MarsError, SessionError
 from mars_export.runtime.cli import display
-from mars_export.runtime.cli.chat import Talk
+from mars_export.runtime.cli.talk import Talk
 from mars_export.runtime.session.conversation import Conversation
 from mars_export.runtime.text.tokenizer import Text
 from mars_export.runtime.text.toolcalls import Dialect, ToolStream
@@ -85,7 +85,7 @@ def names(answer: str) -> list[str]:
 
 def test_results_are_given_in_order_and_once() -> None:
     talk = Talk(None, GenerationConfig(tools=TOOLS), names=names)
-    with pytest.raises(MarsError, match="no call waits for one$"):
+    with pytest.raises(MarsError, match="no call waits for a result$"):
         talk.obey("/result 3")
     talk.answered([], [{"role": "user", "content": "hi"}], LIST)
     assert talk.calls == ("set_light", "stop")
@@ -95,12 +95,12 @@ def test_results_are_given_in_order_and_once() -> None:
     assert (talk.results(), talk.results()) == (("it is on", ""), ())
     assert talk.calls == ("set_light", "stop"), "what failed can be given again"
     talk.obey("/result on")
-    for change in ("/system be kind", "/system"):
+    for change in ("/system be kind", "/system -"):
         talk.obey(change)
         assert talk.calls == ("set_light", "stop"), "a talk that was changed begins with its first result"
     talk.obey("/undo")
     assert talk.calls == ()
-    with pytest.raises(MarsError, match="where chat has --tools"):
+    with pytest.raises(MarsError, match="start chat with --tools"):
         Talk(None, GenerationConfig()).obey("/result 3")
 
 
@@ -174,7 +174,7 @@ def test_a_talk_with_tools_in_the_shell(bundles: Named, tools: Path, tmp_path: P
     shown = [line for line in done.stdout.splitlines() if line.startswith("-> ")]
     assert shown[: len(calls)] == [f"-> {call['name']} {call['arguments']}" for call in calls]
     hint = " ".join(done.stderr.split())
-    assert f"calls: {', '.join(call['name'] for call in calls)}; give each what it came to" in hint
+    assert f"calls: {', '.join(call['name'] for call in calls)}; enter the result of each" in hint
     assert done.stderr.count("tokens/forward") == 2
     saved = json.loads((tmp_path / "t.json").read_text())
     assert [m["role"] for m in saved] == ["user", "assistant", *["tool"] * len(calls), "assistant"]

@@ -92,7 +92,7 @@ def test_commands(path: Path, tmp_path: Path) -> None:
     assert json.loads(run("push", path, REPO, "--json").stdout)["repo"] == REPO
     done = run("pull", REPO, "-o", tmp_path / "b", "--json")
     assert json.loads(done.stdout)["files"] == len(open_bundle(path).manifest.files)
-    assert "exists; give another place with -o" in run("pull", REPO, "-o", tmp_path / "b").stderr
+    assert "exists; choose another directory with -o" in run("pull", REPO, "-o", tmp_path / "b").stderr
 
 
 def test_what_is_no_good_bundle_leaves_nothing(there: Path, path: Path, tmp_path: Path) -> None:

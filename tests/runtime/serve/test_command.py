@@ -106,6 +106,20 @@ def test_it_answers_drains_and_ends(bundles: Named) -> None:
         assert not process.said("sesame|Traceback")
 
 
+def test_it_has_the_name_and_the_key_that_were_chosen(
+    bundles: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARS_API_KEY", "one two")
+    arguments = ("--served-model-name", "my-model", "--threads", "1", "--max-body", "1M")
+    with started(str(bundles(MAIN)), *arguments) as (_process, port):
+        assert begin(port, BODY)[1].status == 401
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/v1/models", headers={"authorization": "Bearer two"})
+        assert [model["id"] for model in json.loads(connection.getresponse().read())["data"]] == ["my-model"]
+        connection.close()
+    assert run("serve", bundles(MAIN), "--served-model-name", "a", "--served-model-name", "b").returncode == 2
+
+
 def test_a_second_signal_is_the_end(bundles: Named) -> None:
     with started(str(bundles(MAIN)), "--threads", "1", "--drain-timeout", "50") as (process, port):
         _connection, answer = begin(port, LONG)
@@ -140,7 +154,7 @@ def test_killed_and_started_again(bundles: Named) -> None:
         (["{bundle}", "--port", "{taken}"], "cannot listen on"),
         (["{bundle}", "--adaptive", "exact,none"], "no profile `none`"),
         (["{empty}", "--host", "0.0.0.0"], "anyone who can reach 0.0.0.0:0 can use this server"),
-        (["{bundle}", "{bundle}"], "have one name"),
+        (["{bundle}", "{bundle}"], "have the same name"),
         (["{bundle}", "--request-timeout", "0"], "request_timeout must be"),
         (["{bundle}", "--api-key-file", "{empty}"], "no key in it"),
         (["{empty}"], "not a bundle"),
