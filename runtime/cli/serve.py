@@ -27,7 +27,7 @@ REPLICAS = "Replicas (Ray Serve)"
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Who may send requests."""
+    """API keys, and the pages and host names that may send requests."""
 
     api_key: Annotated[
         list[str] | None,
