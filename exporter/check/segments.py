@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ...runtime.device.ort.backend import Results, open_graph
+from ...runtime.device.ort.library import Results, open_graph
 from ..checkpoint import names
 from ..checkpoint.dims import Dims
 from ..graph.step import HEAD_INPUT, HEAD_PRODUCT, StepGraph, hidden_after

@@ -173,7 +173,7 @@ def _inputs(r: Range, model: ModelInfo, capacity: int) -> Shapes:
     def at(which: str) -> dict[str, tuple[int, ...]]:
         rows, slots, outputs = (getattr(extent, which) for extent in (r.batch, r.slots, r.outputs))
         kv = (rows, model.num_kv_heads, capacity, model.head_dim)
-        names = [f"past_key_values.{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
+        names = [f"past_key_values.{suffix}" for suffix in model.kv_suffixes]
         return {
             "input_ids": (rows, slots),
             "kv_length": (rows,),

@@ -50,6 +50,11 @@ class ModelInfo:
     head_dim: Annotated[int, Limits(1, 2**16)]
     context_length: Annotated[int, Limits(1, 2**31)]
 
+    @property
+    def kv_suffixes(self) -> list[str]:
+        """Name suffixes of the KV tensors, after "past_key_values." and "present."."""
+        return [f"{i}.{kind}" for i in range(self.num_layers) for kind in ("key", "value")]
+
     def entry_bytes(self, kv_dtype: str) -> int:
         """The bytes of one token's KV entries."""
         number = 4 if kv_dtype == "float32" else 2

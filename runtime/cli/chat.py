@@ -98,7 +98,7 @@ class _Chat:
     """A talk, and the session that answers it."""
 
     def __init__(
-        self, session: Session, talk: Talk, conversation: Conversation[Stream], quiet: bool, as_json: bool
+        self, session: Session, talk: Talk, conversation: Conversation, quiet: bool, as_json: bool
     ) -> None:
         self._session, self._talk, self._conversation = session, talk, conversation
         self._quiet, self._as_json = quiet, as_json

@@ -17,8 +17,8 @@ from ..bundle.open import Bundle, open_bundle
 from ..decode.config import GenerationConfig
 from ..decode.pace import cost
 from ..device.name import DeviceName
-from ..device.ort.backend import PROVIDERS, version_and_devices
-from ..device.variants import Here, choose, look_around, why_not
+from ..device.ort.library import PROVIDERS, version_and_devices
+from ..device.variants import Host, choose, inspect_host, why_not
 from ..errors import MarsError
 from ..machine import byte_products, processor
 from ..session.session import Session
@@ -68,7 +68,7 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
     """Check the installation, and `bundle` on `device` if there is one: each variant opens and decodes; on a
     GPU also the place of its KV rows, its tokens and its step times. `safe` opens the bundle in safe mode.
     """
-    here = look_around(DeviceName.of(device).ordinal)
+    host = inspect_host(DeviceName.of(device).ordinal)
     findings = [
         Finding("python", "good", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}"),
         Finding("cpu", "good", f"{processor() or 'unknown'}, byte products: {byte_products()}"),
@@ -76,11 +76,11 @@ def examine(bundle: Path | None = None, device: str = "cpu", *, safe: bool = Tru
         _onnxruntime(),
         *(_device(name) for name in PROVIDERS),
         *(_package(name, hint) for name, hint in OPTIONAL.items()),
-        *(_tensorrt(name, hint, here) for name, hint in TENSORRT.items()),
-        _gpu(here),
+        *(_tensorrt(name, hint, host) for name, hint in TENSORRT.items()),
+        _gpu(host),
     ]
     if bundle is not None:
-        findings += _bundle(bundle, device, here, safe=safe)
+        findings += _bundle(bundle, device, host, safe=safe)
     return Diagnosis(tuple(findings))
 
 
@@ -92,17 +92,17 @@ def _package(name: str, hint: tuple[str, str] | None) -> Finding:
         return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
 
 
-def _tensorrt(name: str, hint: tuple[str, str], here: Here) -> Finding:
-    if name in here.tensorrt:
-        return Finding(name, "good", here.tensorrt[name])
+def _tensorrt(name: str, hint: tuple[str, str], host: Host) -> Finding:
+    if name in host.tensorrt:
+        return Finding(name, "good", host.tensorrt[name])
     extra, purpose = hint
     return Finding(name, "absent", f"not installed; for {purpose}: pip install 'mars-export[{extra}]'")
 
 
-def _gpu(here: Here) -> Finding:
-    if here.no_gpu:
-        return Finding("gpu", "absent", here.no_gpu)
-    return Finding("gpu", "good", f"{here.gpu_name} ({here.gpu}), driver for CUDA {here.driver}")
+def _gpu(host: Host) -> Finding:
+    if host.no_gpu:
+        return Finding("gpu", "absent", host.no_gpu)
+    return Finding("gpu", "good", f"{host.gpu_name} ({host.gpu}), driver for CUDA {host.driver}")
 
 
 def _onnxruntime() -> Finding:
@@ -123,7 +123,7 @@ def _device(name: str) -> Finding:
     return Finding(f"device {name}", "absent", f"the installed onnxruntime has no {PROVIDERS[name][0]}")
 
 
-def _bundle(path: Path, device: str, here: Here, *, safe: bool) -> list[Finding]:
+def _bundle(path: Path, device: str, host: Host, *, safe: bool) -> list[Finding]:
     try:
         bundle = open_bundle(path, full=True, safe=safe)
     except MarsError as error:
@@ -139,20 +139,20 @@ def _bundle(path: Path, device: str, here: Here, *, safe: bool) -> list[Finding]
     ]
     opened = False
     for variant in bundle.manifest.variants:
-        results = _variant(bundle, variant, device, here, safe=safe)
+        results = _variant(bundle, variant, device, host, safe=safe)
         opened = opened or results[0].state == "good"
         findings += results
     if any(v.is_engine for v in bundle.manifest.variants):
-        findings.append(_choice(bundle, here))
+        findings.append(_choice(bundle, host))
     if not opened:
         findings.append(Finding(str(path), "bad", f"no variant runs on {device} here"))
     return findings
 
 
-def _variant(bundle: Bundle, variant: Variant, device: str, here: Here, *, safe: bool) -> list[Finding]:
+def _variant(bundle: Bundle, variant: Variant, device: str, host: Host, *, safe: bool) -> list[Finding]:
     subject = f"variant {variant.name}"
     # An engine is checked against the GPU, whatever the device is.
-    reason = why_not(variant, "cuda" if variant.is_engine else device, here)
+    reason = why_not(variant, "cuda" if variant.is_engine else device, host)
     if reason is not None:
         return [Finding(subject, "absent", reason)]
     if variant.is_engine and DeviceName.of(device).kind != "cuda":
@@ -178,7 +178,7 @@ def _variant(bundle: Bundle, variant: Variant, device: str, here: Here, *, safe:
 
 
 def _reference(bundle: Bundle, *, safe: bool) -> Session | None:
-    """The bundle's graph on the CPU, or None if it does not run there."""
+    """The bundle's graph on the CPU, or None if it does not run thost."""
     try:
         return Session.open(bundle.path, variant=GRAPH, cache_bytes=0, safe=safe)
     except MarsError:
@@ -228,8 +228,8 @@ def _agreement(
     return Finding(subject, "good" if equal >= least else "bad", f"{equal} of {count} answers {words}")
 
 
-def _choice(bundle: Bundle, here: Here) -> Finding:
+def _choice(bundle: Bundle, host: Host) -> Finding:
     try:
-        return Finding("engine", "good", f"--device cuda uses {choose(bundle, 'cuda', here).name}")
+        return Finding("engine", "good", f"--device cuda uses {choose(bundle, 'cuda', host).name}")
     except MarsError:
         return Finding("engine", "absent", "none of this bundle's engines runs here; see the reasons above")

@@ -1,7 +1,7 @@
-"""KV rows in the memory that a session computes in. Knows addresses; names no library.
+"""KV rows in the memory that a session computes in.
 
-A `static` graph writes a step's entries itself, in place, into what is bound here; of a `delta` graph
-`KvRows.place` puts them there, by the copy of each kind of memory (memory.py, cuda_memory.py, trt_memory.py).
+A `static` graph writes a step's entries itself, in place, into the memory that is bound here. The new entries
+of a `delta` graph are copied by `KvRows.place`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 from .. import machine
 from ..decode.backend import bucket
 from ..errors import SessionError
+from .failures import first_line
 from .memory import Memory, Tensor
 from .ort.binding import Binding
 
-# Entries as the host has them. numpy has no bfloat16, and nobody computes with these bits there.
+# The types of entries on the host. numpy has no bfloat16, and the host does not compute with entries.
 KV_TYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -28,7 +29,7 @@ ADVICE = "shorten the prompt or max_new_tokens, or run fewer rows at once"
 
 
 class KvRows:
-    """KV memory of some rows, and what a session has bound of it: never an address that was given back."""
+    """KV memory of some rows, and a session's binding of it, which never outlives the memory."""
 
     def __init__(
         self,
@@ -44,39 +45,36 @@ class KvRows:
         self.capacity = 0
         self.buffers: list[Any] = []
         self.binding: Binding | None = None
-        self.bound: tuple[int, int, bool] | None = (
-            None  # what it stands for: first row, rows, logits asked for
-        )
+        self.binding_key: tuple[int, int, bool] | None = None  # its first row, rows, and whether with logits
 
     def unbind(self) -> None:
-        """Forget the binding; the next step makes one."""
-        self.binding = self.bound = None
+        """Drop the binding; the next step makes one."""
+        self.binding = self.binding_key = None
 
     @property
     def row_bytes(self) -> int:
-        """Of one row of one KV tensor."""
+        """Size of one row of one KV tensor."""
         return self.kv_heads * self.capacity * self.head_dim * self._dtype.itemsize
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` entries a row. Raises SessionError when memory is short; the rows stay as
+        """Make room for `capacity` entries a row. Raises SessionError if memory is short; the rows stay as
         they were.
         """
         if capacity <= self.capacity:
             return
         entries = bucket(capacity, self.capacity)
         shape = (self.num_rows, self.kv_heads, entries, self.head_dim)
-        taken = entries * self.num_rows * self.entry_bytes
+        num_bytes = entries * self.num_rows * self.entry_bytes
         if self.memory.device == "cpu":
-            machine.require(taken, f"KV memory of {self.num_rows} row(s) of {entries} entries", ADVICE)
+            machine.require(num_bytes, f"KV memory of {self.num_rows} row(s) of {entries} entries", ADVICE)
         try:
             if self.capacity:
                 buffers = self.memory.widen(self.buffers, entries)
             else:
                 buffers = self.memory.zeros(self._count, shape, self._dtype)
-        except Exception as error:  # MemoryError of the host, a class of its own of each device's library
-            raise shortage(self.num_rows, entries, taken, error) from error
-        # All or nothing: what is below cannot fail, and the old memory goes only with the binding that names
-        # it.
+        except Exception as error:  # MemoryError on the host; the classes of devices' libraries
+            raise shortage(self.num_rows, entries, num_bytes, error) from error
+        # From here on nothing can fail. The binding goes first, because it refers to the old memory.
         self.unbind()
         self.buffers, self.capacity = buffers, entries
 
@@ -101,16 +99,15 @@ class KvRows:
         return self.memory.fetch(saved)
 
     def place(self, first: int, kv_length: np.ndarray, new: Sequence[Tensor]) -> None:
-        """Put a step's new entries behind the cursors of the rows first, first + 1, ..."""
+        """Write a step's new entries at the cursors of the rows first, first + 1, ..."""
         self.memory.place(self.buffers, first, kv_length, new)
 
 
 def shortage(num_rows: int, entries: int, num_bytes: int, error: Exception) -> SessionError:
-    """What to say when KV memory cannot be had."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The error for KV memory that cannot be allocated."""
     return SessionError(
         f"not enough memory: the KV entries of {num_rows} row(s) of {entries} take {num_bytes / 1e6:.0f} MB"
-        f" ({reason});"
+        f" ({first_line(error)});"
         f" {ADVICE}, or free memory",
         code="out_of_memory",
     )

@@ -1,4 +1,4 @@
-"""The memory that a session computes in: what is asked of any device, and the host's. Names no library."""
+"""The memory that a session computes in: the interface, and the host's memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Tensor(Protocol):
-    """An array that stays at `address`."""
+    """An array at a fixed address."""
 
     @property
     def address(self) -> int: ...
@@ -18,7 +18,7 @@ class Tensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def write(self, value: np.ndarray) -> None:
-        """Replace all of it; the shape is the same."""
+        """Replace the content by an array of the same shape."""
         ...
 
     def read(self) -> np.ndarray:
@@ -26,35 +26,37 @@ class Tensor(Protocol):
         ...
 
     def take(self) -> np.ndarray:
-        """The same for the last time, without a copy if it can be."""
+        """The content, without a copy if possible; the tensor is not used afterwards."""
         ...
 
 
 class Memory(Protocol):
-    """A device's memory. KV tensors are [rows, kv_heads, capacity, head_dim]. What fails changes nothing."""
+    """A device's memory. KV tensors are [rows, kv_heads, capacity, head_dim]. A method that raises changes
+    nothing.
+    """
 
     @property
     def device(self) -> str:
-        """ONNX Runtime's word for it, such as `cpu` or `cuda`."""
+        """ONNX Runtime's name of the device, such as `cpu` or `cuda`."""
         ...
 
     @property
     def number(self) -> int:
-        """Which of those devices it is, counted from 0."""
+        """The number of the device, counted from 0."""
         ...
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Memory for a step's input or output; what it holds is not known."""
+        """Uninitialized memory for a step's input or output."""
         ...
 
     def zeros(self, count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[Any]:
-        """KV tensors without an entry. Zeros, not garbage: an entry that is masked out still enters the
-        product
-        0 * value, and 0 * NaN is NaN."""
+        """Empty KV tensors. They must be zero: a masked entry still enters the product 0 * value, and 0 * NaN
+        is NaN.
+        """
         ...
 
     def widen(self, buffers: Sequence[Any], capacity: int) -> list[Any]:
-        """Larger KV tensors with the same entries, zeros behind them; `buffers` stay as they are."""
+        """Larger KV tensors with the same entries, then zeros. `buffers` stay unchanged."""
         ...
 
     def move(self, buffers: Sequence[Any], source: int, target: int, length: int) -> None:
@@ -66,24 +68,24 @@ class Memory(Protocol):
         ...
 
     def load(self, buffers: Sequence[Any], row: int, saved: Sequence[Any], length: int) -> None:
-        """Copy at least the first `length` entries of what was saved over row `row`."""
+        """Copy at least the first `length` saved entries over row `row`."""
         ...
 
     def bring(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """What `load` takes, of host arrays [kv_heads, length, head_dim]."""
+        """Make a copy for `load` from host arrays [kv_heads, length, head_dim]."""
         ...
 
     def fetch(self, saved: Sequence[Any]) -> list[np.ndarray]:
-        """What was saved, as host arrays."""
+        """Saved entries as host arrays."""
         ...
 
     def place(self, buffers: Sequence[Any], first: int, kv_length: np.ndarray, new: Sequence[Any]) -> None:
-        """Put new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
+        """Write new entries [rows, kv_heads, slots, head_dim] at `kv_length` of the rows from `first` on."""
         ...
 
 
 class HostTensor:
-    """A numpy array."""
+    """A tensor in a numpy array."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.address, self.shape = array, int(array.ctypes.data), array.shape
@@ -99,7 +101,7 @@ class HostTensor:
 
 
 class HostMemory:
-    """Numpy arrays, in host memory."""
+    """Host memory, as numpy arrays."""
 
     device, number = "cpu", 0
 
@@ -139,6 +141,4 @@ class HostMemory:
         rows, _, slots, _ = new[0].shape
         row, entry = np.arange(first, first + rows)[:, None], kv_length[:, None] + np.arange(slots)
         for buffer, entries in zip(buffers, new, strict=True):
-            buffer.array[row, :, entry] = entries.array.transpose(
-                0, 2, 1, 3
-            )  # [rows, slots, kv_heads, head_dim]
+            buffer.array[row, :, entry] = entries.array.swapaxes(1, 2)  # [rows, slots, kv_heads, head_dim]

@@ -1,4 +1,4 @@
-"""What a session is opened on, by its name: `cpu`, `cuda`, or a GPU by its number, `cuda:1`. Asks nobody."""
+"""The device that a session is opened on, by its name: `cpu`, `cuda`, or `cuda:1` for another GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOST_DIGITS = 4  # of a number
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """`number`: what was said behind the colon, None for nothing. As text: `cuda`, and `cuda:1` for another
-    than the first.
+    """A device; `number` is the part after the colon, or None. As text it is `cuda` or, for another GPU than
+    the first, `cuda:1`.
     """
 
     kind: str
@@ -21,7 +21,7 @@ class DeviceName:
 
     @classmethod
     def of(cls, text: str) -> DeviceName:
-        """Raises SessionError for a device that nobody knows, a number that is none, and one of the CPU."""
+        """Raises SessionError for an unknown device, an invalid number, and a number of the CPU."""
         kind, colon, number = text.partition(":")
         if kind not in DEVICES:
             raise SessionError(f"unknown device `{text[:60]}` (known: {', '.join(DEVICES)})")
@@ -38,7 +38,7 @@ class DeviceName:
 
     @property
     def ordinal(self) -> int:
-        """The number, 0 where none was said."""
+        """The number, by default 0."""
         return self.number or 0
 
     def __str__(self) -> str:
@@ -46,11 +46,18 @@ class DeviceName:
 
 
 @dataclass(frozen=True, slots=True)
-class OnGpu:
-    """How a GPU is used: on `stream`, a cudaStream_t of the caller's, or on one of its own with CUDA's
-    `priority`; `strict` refuses a graph that is not computed there as a whole.
+class GpuOptions:
+    """How a session uses a GPU.
+
+    `stream`: a cudaStream_t of the caller's; None for a stream of its own with CUDA's `priority`. `strict`
+    refuses a graph of which a part is computed on the CPU.
     """
 
     stream: int | None = None
     priority: int = 0
     strict: bool = False
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether the caller chose a stream or a priority, so that the backend must compute on it."""
+        return self.stream is not None or self.priority != 0

@@ -1,25 +1,27 @@
-"""Which variant of a bundle runs on this machine, and why each other does not. Knows what is here, opens
-nothing.
-"""
+"""The variant of a bundle that runs on this machine, its backend, and why the other variants do not run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from .. import machine
 from ..bundle.engine_info import this_platform
 from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
+from ..bundle.safe import REMEDY
+from ..decode.backend import Backend
 from ..errors import SessionError
-from .name import DeviceName
-from .ort.backend import KV_DTYPES, NO_KERNELS
+from .name import DeviceName, GpuOptions
+from .ort.backend import KV_DTYPES, NO_KERNELS, OrtBackend
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """This machine, with one GPU of it. `gpu` such as `sm86`, with `gpu_name` and the CUDA version of its
-    `driver`; or `no_gpu` says why there is none.
+class Host:
+    """This machine with one of its GPUs.
 
-    `tensorrt`: backend -> version of what is installed. `platform` such as `linux-x86_64`.
+    `platform` such as `linux-x86_64`. `tensorrt`: backend -> installed version. `gpu` such as `sm86`, with
+    `gpu_name` and the CUDA version of its `driver`; `no_gpu`: why there is none.
     """
 
     platform: str
@@ -30,92 +32,140 @@ class Here:
     no_gpu: str = ""
 
 
-def look_around(gpu: int = 0) -> Here:
-    """Ask the machine about the GPU of that number. Loads TensorRT and CUDA libraries where they are."""
+def inspect_host(gpu: int = 0) -> Host:
+    """This machine with the GPU of that number. Loads TensorRT and CUDA libraries if they are installed."""
     from .trt.cuda import find_gpu
     from .trt.engine import EXTRAS, installed_version
 
     versions = {backend: v for backend in EXTRAS if (v := installed_version(backend)) is not None}
     system = this_platform()
-    found = find_gpu(gpu)
-    if isinstance(found, str):
-        return Here(system, versions, no_gpu=found)
-    return Here(system, versions, found.capability, found.name, found.driver)
+    device = find_gpu(gpu)
+    if isinstance(device, str):
+        return Host(system, versions, no_gpu=device)
+    return Host(system, versions, device.capability, device.name, device.driver)
 
 
-def why_not(variant: Variant, device: str, here: Here | None) -> str | None:
-    """Why `variant` does not run on `device` here; None if nothing is against it. Engines need `here`."""
+def load(
+    bundle: Bundle,
+    device: str,
+    threads: int | None,
+    variant: str | None,
+    accuracy_level: int | None,
+    *,
+    safe: bool = False,
+    options: Mapping[str, str] | None = None,
+    gpu: GpuOptions | None = None,
+) -> tuple[Variant, Backend]:
+    """The variant that runs on `device`, by name or the one that fits, and its backend.
+
+    `safe` refuses engines, and bundles larger than the available memory. `options` are ONNX Runtime's own.
+    Raises SessionError if no variant runs here.
+    """
+    name = DeviceName.of(device)
+    choice = bundle.variant(variant) if variant is not None else choose(bundle, device)
+    if safe:
+        _check_safe(bundle, choice)
+    host = inspect_host(name.ordinal) if choice.is_engine and name.kind == "cuda" else None
+    if (reason := why_not(choice, device, host)) is not None:
+        raise SessionError(f"{bundle.path}: variant {choice.name} does not run in this session: {reason}")
+    if not choice.is_engine:
+        backend = OrtBackend.of(bundle, choice, device, threads, accuracy_level, options, gpu)
+        # Profiles are checked against the level that runs, so a level of the caller's becomes the variant's.
+        level = choice.accuracy_level if accuracy_level is None else accuracy_level
+        return replace(choice, accuracy_level=level), backend
+    if accuracy_level is not None:
+        raise SessionError(f"variant {choice.name} is an engine: an accuracy level is for ONNX Runtime")
+    if options:
+        raise SessionError(f"variant {choice.name} is an engine: options are for ONNX Runtime")
+    from .trt.backend import TrtBackend
+
+    gpu = gpu or GpuOptions()
+    return choice, TrtBackend.of(bundle, choice, name.ordinal, gpu.stream, gpu.priority)
+
+
+def _check_safe(bundle: Bundle, variant: Variant) -> None:
+    if variant.is_engine:
+        raise SessionError(
+            f"{bundle.path}: variant {variant.name} is a TensorRT engine, which is machine code in"
+            f" effect: safe mode runs ONNX graphs only; {REMEDY}"
+        )
+    sizes, free = sum(entry.size for entry in bundle.manifest.files), machine.available()
+    if free is not None and sizes > free:
+        raise SessionError(
+            f"{bundle.path}: its files have {sizes / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free:"
+            f" safe mode takes no more; {REMEDY}"
+        )
+
+
+def choose(bundle: Bundle, device: str, host: Host | None = None) -> Variant:
+    """The variant to open on `device`: on a GPU an engine before a graph, in the manifest's order.
+
+    Raises SessionError with the reason for each variant. If a bundle has engines and none fits, that is an
+    error, and no slower graph is opened.
+    """
+    name, variants = DeviceName.of(device), bundle.manifest.variants
+    candidates = [v for v in variants if v.is_engine] if name.kind == "cuda" else []
+    candidates = candidates or [v for v in variants if not v.is_engine]
+    if host is None and any(v.is_engine for v in candidates):
+        host = inspect_host(name.ordinal)
+    reasons = {v.name: why_not(v, device, host) for v in candidates}
+    for variant in candidates:
+        if reasons[variant.name] is None:
+            return variant
+    for v in variants:
+        if v not in candidates:
+            words = f"a graph for ONNX Runtime; give --variant {v.name} to run it instead of an engine"
+            reasons[v.name] = why_not(v, device, None) or words
+    lines = [f"{variant}: {reason}" for variant, reason in reasons.items()]
+    raise SessionError(f"{bundle.path}: no variant runs here on {device}:\n  " + "\n  ".join(lines))
+
+
+def why_not(variant: Variant, device: str, host: Host | None) -> str | None:
+    """Why `variant` does not run on `device` here; None if it does. Engines need `host`."""
     if not variant.is_engine:
         if variant.is_fixed:
             return "its fixed shapes are for compilers; the session runs the dynamic graph"
         return None if variant.kv_dtype in KV_DTYPES else NO_KERNELS
     if DeviceName.of(device).kind != "cuda":
         return f"made for {variant.backend}: an engine runs on a GPU; give --device cuda"
-    assert here is not None
-    return "; ".join(_engine_obstacles(variant, here)) or None
+    assert host is not None
+    return "; ".join(_engine_obstacles(variant, host)) or None
 
 
-def is_same_version(one: str, other: str) -> bool:
-    """Whether two versions agree in what both say: Python's TensorRT is 10.3.0 where the library says
-    10.3.0.30.
-    """
-    return all(a == b for a, b in zip(one.split("."), other.split("."), strict=False))
-
-
-def _engine_obstacles(variant: Variant, here: Here) -> list[str]:
+def _engine_obstacles(variant: Variant, host: Host) -> list[str]:
     from .trt.engine import install
 
     info = variant.engine
     if info is None or variant.capacity is None:
         return ["the manifest does not say what it was built for; build it again with `mars-export trt`"]
     reasons = []
-    if info.platform != here.platform:
-        reasons.append(f"built on {info.platform}, this is {here.platform}; build it here")
-    installed = here.tensorrt.get(variant.backend)
-    if installed is None:
+    if info.platform != host.platform:
+        reasons.append(f"built on {info.platform}, this is {host.platform}; build it here")
+    version = host.tensorrt.get(variant.backend)
+    if version is None:
         reasons.append(f"{variant.backend} {info.version} is not installed; {install(variant.backend)}")
-    elif not is_same_version(installed, info.version):
+    elif not is_same_version(version, info.version):
         reasons.append(
-            f"built with {variant.backend} {info.version}, {installed} is installed; build it again or"
-            f" install"
-            f" {info.version}"
+            f"built with {variant.backend} {info.version}, {version} is installed; build it again or"
+            f" install {info.version}"
         )
-    if here.no_gpu:
-        return [*reasons, here.no_gpu]
-    if here.gpu not in info.compute_capabilities:
+    if host.no_gpu:
+        return [*reasons, host.no_gpu]
+    if host.gpu not in info.compute_capabilities:
         reasons.append(
-            f"built for {', '.join(info.compute_capabilities)}, this GPU is a {here.gpu_name} ({here.gpu});"
-            f" build it"
-            " with --target host"
+            f"built for {', '.join(info.compute_capabilities)}, this GPU is a {host.gpu_name} ({host.gpu});"
+            " build it with --target host"
         )
-    if info.cuda.isdecimal() and here.driver and int(here.driver.split(".")[0]) < int(info.cuda):
+    if info.cuda.isdecimal() and host.driver and int(host.driver.split(".")[0]) < int(info.cuda):
         reasons.append(
-            f"its libraries are for CUDA {info.cuda}, this driver supports CUDA {here.driver}; update the"
-            f" driver"
+            f"its libraries are for CUDA {info.cuda}, this driver supports CUDA {host.driver};"
+            " update the driver"
         )
     return reasons
 
 
-def choose(bundle: Bundle, device: str, here: Here | None = None) -> Variant:
-    """The variant to open on `device`: an engine before a graph on a GPU, in the manifest's order.
-
-    Raises SessionError with the reason for each. A bundle with engines of which none fits is an error, not a
-    slower graph.
+def is_same_version(one: str, other: str) -> bool:
+    """Whether two versions agree in the parts that both have: Python's TensorRT is 10.3.0, the library
+    10.3.0.30.
     """
-    name, variants = DeviceName.of(device), bundle.manifest.variants
-    candidates = [v for v in variants if v.is_engine] if name.kind == "cuda" else []
-    candidates = candidates or [v for v in variants if not v.is_engine]
-    if here is None and any(v.is_engine for v in candidates):
-        here = look_around(name.ordinal)
-    reasons = {v.name: why_not(v, device, here) for v in candidates}
-    for variant in candidates:
-        if reasons[variant.name] is None:
-            return variant
-    reasons |= {v.name: _other(v, device) for v in variants if v not in candidates}
-    lines = [f"{variant}: {reason}" for variant, reason in reasons.items()]
-    raise SessionError(f"{bundle.path}: no variant runs here on {device}:\n  " + "\n  ".join(lines))
-
-
-def _other(variant: Variant, device: str) -> str:
-    words = f"a graph for ONNX Runtime; give --variant {variant.name} to run it instead of an engine"
-    return why_not(variant, device, None) or words
+    return all(a == b for a, b in zip(one.split("."), other.split("."), strict=False))

@@ -1,6 +1,4 @@
-"""What an answer is: an event for each step, a stream of them, and the whole when it is done. Knows rows and
-texts, and no session.
-"""
+"""An answer: an event for each step, a stream of events, and the completion at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class Completion:
 
     @classmethod
     def of(cls, row: Row, text: TextStream | None, confidences: Sequence[float]) -> Completion:
-        """What a row has produced so far."""
+        """The row's answer so far."""
         if text is not None and row.finish_reason is not None:
             text.finish()
         ids, reason = tuple(row.tokens[row.stats.prompt_tokens :]), row.finish_reason or "cancelled"
@@ -35,10 +33,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one step added to a stream; no tokens for a prefill chunk, or for an end without any.
+    """What one step added to an answer. It has no tokens for a prefill chunk, and possibly at the end.
 
-    `text` may lag behind the tokens: half characters and possible stop strings are held back. The first
-    `verified` tokens had been proposed and held; those at the places `forced` are a grammar's.
+    `text` may come later than its tokens: incomplete characters and possible stop strings are held back.
+    `verified`: how many of the first tokens were proposals that held. `forced`: positions of the tokens that
+    a grammar forced.
     """
 
     text: str
@@ -50,14 +49,14 @@ class Event:
 
     @classmethod
     def of(cls, accepted: Accepted, text: str) -> Event:
-        """What a step accepted, with the text that became certain."""
+        """The event of what a step accepted, with the text that became final."""
         token_ids, confidences = accepted.token_ids, accepted.confidences
         return cls(text, token_ids, confidences, accepted.finish_reason, accepted.verified, accepted.forced)
 
 
 class Answer:
-    """An answer that grows: its row, its text and the confidences so far. `tau` and `exact` may be changed
-    while it does.
+    """A growing answer: its row, its text and the confidences so far. `tau` and `exact` may be changed at any
+    time.
     """
 
     def __init__(self, row: Row, text: TextStream | None) -> None:
@@ -66,7 +65,7 @@ class Answer:
 
     @property
     def tau(self) -> float | None:
-        """None in exact mode. A number that is put here counts from the next step on, and ends exact mode."""
+        """None in exact mode. Setting it ends exact mode, from the next step on."""
         return self._row.config.tau
 
     @tau.setter
@@ -75,7 +74,7 @@ class Answer:
 
     @property
     def exact(self) -> bool:
-        """True may be put here at any time, too: one-token text follows what is there."""
+        """Setting it to True continues with the one-token text of the answer so far."""
         return self._row.config.exact is True
 
     @exact.setter
@@ -88,23 +87,23 @@ class Answer:
 
     @property
     def completion(self) -> Completion:
-        """The answer so far; `finish_reason` is "cancelled" while it is not finished."""
+        """The answer so far; `finish_reason` is "cancelled" until it is finished."""
         return Completion.of(self._row, self._text, self._confidences)
 
     def _event(self, accepted: Accepted) -> Event:
-        """Take in what a step accepted."""
+        """Add what a step accepted."""
         self._confidences += accepted.confidences
         return Event.of(accepted, self._grown(accepted.finish_reason))
 
     def _grown(self, finish_reason: FinishReason | None) -> str:
-        """The text that became certain."""
+        """The text that became final."""
         if self._text is None:
             return ""
         return self._text.read() if finish_reason is None else self._text.finish()
 
 
 class Stream(Answer):
-    """Events of one answer, made as they are asked for. Leaving early costs nothing."""
+    """Events of one answer, computed when they are read. It may be left early."""
 
     def __init__(self, row: Row, text: TextStream | None, steps: Iterator[list[Accepted]]) -> None:
         super().__init__(row, text)
@@ -131,12 +130,12 @@ class Stream(Answer):
         return self._row.finish_reason is not None
 
     def cancel(self) -> None:
-        """End the answer after the event in hand."""
+        """End the answer after the current event."""
         if self._row.finish_reason is None:
             self._row.finish_reason = "cancelled"
 
     def close(self) -> None:
-        """End the answer now, and give its memory back."""
+        """End the answer now, and free its memory."""
         self.cancel()
         for _ in self._steps:
             pass

@@ -1,59 +1,27 @@
-"""A talk in turns: what was said is not read again. Knows messages, texts and ids; no session, no device."""
+"""A conversation in turns. Its prompts begin with the token ids of earlier turns, which are cached."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from ..decode.config import GenerationConfig
 from ..errors import SessionError
 from ..text.tokenizer import Message, Text
+from .answer import Stream
 
 Pairs = tuple[tuple[str, str], ...]  # roles and texts
-ROOM = 4  # where the oldest turns go, an answer finds up to this part of the context free
-
-
-class Said(Protocol):
-    """An answer as far as it came."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def finish_reason(self) -> str: ...
-
-
-class Reply(Protocol):
-    """An answer that grows."""
-
-    @property
-    def completion(self) -> Said: ...
-
-    @property
-    def is_over(self) -> bool: ...
-
-    @property
-    def failed(self) -> bool: ...
-
-    def close(self) -> None:
-        """End it where it is."""
-        ...
-
-
-R = TypeVar("R", bound=Reply)
+ROOM = 4  # when the oldest turns are dropped, at most 1 / ROOM of the context is kept free for the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and the text of its answer. `results`: of the calls of the answer before, in their place.
+    """A question and its answer. `results` stand for the question: they are those of the last answer's calls.
 
-    `spellings`: texts of all that was read and said, the longest first, each with the ids that stand for it.
-    None where the ids end with more than the text, as behind a stop string.
+    `spellings`: texts of the whole conversation up to here, the longest first, each with its token ids. None
+    if the ids end with more than the text, for example after a stop string.
     """
 
     question: str
@@ -62,34 +30,33 @@ class Turn:
     results: tuple[str, ...] = ()
 
     @property
-    def said(self) -> tuple[tuple[str, str], ...]:
-        """Roles and texts."""
-        return (*_asked(self.question, self.results), ("assistant", self.answer))
+    def pairs(self) -> Pairs:
+        return (*_question_pairs(self.question, self.results), ("assistant", self.answer))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[R]):
-    """A question whose answer is being made, and the prompt that asks it."""
+class OpenTurn:
+    """A question whose answer is being generated, and its prompt."""
 
     question: str
     results: tuple[str, ...]
     prompt: str
     ids: tuple[int, ...]
-    reply: R
+    stream: Stream
 
 
-class Conversation(Generic[R]):
-    """Turns of one user and the model. `send` asks the next question, and ends an answer that still runs.
+class Conversation:
+    """Turns of one user and the model. `send` asks the next question, and ends a running answer.
 
-    The ids of answers are kept: as long as the template renders the same text, a prompt begins with the very
-    ids that were read and said. `ask` streams the answer to a prompt. `capacity`: tokens of a context. For
-    one thread at a time.
+    The ids of answers are kept: as long as the template renders the same text, a prompt begins with exactly
+    the ids of earlier turns. `ask` streams the answer to a prompt. `capacity`: tokens of the context. Not
+    thread-safe.
     """
 
     def __init__(
         self,
         text: Text,
-        ask: Callable[[list[int], GenerationConfig], R],
+        ask: Callable[[list[int], GenerationConfig], Stream],
         capacity: int,
         system: str | None = None,
         *,
@@ -97,132 +64,134 @@ class Conversation(Generic[R]):
     ) -> None:
         self._text, self._ask, self._capacity = text, ask, capacity
         self.system, self.drop_oldest = system, drop_oldest
-        self.dropped = 0  # turns that the last `send` let go to make room
+        self.dropped = 0  # turns that the last `send` dropped to make room
         self._turns: list[Turn] = []
-        self._asked: Asked[R] | None = None
+        self._open: OpenTurn | None = None
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """What was said; an answer that is still being made is not among them."""
-        if self._asked is not None and self._asked.reply.is_over:
+        """The finished turns."""
+        if self._open is not None and self._open.stream.is_over:
             self._settle()
         return tuple(self._turns)
 
     @property
     def messages(self) -> list[Message]:
-        """The same as chat messages, the system message first."""
+        """The finished turns as chat messages, after the system message."""
         return self._messages(self.turns)
 
-    def send(self, text: str, config: GenerationConfig | None = None) -> R:
-        """Ask, and stream the answer. Raises SessionError for what cannot be asked, and is then as it was.
+    def send(self, text: str, config: GenerationConfig | None = None) -> Stream:
+        """Ask a question and stream the answer. If it raises SessionError, the conversation is unchanged.
 
-        Where the context ends, the oldest turns go if that was allowed; `dropped` says how many.
+        At the end of the context the oldest turns are dropped if that is allowed; `dropped` counts them.
         """
         self._settle()
         return self._send(self._turns, text, (), config or GenerationConfig())
 
-    def give(self, results: Sequence[str], config: GenerationConfig | None = None) -> R:
-        """Give what the calls of the last answer came to, one text each, and stream what is said to that.
+    def give(self, results: Sequence[str], config: GenerationConfig | None = None) -> Stream:
+        """Give the results of the last answer's calls, one text each, and stream the next answer.
 
-        `config` names the same tools. Raises SessionError as `send` does.
+        `config` must have the same tools. Raises SessionError as `send` does.
         """
         self._settle()
         if not results or not self._turns:
             raise SessionError("results must follow an answer with calls; give one for each of its calls")
         return self._send(self._turns, "", tuple(results), config or GenerationConfig())
 
-    def edit(self, text: str, config: GenerationConfig | None = None, *, turn: int = -1) -> R:
-        """Ask `text` in place of the question of `turn`, an index of `turns`; all behind it is forgotten."""
+    def edit(self, text: str, config: GenerationConfig | None = None, *, turn: int = -1) -> Stream:
+        """Ask `text` instead of the question of `turn`, an index of `turns`. Later turns are removed."""
         self._settle()
         if not -len(self._turns) <= turn < len(self._turns):
             raise SessionError(f"there is no turn {turn}: the conversation has {len(self._turns)}")
         return self._send(self._turns[: turn % len(self._turns)], text, (), config or GenerationConfig())
 
     def undo(self, turns: int = 1) -> None:
-        """Take the last turns back."""
+        """Remove the last turns."""
         if turns < 1:
             raise SessionError(f"turns must be 1 or more, not {turns}")
         self._settle()
         del self._turns[max(0, len(self._turns) - turns) :]
 
     def reset(self) -> None:
-        """Forget all turns; the system message stays."""
+        """Remove all turns; the system message stays."""
         self._settle()
         self._turns = []
 
     def resume(self, messages: Sequence[Message]) -> None:
-        """Let `messages` be what was said: a system message or none, then questions with their answers.
+        """Replace the conversation by `messages`: an optional system message, then questions with answers.
 
-        Behind an answer with calls, tool messages stand for a question. Turns that are the same as here keep
-        their ids. Raises SessionError for messages in another order.
+        After an answer with calls, tool messages stand for a question. Turns that equal those of this
+        conversation keep their ids. Raises SessionError for messages in another order.
         """
         self._settle()
-        said = [(m["role"], m["content"]) for m in messages]
-        system, rest = (said[0][1], said[1:]) if said[:1] and said[0][0] == "system" else (None, said)
-        turns = list(_turns(rest))
-        # Ids stand for all that was said up to there: they hold as far as nothing is another.
-        same = 0
+        pairs = [(m["role"], m["content"]) for m in messages]
+        has_system = bool(pairs) and pairs[0][0] == "system"
+        system = pairs[0][1] if has_system else None
+        turns = list(_turns(pairs[has_system:]))
+        # The ids of a turn are those of the whole conversation up to there.
+        equal = 0
         if system == self.system:
-            pairs = zip(self._turns, turns, strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0].said == pair[1].said, pairs))
+            both = zip(self._turns, turns, strict=False)
+            equal = sum(1 for _ in takewhile(lambda pair: pair[0].pairs == pair[1].pairs, both))
         self.system = system
-        self._turns = self._turns[:same] + turns[same:]
+        self._turns = self._turns[:equal] + turns[equal:]
 
     def _send(
         self, turns: Sequence[Turn], question: str, results: tuple[str, ...], config: GenerationConfig
-    ) -> R:
-        first = len(turns)
+    ) -> Stream:
+        num_turns = len(turns)
         prompt, ids = self._prompt(turns, question, results, config.tools)
-        need = min(config.max_new_tokens, self._capacity // ROOM)
-        if self.drop_oldest and len(ids) + need > self._capacity:
-            # Room for two answers: where a turn went each time, all would be read again each time.
-            while turns and (len(ids) + 2 * need > self._capacity or turns[0].results):
+        room = min(config.max_new_tokens, self._capacity // ROOM)
+        if self.drop_oldest and len(ids) + room > self._capacity:
+            # Drop more than is needed now: every drop means that the rest must be read again.
+            while turns and (len(ids) + 2 * room > self._capacity or turns[0].results):
                 turns = turns[1:]
                 prompt, ids = self._prompt(turns, question, results, config.tools)
             if results and not turns:
                 raise SessionError(self._full(len(ids), 1))
         if len(ids) > self._capacity:
             raise SessionError(self._full(len(ids), len(turns)))
-        reply = self._ask(ids, config)
-        self._turns, self.dropped = list(turns), first - len(turns)
-        self._asked = Asked(question, results, prompt, tuple(ids), reply)
-        return reply
+        stream = self._ask(ids, config)
+        self._turns, self.dropped = list(turns), num_turns - len(turns)
+        self._open = OpenTurn(question, results, prompt, tuple(ids), stream)
+        return stream
 
     def _settle(self) -> None:
-        """The answer in hand is over: what was said of it is a turn, unless it failed or nothing was."""
-        asked, self._asked = self._asked, None
-        if asked is None:
+        """End a running answer. It becomes a turn unless it failed or is empty."""
+        turn, self._open = self._open, None
+        if turn is None:
             return
-        asked.reply.close()
-        said = asked.reply.completion
-        if asked.reply.failed or not said.token_ids:
+        turn.stream.close()
+        answer = turn.stream.completion
+        if turn.stream.failed or not answer.token_ids:
             return
-        written, ids = asked.prompt + said.text, (*asked.ids, *said.token_ids)
-        spellings: tuple[tuple[str, tuple[int, ...]], ...] = ((written, ids),)
-        if said.finish_reason == "eos":
-            # The end is one of the ids and not in the text: the template writes it, or another one.
-            spellings = ((written + self._text.spelled(ids[-1:]), ids), (written, ids[:-1]))
-        elif said.finish_reason == "stop":
+        text, ids = turn.prompt + answer.text, (*turn.ids, *answer.token_ids)
+        spellings: tuple[tuple[str, tuple[int, ...]], ...] = ((text, ids),)
+        if answer.finish_reason == "eos":
+            # The end is one of the ids but not in the text. The template may write it, or another one.
+            spellings = ((text + self._text.spelled(ids[-1:]), ids), (text, ids[:-1]))
+        elif answer.finish_reason == "stop":
             spellings = ()
-        self._turns.append(Turn(asked.question, said.text, spellings, asked.results))
+        self._turns.append(Turn(turn.question, answer.text, spellings, turn.results))
 
     def _messages(
         self, turns: Sequence[Turn], question: str | None = None, results: Sequence[str] = ()
     ) -> list[Message]:
-        asked = () if question is None else _asked(question, results)
-        said = [("system", self.system), *(pair for turn in turns for pair in turn.said), *asked]
-        return [{"role": role, "content": content} for role, content in said if content is not None]
+        system = () if self.system is None else (("system", self.system),)
+        new = () if question is None else _question_pairs(question, results)
+        pairs = [*system, *(pair for turn in turns for pair in turn.pairs), *new]
+        return [{"role": role, "content": content} for role, content in pairs]
 
     def _prompt(
         self, turns: Sequence[Turn], question: str, results: Sequence[str], tools: Any
     ) -> tuple[str, list[int]]:
-        """Text and ids of the next prompt: known ids as far as the text is the one they stand for."""
+        """Text and ids of the next prompt; it begins with the last turn's ids if their text is the same."""
         prompt = self._text.rendered(self._messages(turns, question, results), tools=tools)
         ids = self._text.encode_part(prompt)
-        for written, known in turns[-1].spellings if turns else ():
-            if prompt.startswith(written):
-                spliced = [*known, *self._text.encode_part(prompt[len(written) :])]
-                # A tokenizer may treat the beginning of a text in its own way: both must spell the same.
+        for text, text_ids in turns[-1].spellings if turns else ():
+            if prompt.startswith(text):
+                spliced = [*text_ids, *self._text.encode_part(prompt[len(text) :])]
+                # A tokenizer may treat the beginning of a text specially: both must decode to the same text.
                 if self._text.spelled(spliced) == self._text.spelled(ids):
                     return prompt, spliced
         return prompt, ids
@@ -237,15 +206,15 @@ class Conversation(Generic[R]):
         )
 
 
-def _asked(question: str, results: Sequence[str]) -> Pairs:
+def _question_pairs(question: str, results: Sequence[str]) -> Pairs:
     return tuple(("tool", result) for result in results) or (("user", question),)
 
 
-def _turns(said: Sequence[tuple[str, str]]) -> Iterator[Turn]:
-    """Turns of messages behind the system message. Raises SessionError for another order."""
-    rest = list(said)
+def _turns(pairs: Sequence[tuple[str, str]]) -> Iterator[Turn]:
+    """The turns of messages after the system message. Raises SessionError for messages in another order."""
+    rest = list(pairs)
     while rest:
-        is_first = len(rest) == len(said)
+        is_first = len(rest) == len(pairs)
         results = [text for _, text in takewhile(lambda pair: pair[0] == "tool", rest)]
         num = len(results) or 1
         roles = [role for role, _ in rest[: num + 1]]

@@ -1,6 +1,4 @@
-"""An opened bundle on a device: prompts in, completions or streams out. Picks the variant that fits, or says
-why none does.
-"""
+"""An opened bundle on a device: prompts in, completions or streams out."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ from ..decode.prefix import Prefixes, PrefixStats
 from ..decode.row import Row
 from ..decode.schedule import Limits, Schedule, run
 from ..decode.stats import Stats
-from ..device.name import DeviceName, OnGpu
+from ..device.name import DeviceName, GpuOptions
 from ..device.trt.cuda import memory_free
+from ..device.variants import load
 from ..errors import SessionError
 from ..structured.guide import Guide
 from ..structured.guide_factory import GuideFactory
@@ -36,22 +35,16 @@ from ..text.tokenizer import Text, TextStream
 from ..text.toolcalls import ToolStream, dialect_of
 from .answer import Completion, Stream
 from .conversation import Conversation
-from .costs import CostFile
-from .opening import load
+from .cost_file import CostFile
 
-CACHE_SHARE, MOST_CACHE = (
-    16,
-    1 << 30,
-)  # of the free memory one part for saved prefixes, and at most so many bytes
-CACHE_UNKNOWN = 256 << 20  # where nobody says how much memory is free, as on a GPU
+CACHE_SHARE, MOST_CACHE = 16, 1 << 30  # the prefix cache takes 1 / 16 of the free memory, at most 1 GiB
+CACHE_UNKNOWN = 256 << 20  # its bytes if the free memory is unknown
 COMMITS = ("cursor", "block")
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Which cache loop decodes: "cursor" (default), or "block" with blocks of `cache_block` tokens (the
-    paper's loop).
-    """
+    """The cache loop: "cursor", or "block" with blocks of `cache_block` tokens (the paper's loop)."""
 
     kind: str = "cursor"
     cache_block: int = 32
@@ -67,9 +60,7 @@ CURSOR = Commit()
 
 
 class Session:
-    """A bundle opened on a device. May be used from several threads: each call owns its rows and their KV
-    memory.
-    """
+    """A bundle opened on a device. Thread-safe: each call has its own rows and KV memory."""
 
     def __init__(
         self,
@@ -115,22 +106,23 @@ class Session:
         CUDA_VISIBLE_DEVICES shows).
 
         threads: compute threads; None for the backend's choice.
-        variant: None takes what fits: on cuda a TensorRT engine if the bundle has one, else the ONNX graph.
-        accuracy_level: for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds activations
+        variant: by default the one that fits: on cuda a TensorRT engine if the bundle has one, else the
+        graph. accuracy_level: for int4 and int8 weights on ONNX Runtime: 0 is exact and slow, 4 rounds
+        activations
             to 8-bit blocks and is fast; None is the level the export measured.
-        verify: hash all files even if they were found good before.
-        cache_bytes: memory for KV entries of texts that were read before (docs/conversations.md); None for a
-            small share of what is free, 0 to keep none.
-        safe: for a bundle that may be anybody's (docs/security.md): all is hashed and nothing remembered, no
-            chat template runs (its table of turns is used), engines are refused, and sizes are limited.
-        parse_special: the text of a special token in a message is that token; by default it is plain text.
+        verify: hash all files, even if an earlier session has.
+        cache_bytes: memory of the prefix cache (docs/conversations.md); None for a small share of the free
+            memory, 0 for no cache.
+        safe: for a bundle from an untrusted source (docs/security.md): all files are hashed, no chat template
+            runs (its table of turns is used), engines are refused, and sizes are limited.
+        parse_special: a special token's text in a message becomes that token; by default it is plain text.
         options: ONNX Runtime's own: names with a dot are a session's ("0" for
             "session.intra_op.allow_spinning"), the others the device's ("gpu_mem_limit").
-        stream: a cudaStream_t of yours, as an integer, on which a GPU computes; it must outlive the session.
-        priority: of the stream that a session on a GPU makes without one; lower numbers go first.
-        strict: refuse a GPU that leaves operators on hidden states to the CPU, instead of a warning.
+        stream: your cudaStream_t as an integer, on which the GPU computes; it must outlive the session.
+        priority: of the session's own stream on a GPU; lower numbers go first.
+        strict: raise, instead of a warning, if a GPU leaves operators on hidden states to the CPU.
 
-        Raises BundleError for a bad bundle, SessionError when no variant runs here; never falls back to
+        Raises BundleError for a bad bundle, SessionError if no variant runs here. It never falls back to
         another device.
         """
         if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -138,20 +130,20 @@ class Session:
         if cache_bytes is not None and cache_bytes < 0:
             raise SessionError(f"cache_bytes must be 0 or more, not {cache_bytes}")
         bundle = open_bundle(path, full=verify, safe=safe)
-        on_gpu = OnGpu(stream, priority, strict)
-        running, backend = load(
-            bundle, device, threads, variant, accuracy_level, safe=safe, options=options, on_gpu=on_gpu
+        gpu = GpuOptions(stream, priority, strict)
+        choice, backend = load(
+            bundle, device, threads, variant, accuracy_level, safe=safe, options=options, gpu=gpu
         )
         name = DeviceName.of(device)
-        cost_file = CostFile.of(bundle, running, str(name), threads, options)
-        budget = _share(name) if cache_bytes is None else cache_bytes
-        named = {"safe": safe, "parse_special": parse_special}
-        return cls(bundle, running, backend, cost_file, budget, str(name), **named)
+        cost_file = CostFile.of(bundle, choice, str(name), threads, options)
+        budget = _cache_share(name) if cache_bytes is None else cache_bytes
+        text_options = {"safe": safe, "parse_special": parse_special}
+        return cls(bundle, choice, backend, cost_file, budget, str(name), **text_options)
 
     def generate(
         self, prompt: Prompt, config: GenerationConfig | None = None, *, commit: Commit = CURSOR
     ) -> Completion:
-        """Answer one prompt: a text as it stands, chat messages, or token ids."""
+        """Answer one prompt: a text without the chat template, chat messages, or token ids."""
         return self.generate_batch([prompt], config, commit=commit)[0]
 
     def generate_batch(
@@ -161,7 +153,7 @@ class Session:
         *,
         commit: Commit = CURSOR,
     ) -> list[Completion]:
-        """Answer several prompts as rows of one batch, each with its own config if a sequence is given."""
+        """Answer several prompts as rows of one batch; `config` may be a sequence with one for each."""
         return list(self._answers(self._new_rows(prompts, config), max(1, len(prompts)), commit))
 
     def generate_each(
@@ -171,11 +163,9 @@ class Session:
         *,
         batch: int = 8,
     ) -> Iterator[Completion]:
-        """Answer any number of prompts, at most `batch` at a time, and yield the answers in the order of the
-        prompts.
+        """Answer any number of prompts, at most `batch` at a time, and yield the answers in order.
 
-        A row that ends makes room for the next at once; nobody waits for the slowest. What fails for one row
-        is raised.
+        A row that ends makes room for the next prompt at once. The error of one row is raised.
         """
         return self._answers(self._new_rows(prompts, config), batch, CURSOR)
 
@@ -187,11 +177,10 @@ class Session:
         return Stream(row, text, run(self._schedule([row], 1, commit), [row]))
 
     def encode(self, prompt: Prompt, most: int | None = None, tools: str | None = None) -> list[int]:
-        """Token ids of a prompt, at most `most` and what the context holds; messages may come with tools, as
-        a config has them.
+        """Token ids of a prompt: at most `most`, and as many as the context holds. Messages may have tools,
+        as in a config.
 
-        Raises SessionError for an empty or too long one (the very long ones before any work), for ids outside
-        the vocabulary, and for what is no prompt.
+        Raises SessionError for an empty, too long or invalid prompt, and for ids outside the vocabulary.
         """
         return self._prompts.encode(prompt, most, tools)
 
@@ -205,8 +194,8 @@ class Session:
     ) -> tuple[Row, TextStream | None]:
         """A row for a prompt of at most `most` tokens, and its growing text if the bundle has a tokenizer.
 
-        `system` is the system message where `prompt` does not tell, because it is token ids. Raises
-        SessionError as `encode` and `check` do.
+        `system` is the system message of a prompt of token ids. Raises SessionError as `encode` and `check`
+        do.
         """
         self.check(config)
         stats = Stats()  # its clock runs while the prompt is tokenized
@@ -224,15 +213,17 @@ class Session:
 
     @property
     def prefix_stats(self) -> PrefixStats:
-        """What the store of KV entries was asked, what it had, and what it holds."""
+        """Counts of the prefix cache."""
         return self._prefixes.stats
 
     def forget_prefixes(self) -> None:
-        """Give the memory of the store of KV entries back."""
+        """Empty the prefix cache."""
         self._prefixes.clear()
 
-    def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation[Stream]:
-        """Talk in turns. `drop_oldest`: at the context's end the turns behind the system message go."""
+    def conversation(self, system: str | None = None, *, drop_oldest: bool = False) -> Conversation:
+        """A conversation. `drop_oldest`: if the context is full, the turns after the system message are
+        dropped.
+        """
         if self.text is None:
             raise SessionError(
                 f"{self.bundle.path}: a conversation needs a tokenizer, this bundle has none; use token ids"
@@ -246,35 +237,31 @@ class Session:
         return Conversation(self.text, ask, self.backend.max_capacity, system, drop_oldest=drop_oldest)
 
     def tool_stream(self) -> ToolStream:
-        """A reader of the calls in a growing answer, in the way that this checkpoint writes them."""
+        """A reader of the calls in a growing answer, in the format of this checkpoint."""
         text = self.bundle.manifest.text
         return ToolStream(dialect_of(text.chat_template if text is not None else None))
 
     def guide(self, config: GenerationConfig) -> Guide:
-        """What `config`, which is a structured one, asks of the form of an answer.
-
-        Raises SessionError where this bundle cannot give it.
-        """
+        """The guide of a structured `config`. Raises SessionError if this bundle does not support it."""
         return self._guides.of(config)
 
     def profile(self, name: str) -> GenerationConfig:
-        """The settings that a calibrated profile of the bundle names: tau, its metric and the window, full
-        unless it says otherwise.
+        """The settings of a calibrated profile of the bundle: tau, metric and window.
 
         Raises SessionError for an unknown profile, and for a stale one: made for another graph, other weights
         or another precision.
         """
-        found = profiles.find(self.bundle, self.variant, name)
-        config = GenerationConfig(tau=found.tau, metric=found.metric, window=found.window)
+        profile = profiles.find(self.bundle, self.variant, name)
+        config = GenerationConfig(tau=profile.tau, metric=profile.metric, window=profile.window)
         self.check(config)
         return config
 
     @property
     def cost(self) -> Cost:
-        """What a step costs here: as an earlier session of this user wrote down, else measured now, which
-        takes about a second.
+        """The cost of a step: the table of an earlier session of this user, else measured now, which takes
+        about a second.
 
-        Written down then, unless the machine is busy.
+        A measured table is written for later sessions unless the machine is busy.
         """
         with self._measuring:
             if self._cost is None:
@@ -288,27 +275,27 @@ class Session:
 
     @cost.setter
     def cost(self, value: Cost) -> None:
-        """Take this for what a step costs, and measure nothing: the same windows in every run."""
+        """Use this table instead of a measured one, for the same windows in every run."""
         self._cost = value
 
     def kv_budget(self, max_rows: int, num_bytes: int | None) -> KvBudget:
-        """Of `num_bytes` of KV memory for at most `max_rows` rows; None for as much as comes."""
+        """A budget of `num_bytes` of KV memory for at most `max_rows` rows; None for no limit."""
         variant = self.variant
         entry = self.bundle.manifest.model.entry_bytes(variant.kv_dtype)
         return KvBudget(max_rows, num_bytes, entry, self.backend.max_capacity, variant.is_engine)
 
     def policy(self) -> Policy:
-        """A chooser of windows for one batch."""
-        # A captured engine step is bound to its sizes, so it is better to have few of them.
+        """A policy for one batch."""
+        # An engine captures a graph for each size of a step, so few sizes are better.
         return Policy(lambda: self.cost, few_sizes=self.variant.is_engine)
 
     def prepare(self, configs: Iterable[GenerationConfig]) -> None:
-        """See to it that costs are known if one of `configs` needs them: no request waits for it."""
+        """Measure the cost if one of `configs` needs it, so that no request waits for it."""
         if any(config.window == "auto" and not config.one_token for config in configs):
             _ = self.cost
 
     def check(self, config: GenerationConfig) -> None:
-        """Raise SessionError when this variant's graph lacks what `config` needs."""
+        """Raise SessionError if this variant's graph lacks an output that `config` needs."""
         if not isinstance(config, GenerationConfig):
             raise SessionError(f"a config is a GenerationConfig, not {type(config).__name__}")
 
@@ -337,7 +324,7 @@ class Session:
         rows = [
             self.new_row(i, prompt, c) for i, (prompt, c) in enumerate(zip(prompts, configs, strict=True))
         ]
-        self.prepare(configs)  # takes a second once: after all was checked
+        self.prepare(configs)  # after all checks: it may take a second
         return rows
 
     def _schedule(self, rows: Sequence[Row], num_rows: int, commit: Commit) -> Schedule:
@@ -353,22 +340,22 @@ class Session:
     def _answers(
         self, streams: Sequence[tuple[Row, TextStream | None]], num_rows: int, commit: Commit
     ) -> Iterator[Completion]:
-        """Completions in the order of `streams`; what fails for one row is raised."""
+        """Completions in the order of `streams`. The error of one row is raised."""
         confidences: list[list[float]] = [[] for _ in streams]
         rows = [row for row, _ in streams]
         forwards = run(self._schedule(rows, num_rows, commit), rows)
-        for (row, text), own in zip(streams, confidences, strict=True):
+        for (row, text), row_confidences in zip(streams, confidences, strict=True):
             while row.finish_reason is None:
                 for event in next(forwards):
                     if event.error is not None:
                         raise event.error
                     confidences[event.row] += event.confidences
-            yield Completion.of(row, text, own)
+            yield Completion.of(row, text, row_confidences)
         for _ in forwards:
-            pass  # the last rows leave, and what they have read and said is saved
+            pass  # the last rows leave the batch, and their entries are cached
 
 
-def _share(device: DeviceName) -> int:
-    """Bytes for saved prefixes where nobody says how many: a small part of what is free now."""
+def _cache_share(device: DeviceName) -> int:
+    """Bytes of the prefix cache by default: a small part of the free memory."""
     free = machine.available() if device.kind == "cpu" else memory_free(device.ordinal)
     return CACHE_UNKNOWN if free is None else max(0, min(free // CACHE_SHARE, MOST_CACHE))

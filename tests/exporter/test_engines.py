@@ -97,9 +97,8 @@ def test_the_graph_that_tensorrt_read_runs_in_onnxruntime_token_for_token(
     bundle = open_bundle(tmp_path / "b")
     variant = bundle.manifest.variants[-1]
     assert variant.engine is not None
-    backend = OrtBackend(
-        bundle.path / variant.engine.graph, variant.outputs, bundle.manifest.model, "float32", threads=1
-    )
+    graph = replace(variant, kv_dtype="float32")
+    backend = OrtBackend(bundle.path / variant.engine.graph, graph, bundle.manifest.model, threads=1)
     session = Session(bundle, variant, backend)
     for tau in (1.0, 0.6):
         answers = [generate(oracles("qwen3-mixed"), p, tau, max_new=24) for p in PROMPTS]

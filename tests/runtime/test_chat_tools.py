@@ -112,7 +112,7 @@ def test_an_answer_behind_results_is_a_turn_like_others() -> None:
         reply = SimpleNamespace(text="ok", token_ids=(5, tiny.IM_END), finish_reason="eos")
         return SimpleNamespace(completion=reply, is_over=True, failed=False, close=lambda: None)
 
-    talk: Conversation[Any] = Conversation(text, ask, 10_000, None)
+    talk: Conversation = Conversation(text, ask, 10_000, None)
     with pytest.raises(SessionError, match="results must follow an answer with calls"):
         talk.give(["none"])
     talk.send("hi")
@@ -142,7 +142,7 @@ def test_the_oldest_turns_go_with_the_results_behind_them() -> None:
         reply = SimpleNamespace(text="ok", token_ids=(5, tiny.IM_END), finish_reason="eos")
         return SimpleNamespace(completion=reply, is_over=True, failed=False, close=lambda: None)
 
-    talk: Conversation[Any] = Conversation(text, ask, 160, None, drop_oldest=True)
+    talk: Conversation = Conversation(text, ask, 160, None, drop_oldest=True)
     talk.send("a long question " * 2)
     talk.give(["a result"])
     for question in ("one", "two", "three", "four"):

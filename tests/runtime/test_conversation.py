@@ -42,7 +42,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
     )
 
 
-def said(talk: Conversation[Any], text: str, config: GenerationConfig = CONFIG) -> Any:
+def said(talk: Conversation, text: str, config: GenerationConfig = CONFIG) -> Any:
     reply = talk.send(text, config)
     for _ in reply:
         pass
@@ -73,9 +73,7 @@ class Scripted:
 THE = [TEXT.tokenizer.token_to_id(c) for c in "the"]  # the tokenizer itself says `the` in two tokens
 
 
-def scripted(
-    answers: list[tuple[list[int], str]], text: Text = TEXT
-) -> tuple[Conversation[Scripted], list[list[int]]]:
+def scripted(answers: list[tuple[list[int], str]], text: Text = TEXT) -> tuple[Conversation, list[list[int]]]:
     asked: list[list[int]] = []
 
     def ask(ids: list[int], _: GenerationConfig) -> Scripted:

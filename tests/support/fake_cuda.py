@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mars_export.runtime.device.trt.cuda import Runs, Turn
+from mars_export.runtime.device.trt.cuda import GpuLock, Runs
 from mars_export.runtime.errors import DeviceLost, SessionError
 
 ALIGNMENT = 256
@@ -68,7 +68,7 @@ class FakeDevice:
         self.graphs = self.launches = self.forgotten = self.closed = 0
         self.current = threading.local()  # which GPU is a thread's own affair
         good = SimpleNamespace(cudaSuccess=0)
-        self.turn = Turn(
+        self.lock = GpuLock(
             SimpleNamespace(
                 cudaError_t=good,
                 cudaGetDevice=lambda: (0, getattr(self.current, "ordinal", 0)),

@@ -1,4 +1,4 @@
-"""Memory on a GPU for ONNX Runtime: tensors bound by address, and copies between them. Knows no model."""
+"""GPU memory for ONNX Runtime: tensors that are bound by address, and copies between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CudaTensor:
-    """An array at a fixed address. Its memory is given back when nothing refers to it any more."""
+    """An array at a fixed address. Its memory is freed when nothing refers to it any more."""
 
     def __init__(
         self, memory: CudaMemory, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -35,13 +35,13 @@ class CudaTensor:
 
 
 class CudaMemory:
-    """The memory of one GPU (memory.py). Every method returns when its copies are done: ONNX Runtime computes
-    on a stream of its own.
+    """The memory of one GPU. Every method waits for its copies, because ONNX Runtime computes on another
+    stream.
     """
 
     def __init__(self, gpu: Device, device: str = "cuda", number: int = 0) -> None:
         self._gpu, self.device, self.number = gpu, device, number
-        self._dropped: list[int] = []  # addresses of tensors that are gone
+        self._dropped: list[int] = []  # addresses of tensors that no longer exist
         weakref.finalize(self, gpu.close)
 
     @property
@@ -50,13 +50,13 @@ class CudaMemory:
         return self._gpu.stream  # type: ignore[no-any-return]
 
     def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> CudaTensor:
-        with self._gpu.turn:
+        with self._gpu.lock:
             while self._dropped:
                 self._gpu.free(self._dropped.pop())
             address = self._gpu.allocate(prod(shape) * dtype.itemsize)
             self._gpu.synchronize()
         tensor = CudaTensor(self, address, shape, dtype)
-        # Only noted there: what collects garbage may hold any lock, or none.
+        # Only noted here: the thread that collects garbage may hold any lock.
         weakref.finalize(tensor, self._dropped.append, address)
         return tensor
 
@@ -111,20 +111,20 @@ class CudaMemory:
         self._copy(pairs, (pitch, run), run, heads)
 
     def upload(self, address: int, array: np.ndarray) -> None:
-        with self._gpu.turn:
+        with self._gpu.lock:
             self._gpu.upload(address, array)
             self._gpu.synchronize()
 
     def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         array = np.empty(shape, dtype)
-        with self._gpu.turn:
+        with self._gpu.lock:
             self._gpu.download(array, address)
             self._gpu.synchronize()
         return array
 
     def _copy(self, pairs: Iterable[tuple[int, int]], pitches: tuple[int, int], run: int, runs: int) -> None:
-        """For each (target, source), `runs` runs of `run` bytes that lie `pitches` apart there."""
-        with self._gpu.turn:
+        """For each (target, source), copy `runs` runs of `run` bytes; their distances there are `pitches`."""
+        with self._gpu.lock:
             for target, source in pairs:
                 self._gpu.copy_runs(
                     Runs(target, pitches[0], runs), Runs(source, pitches[1], runs), run, runs, 1
@@ -133,7 +133,7 @@ class CudaMemory:
 
 
 def _sizes(buffer: CudaTensor) -> tuple[int, int, int, int]:
-    """Heads of a row, and bytes of a head, an entry and a row."""
+    """The number of heads of a row, and the bytes of a head, an entry and a row."""
     _, heads, capacity, dim = buffer.shape
     entry = dim * buffer.dtype.itemsize
     return heads, capacity * entry, entry, heads * capacity * entry

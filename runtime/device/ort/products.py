@@ -1,7 +1,7 @@
-"""Whether ONNX Runtime's byte products are exact on this processor, measured once in a process.
+"""A test whether ONNX Runtime's byte products are exact on this processor, once in a process.
 
-w8a8 bundles rest on it: some kernels add two products of bytes in 16 bits, with saturation. Weights of 7 bits
-fit there, and this asks the kernels themselves.
+w8a8 bundles depend on it: some kernels add two products of bytes in 16 bits, with saturation. Weights of 7
+bits should fit; this runs the kernels to be sure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS = np.tile(np.array([LARGEST, -LARGEST], np.int8), (INPUTS, OUTPUTS // 2)
 
 
 def require_exact(ort: Any, settings: Mapping[str, str]) -> None:
-    """Raise SessionError where sessions with these configuration entries multiply bytes wrong."""
+    """Raise SessionError if sessions with these configuration entries multiply bytes wrong."""
     if rows := _inexact(ort, tuple(settings.items())):
         raise SessionError(
             f"ONNX Runtime {ort.__version__} computes wrong products of bytes on this processor"
@@ -48,6 +48,6 @@ def _inexact(ort: Any, settings: tuple[tuple[str, str], ...]) -> list[int]:
 
 
 def inexact(product: Callable[[np.ndarray], np.ndarray]) -> list[int]:
-    """The numbers of rows for which `product`, of x [rows, INPUTS] uint8 and WEIGHTS, is wrong at worst."""
+    """Numbers of rows for which `product`, of the largest x [rows, INPUTS] uint8 and WEIGHTS, is wrong."""
     rows = [np.full((count, INPUTS), 255, np.uint8) for count in ROWS]
     return [len(x) for x in rows if (product(x) != x.astype(np.int32) @ WEIGHTS.astype(np.int32)).any()]

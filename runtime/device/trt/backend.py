@@ -1,7 +1,4 @@
-"""The TensorRT backend: KV memory on the device, written in place, and decode steps replayed as CUDA graphs.
-
-Names neither library.
-"""
+"""The TensorRT backend: KV memory that is written in place, decode steps that are replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,26 +14,26 @@ from ...bundle.manifest import ModelInfo, Variant
 from ...bundle.open import Bundle
 from ...decode.backend import StepOutput
 from ...errors import SessionError
-from ..filling import Filling
 from ..kv import KV_TYPES
 from .cuda import Runs
 from .engine import LoadedEngine
+from .filling import Filling
 from .io import StepIO
-from .memory import ALIGNMENT, KvMemory, Pool, TrtCache, per_slice
+from .pool import ALIGNMENT, KvMemory, KvPool, TrtCache, per_slice
 
 if TYPE_CHECKING:
     from ...decode.backend import Cache
     from .cuda import Device
 
-WIDE = ("topk_ids", "topk_logprobs", "logits")  # several values for each prediction
-MOST_CONTEXTS = 32  # execution contexts, each with a captured step at most
-CONTEXT_SHARE = 8  # they take at most one part of so many of the memory that is free at opening
-CONTEXT_BYTES = 32 << 20  # must be free for one: what it takes is only known afterwards
+WIDE = ("topk_ids", "topk_logprobs", "logits")  # outputs with several values for each prediction
+MOST_CONTEXTS = 32  # execution contexts, each with at most one captured step
+CONTEXT_SHARE = 8  # contexts take at most 1 / CONTEXT_SHARE of the memory that is free at opening
+CONTEXT_BYTES = 32 << 20  # must be free for a context, whose size is only known afterwards
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an execution context is bound to: the engine's range, the sizes, and the rows of which memory."""
+    """What an execution context is bound to: the engine's range, the sizes, the KV memory and its rows."""
 
     range: int
     slots: int
@@ -47,9 +44,11 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Step:
-    """An execution context and the Shape it is bound to. `graph` replays that step; None until it was
-    captured, or for ever if that is refused. `num_bytes` of device memory are the context's.
+class BoundContext:
+    """An execution context and the Shape that it is bound to.
+
+    `graph` replays the step; None before it is captured, and always if that is refused. `num_bytes`: device
+    memory of the context.
     """
 
     context: Any
@@ -61,23 +60,24 @@ class Step:
 
 
 class TrtBackend:
-    """An engine variant on a GPU. Input and output buffers are allocated once; a step copies ids in and ids
-    out.
+    """An engine variant on a GPU. Input and output buffers are allocated once; a step copies only ids in and
+    results out.
     """
 
     def __init__(self, engine: LoadedEngine, variant: Variant, model: ModelInfo, device: Device) -> None:
         assert variant.engine is not None
         assert variant.capacity is not None
-        # By range, slots and outputs of decode steps; one for each range of prompts. The latest used last.
-        self._steps: OrderedDict[tuple[int, int, int], Step] = OrderedDict()
-        weakref.finalize(self, _close, device, self._steps)
+        # By range, slots and outputs of decode steps; one for each range of prompts. The last is the latest
+        # used.
+        self._contexts: OrderedDict[tuple[int, int, int], BoundContext] = OrderedDict()
+        weakref.finalize(self, _close, device, self._contexts)
         self._engine, self._device, self._info = engine, device, variant.engine
         self.outputs = variant.outputs
         self._model, self._capacity = model, variant.capacity
         self._in_place = variant.kv_layout == "static"
-        # A step of an engine with fixed shapes is filled up with rows and slots that nobody asked for. What
-        # they write goes to the last `slots` entries of a row, which no cursor reaches. Elsewhere the rows of
-        # a batch share the widest row's slots, so that a row near its end writes on.
+        # Padding of an engine with fixed shapes writes to the last `slots` entries of a row, which no cursor
+        # reaches. In other engines the rows of a batch share the widest row's slots, so that a row near its
+        # end writes more entries than its own.
         rows, slots, outputs = self._info.max_rows, self._info.max_slots, self._info.max_outputs
         self._filling = Filling(self._info, variant.capacity, variant.is_fixed)
         self._is_fixed = variant.is_fixed
@@ -86,14 +86,14 @@ class TrtBackend:
         self.max_slots: int | None = slots
         self.max_outputs: int | None = outputs
         self.max_capacity = min(model.context_length, self._capacity - spare)
-        self.firm_slots: int | None = None  # an engine has kernels by the size of a step
+        self.firm_slots: int | None = None  # an engine has different kernels for different sizes of a step
         self._item = KV_TYPES[variant.kv_dtype].itemsize
-        self._suffixes = [f"{i}.{kind}" for i in range(model.num_layers) for kind in ("key", "value")]
+        self._suffixes = model.kv_suffixes
         widths = {name: engine.width(name) for name in WIDE if name in self.outputs}
         entry, heads, count = model.head_dim * self._item, model.num_kv_heads, len(self._suffixes)
-        # What a `delta` engine gives, one tensor behind the other, of any step.
+        # The new entries of a `delta` engine, one tensor after the other, for steps of any size.
         runs = rows * heads + ALIGNMENT // gcd(ALIGNMENT, entry) - 1
-        with device.turn:
+        with device.lock:
             self._io = StepIO(device, rows, slots, outputs, self.outputs, widths)
             self._fresh = 0 if self._in_place else device.allocate(count * runs * slots * entry)
             self._scratch = device.allocate(engine.scratch_bytes)
@@ -103,31 +103,32 @@ class TrtBackend:
         head = self._capacity * entry
         empty = KvMemory(0, count, heads * head, head, entry, 0, heads, self._capacity)
         most = 2 * rows - 1 if self._is_fixed else rows
-        self._pool = Pool(device, empty, most, self._forget, KV_TYPES[variant.kv_dtype])
+        self._pool = KvPool(device, empty, most, self._forget, KV_TYPES[variant.kv_dtype])
 
     @classmethod
     def of(
         cls, bundle: Bundle, variant: Variant, gpu: int = 0, stream: int | None = None, priority: int = 0
     ) -> TrtBackend:
-        """Load an engine of a bundle on the GPU of that number; `stream` and `priority` as Device has them.
-        Raises SessionError that names what it is for and what is here.
+        """Load an engine of a bundle on the GPU of that number; `stream` and `priority` as in Device.
+
+        Raises SessionError that names what the engine was built for and what this machine has.
         """
         from .cuda import Device
 
         device = Device(gpu, stream, priority)
         try:
-            with device.turn:
+            with device.lock:
                 engine = LoadedEngine.of(bundle, variant, gpu)
         except BaseException:
             device.close()
             raise
-        with device.turn:
+        with device.lock:
             return cls(engine, variant, bundle.manifest.model, device)
 
     @property
     def num_graphs(self) -> int:
         """Steps that are replayed as CUDA graphs."""
-        return sum(step.graph is not None for step in self._steps.values())
+        return sum(context.graph is not None for context in self._contexts.values())
 
     @property
     def kv_device(self) -> str:
@@ -138,17 +139,16 @@ class TrtBackend:
         if num_rows > self._info.max_rows:
             raise SessionError(
                 f"{num_rows} rows, but this engine was built for at most {self._info.max_rows}; build it"
-                f" again with"
-                f" --batch {num_rows}"
+                f" again with --batch {num_rows}"
             )
         row_bytes = self._model.num_kv_heads * self._capacity * self._model.head_dim * self._item
         if num_rows > 1 and row_bytes % ALIGNMENT:
             raise SessionError(
                 f"{num_rows} rows, but with a capacity of {self._capacity} rows of this engine do not begin"
-                f" at multiples"
-                f" of {ALIGNMENT} bytes; build it again with a --capacity that is a multiple of 64"
+                f" at multiples of {ALIGNMENT} bytes; build it again with a --capacity that is a multiple of"
+                " 64"
             )
-        # A step of fixed shapes that begins at the last row touches as many rows behind it as the engine has.
+        # A step of fixed shapes that begins at the last row has max_rows rows from there on.
         return TrtCache(self._pool, num_rows - 1 + self._info.max_rows if self._is_fixed else num_rows)
 
     def step(
@@ -177,8 +177,8 @@ class TrtBackend:
     def _parts(self, slots: int, kv_length: np.ndarray, output_index: np.ndarray) -> list[tuple[slice, int]]:
         """Neighbouring rows that can run together, and their slots: one part, unless a row is near its end.
 
-        Such a row shares a step with wider ones and has no room for their slots. It runs by itself, as wide
-        as the last slot it wants to hear of; what is behind that slot is filling.
+        Such a row has no room for the slots of wider rows. It runs by itself, with its slots up to the last
+        that has an output; the later ones are padding.
         """
         parts: list[tuple[slice, int]] = []
         for i, room in enumerate((self._capacity - kv_length).tolist()):
@@ -187,13 +187,13 @@ class TrtBackend:
                 start = parts.pop()[0].start if is_next else i
                 parts.append((slice(start, i + 1), slots))
                 continue
-            own = int(output_index[i].max()) + 1
-            if own > room:
+            width = int(output_index[i].max()) + 1
+            if width > room:
                 raise SessionError(
-                    f"a step would write entry {self._capacity - room + own} of a row, this engine holds"
+                    f"a step would write entry {self._capacity - room + width} of a row, this engine holds"
                     f" {self._capacity}; shorten the prompt, or build with a larger --capacity"
                 )
-            parts.append((slice(i, i + 1), own))
+            parts.append((slice(i, i + 1), width))
         return parts
 
     def _forward(
@@ -207,28 +207,28 @@ class TrtBackend:
     ) -> dict[str, np.ndarray]:
         rows, count = output_index.shape
         ids, lengths, index = self._filling.fill(input_ids, kv_length, output_index)
-        is_settled = False
-        with self._device.turn:
-            step = self._step(memory, first, len(ids), ids.shape[1], index.shape[1])
+        is_complete = False
+        with self._device.lock:
+            bound = self._bound(memory, first, len(ids), ids.shape[1], index.shape[1])
             try:
                 self._io.send(ids, lengths, index)
-                self._run(step)
+                self._run(bound)
                 if not self._in_place:
-                    assert step.shape is not None
-                    self._place(memory, step.shape, kv_length)
+                    assert bound.shape is not None
+                    self._place(memory, bound.shape, kv_length)
                 results = self._io.fetch(index.shape, want_logits)
-                is_settled = True
+                is_complete = True
             finally:
-                if not is_settled:
-                    self._device.synchronize()  # the copies still use what the next step writes to
-            if step.runs == 1:
+                if not is_complete:
+                    self._device.synchronize()  # copies still use memory that the next step writes to
+            if bound.runs == 1:
                 self._engine.keep_kernels()
         return {name: array[:rows, :count] for name, array in results.items()}
 
-    def _step(self, memory: KvMemory, first: int, rows: int, slots: int, outputs: int) -> Step:
+    def _bound(self, memory: KvMemory, first: int, rows: int, slots: int, outputs: int) -> BoundContext:
         """The context for this shape, bound to it."""
-        at = self._info.range_for(rows, slots, outputs)
-        if at is None:
+        index = self._info.range_for(rows, slots, outputs)
+        if index is None:
             ranges = "; ".join(
                 f"{r.name}: {r.batch.min}-{r.batch.max} x {r.slots.min}-{r.slots.max}"
                 for r in self._info.ranges
@@ -238,56 +238,56 @@ class TrtBackend:
                 f" ({ranges}; at most {self._info.max_outputs}"
                 " predictions); build one with a larger --batch, --prefill or --block"
             )
-        key = (at, slots, outputs) if self._is_decode(at) else (at, 0, 0)
-        step = self._steps.get(key) or self._add_context(key)
-        self._steps.move_to_end(key)
-        shape = Shape(at, slots, outputs, memory.address, first, rows)
-        if step.shape != shape:
-            self._unbind(step)
-            self._bind(step, shape, memory)
-        return step
+        key = (index, slots, outputs) if self._is_decode(index) else (index, 0, 0)
+        bound = self._contexts.get(key) or self._add_context(key)
+        self._contexts.move_to_end(key)
+        shape = Shape(index, slots, outputs, memory.address, first, rows)
+        if bound.shape != shape:
+            self._unbind(bound)
+            self._bind(bound, shape, memory)
+        return bound
 
-    def _is_decode(self, at: int) -> bool:
-        return self._info.ranges[at].name == "decode"
+    def _is_decode(self, index: int) -> bool:
+        return self._info.ranges[index].name == "decode"
 
     def _common(self) -> list[tuple[int, int, int]]:
-        """Of one token, of the size that the engine is fastest at, of the largest steps and of prompts:
-        none of their contexts is made during an answer.
+        """Keys of contexts that are created in advance: for one token, for the engine's fastest size, for the
+        largest steps and for prompts.
         """
         keys = []
-        for at, r in enumerate(self._info.ranges):
+        for i, r in enumerate(self._info.ranges):
             sizes = [(r.slots.min, r.outputs.min), (r.slots.opt, r.outputs.opt), (r.slots.max, r.outputs.max)]
-            keys += [(at, *size) for size in (sizes if self._is_decode(at) else [(0, 0)])]
+            keys += [(i, *size) for size in (sizes if self._is_decode(i) else [(0, 0)])]
         return list(dict.fromkeys(keys))
 
-    def _add_context(self, key: tuple[int, int, int]) -> Step:
-        """A new context, bound to nothing. The oldest go where they are many or take much."""
+    def _add_context(self, key: tuple[int, int, int]) -> BoundContext:
+        """A new, unbound context. The oldest are dropped if there are too many or if they take too much."""
         self._device.require(CONTEXT_BYTES)
         before = self._device.free_memory()
         context = self._engine.new_context(key[0], self._scratch, self._device.stream)
-        step = self._steps[key] = Step(context, max(0, before - self._device.free_memory()))
-        while len(self._steps) > 1 and (
-            len(self._steps) > MOST_CONTEXTS
-            or sum(each.num_bytes for each in self._steps.values()) > self._most_bytes
+        bound = self._contexts[key] = BoundContext(context, max(0, before - self._device.free_memory()))
+        while len(self._contexts) > 1 and (
+            len(self._contexts) > MOST_CONTEXTS
+            or sum(b.num_bytes for b in self._contexts.values()) > self._most_bytes
         ):
-            self._unbind(self._steps.popitem(last=False)[1])
-        return step
+            self._unbind(self._contexts.popitem(last=False)[1])
+        return bound
 
-    def _unbind(self, step: Step) -> None:
-        """Its graph goes before the context is bound to something else, or goes itself."""
-        if step.graph is not None:
-            self._device.forget(step.graph)
-        step.shape, step.graph, step.runs, step.is_refused = None, None, 0, False
+    def _unbind(self, bound: BoundContext) -> None:
+        """Drop the graph, which must not outlive its context's binding."""
+        if bound.graph is not None:
+            self._device.forget(bound.graph)
+        bound.shape, bound.graph, bound.runs, bound.is_refused = None, None, 0, False
 
     def _forget(self, memory: KvMemory) -> None:
-        """No step that is bound to this memory may run again."""
-        for step in self._steps.values():
-            if step.shape is not None and step.shape.memory == memory.address:
-                self._unbind(step)
+        """Unbind all contexts from memory that is freed."""
+        for bound in self._contexts.values():
+            if bound.shape is not None and bound.shape.memory == memory.address:
+                self._unbind(bound)
 
-    def _bind(self, step: Step, shape: Shape, memory: KvMemory) -> None:
-        """Give the context its shapes and addresses; past and present of a KV tensor are one address."""
-        context = step.context
+    def _bind(self, bound: BoundContext, shape: Shape, memory: KvMemory) -> None:
+        """Set the context's shapes and addresses. In place, past and present of a KV tensor are the same."""
+        context = bound.context
         kv = (shape.rows, memory.kv_heads, memory.capacity, self._model.head_dim)
         shapes = {
             "input_ids": (shape.rows, shape.slots),
@@ -297,10 +297,10 @@ class TrtBackend:
         shapes |= {f"past_key_values.{suffix}": kv for suffix in self._suffixes}
         addresses = self._io.addresses(shape.rows, shape.outputs)
         for suffix, address in zip(self._suffixes, memory.addresses, strict=True):
-            here = address + shape.first * memory.row_bytes
-            addresses[f"past_key_values.{suffix}"] = here
+            first_row = address + shape.first * memory.row_bytes
+            addresses[f"past_key_values.{suffix}"] = first_row
             if self._in_place:
-                addresses[f"present.{suffix}"] = here
+                addresses[f"present.{suffix}"] = first_row
         if not self._in_place:
             fresh = self._fresh_runs(shape)
             size = fresh.pitch * fresh.per_slice
@@ -311,36 +311,35 @@ class TrtBackend:
             raise SessionError(
                 f"the engine and the manifest disagree about {', '.join(odd[:6])}; build the engine again"
             )
-        step.shape = shape
+        bound.shape = shape
 
-    def _run(self, step: Step) -> None:
-        assert step.shape is not None
-        is_decode = self._is_decode(step.shape.range)
-        # TensorRT finishes its preparations in the first run of a context, which therefore cannot be
-        # captured.
-        if is_decode and step.graph is None and step.runs > 0 and not step.is_refused:
-            if self._engine.is_capturable(step.context, self._device.stream):
-                step.graph = self._device.capture(
-                    lambda: bool(step.context.execute_async_v3(int(self._device.stream)))
+    def _run(self, bound: BoundContext) -> None:
+        assert bound.shape is not None
+        is_decode = self._is_decode(bound.shape.range)
+        # The first run of a context cannot be captured, because TensorRT finishes its preparations in it.
+        if is_decode and bound.graph is None and bound.runs > 0 and not bound.is_refused:
+            if self._engine.is_capturable(bound.context, self._device.stream):
+                bound.graph = self._device.capture(
+                    lambda: bool(bound.context.execute_async_v3(int(self._device.stream)))
                 )
-            step.is_refused = step.graph is None
-        if step.graph is not None:
-            self._device.launch(step.graph)
-        elif not step.context.execute_async_v3(int(self._device.stream)):
-            self._device.synchronize()  # a GPU that has failed says so in its own words
+            bound.is_refused = bound.graph is None
+        if bound.graph is not None:
+            self._device.launch(bound.graph)
+        elif not bound.context.execute_async_v3(int(self._device.stream)):
+            self._device.synchronize()  # raises CUDA's own error if the GPU has failed
             raise SessionError(
-                f"TensorRT failed in a step of {step.shape.rows} x {step.shape.slots} slots:"
+                f"TensorRT failed in a step of {bound.shape.rows} x {bound.shape.slots} slots:"
                 f" {self._engine.last_error()}"
             )
-        step.runs += 1
+        bound.runs += 1
 
     def _fresh_runs(self, shape: Shape) -> Runs:
-        """Where a `delta` engine puts the new entries of a step: the slots of each head, row and tensor."""
+        """The memory of a `delta` engine's new entries: the slots of each head, row and tensor."""
         run = shape.slots * self._model.head_dim * self._item
         return Runs(self._fresh, run, per_slice(shape.rows * self._model.num_kv_heads, run))
 
     def _place(self, memory: KvMemory, shape: Shape, kv_length: np.ndarray) -> None:
-        """Copy a `delta` engine's new entries behind each row's cursor: one copy a row, of every tensor."""
+        """Copy a `delta` engine's new entries to each row's cursor, all tensors in one copy for each row."""
         fresh, heads = self._fresh_runs(shape), memory.kv_heads
         for i, length in enumerate(kv_length.tolist()):
             source = replace(fresh, address=fresh.address + i * heads * fresh.pitch)
@@ -348,15 +347,15 @@ class TrtBackend:
             self._device.copy_runs(target, source, fresh.pitch, heads, memory.count)
 
 
-def _close(device: Device, steps: dict[tuple[int, int, int], Step]) -> None:
-    """Graphs, then the contexts that they were captured from, then the memory of both."""
+def _close(device: Device, contexts: dict[tuple[int, int, int], BoundContext]) -> None:
+    """Free the graphs, then the contexts from which they were captured, then the memory of both."""
     try:
-        with device.turn:
+        with device.lock:
             device.synchronize()
-            for step in steps.values():
-                if step.graph is not None:
-                    device.forget(step.graph)
+            for bound in contexts.values():
+                if bound.graph is not None:
+                    device.forget(bound.graph)
     except SessionError:
-        pass  # the GPU has failed: what is there goes with the process
-    steps.clear()
+        pass  # the GPU has failed: its memory is freed with the process
+    contexts.clear()
     device.close()

@@ -1,6 +1,4 @@
-"""Device memory, copies, one stream and captured graphs, over cuda-python. The only file that names CUDA; it
-knows no TensorRT.
-"""
+"""CUDA by cuda-python: device memory, copies, one stream, captured graphs. No other file imports it."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ import numpy as np
 
 from ... import machine
 from ...errors import DeviceLost, SessionError
-from ..lost import ADVICE, LASTING
+from ..failures import LASTING, RESTART
 
 INSTALL = "pip install cuda-bindings (version 12.x for a driver of CUDA 12, such as JetPack 6's)"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU that would be used. `capability` such as `sm86`; `driver`: the newest CUDA it supports, such as
+    """A GPU. `capability` such as `sm86`; `driver`: the newest CUDA version that it supports, such as
     `12.9`.
     """
 
@@ -31,7 +29,7 @@ class Gpu:
 
 
 def find_gpu(number: int = 0) -> Gpu | str:
-    """The GPU of that number, of those that CUDA_VISIBLE_DEVICES shows, or one sentence that says why there
+    """The GPU of that number among those that CUDA_VISIBLE_DEVICES shows, or one sentence that says why there
     is none.
     """
     try:
@@ -48,19 +46,15 @@ def find_gpu(number: int = 0) -> Gpu | str:
         (driver,) = _checked(runtime, "cudaDriverGetVersion")
     except SessionError as error:
         return str(error)
-    name = (
-        properties.name.decode("utf-8", "replace").rstrip("\0")
-        if isinstance(properties.name, bytes)
-        else str(properties.name)
-    )
+    name = _text(properties.name).rstrip("\0")
     return Gpu(name, f"sm{properties.major}{properties.minor}", f"{driver // 1000}.{driver % 1000 // 10}")
 
 
 def memory_free(number: int = 0) -> int | None:
-    """Bytes that may still be taken on a GPU; None where it cannot be asked."""
+    """Bytes that may still be allocated on a GPU; None if unknown."""
     try:
         runtime = _runtime()
-        with Turn(runtime, number):
+        with GpuLock(runtime, number):
             return _free(runtime, number)
     except SessionError:
         return None
@@ -68,103 +62,99 @@ def memory_free(number: int = 0) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Where runs of bytes lie: `pitch` bytes apart, and `per_slice` pitches from one slice to the next."""
+    """Runs of bytes, `pitch` bytes apart, and `per_slice` pitches from one slice to the next."""
 
     address: int
     pitch: int
     per_slice: int
 
 
-class Turn:
-    """One thread's turn on a GPU: nobody else's, and that GPU is the thread's current one for as long.
+class GpuLock:
+    """A context in which one thread uses a GPU, which is the thread's current GPU meanwhile.
 
-    Which GPU is current belongs to a thread, and others in the process choose theirs; memory would come from
-    that one, and a stream refuses work from there.
+    Each thread has a current GPU, from which its memory comes, and a stream of another GPU refuses its work.
     """
 
     def __init__(self, runtime: Any, number: int = 0) -> None:
         self._cuda, self._number, self._lock = runtime, number, threading.RLock()
-        self._found: list[int] = []
+        self._previous: list[int] = []
 
     def __enter__(self) -> None:
         self._lock.acquire()
         try:
-            (found,) = _checked(self._cuda, "cudaGetDevice")
-            if found != self._number:
+            (current,) = _checked(self._cuda, "cudaGetDevice")
+            if current != self._number:
                 _checked(self._cuda, "cudaSetDevice", self._number)
-            self._found.append(found)
+            self._previous.append(current)
         except BaseException:
             self._lock.release()
             raise
 
     def __exit__(self, *_: object) -> None:
-        found = self._found.pop()
-        if found != self._number:
-            self._cuda.cudaSetDevice(found)
+        previous = self._previous.pop()
+        if previous != self._number:
+            self._cuda.cudaSetDevice(previous)
         self._lock.release()
 
 
 class Device:
-    """The GPU of that number, one stream on it, and everything that is ordered on that stream. Addresses are
-    plain integers. `stream` is a cudaStream_t of the caller's, which outlives this; None makes one of that
-    `priority` (CUDA's: lower numbers go first).
+    """A GPU with one stream, and the memory, copies and graphs on that stream. Addresses are integers.
 
-    Whoever calls has its `turn`. Raises SessionError that names the failing call.
+    `stream` is a cudaStream_t of the caller's, which outlives this; None creates one of that `priority`
+    (lower numbers go first). Callers hold `lock`. Raises SessionError that names the failing call.
     """
 
     def __init__(self, number: int = 0, stream: int | None = None, priority: int = 0) -> None:
         self._cuda, self._number = _runtime(), number
-        self.turn = Turn(self._cuda, number)
+        self.lock = GpuLock(self._cuda, number)
         self._allocations: set[int] = set()
         self._pinned: list[int] = []
-        with self.turn:
+        with self.lock:
             self._is_integrated = _is_integrated(self._cuda, number)
             self._owns_stream = stream is None
             if stream is None:
-                # Not ordered with the default stream, whose work by others would break a capture.
+                # Not ordered with the default stream, whose work from other code would break a capture.
                 flags = self._cuda.cudaStreamNonBlocking
                 (self.stream,) = self._call("cudaStreamCreateWithPriority", flags, priority)
             else:
                 self.stream = stream
 
     def free_memory(self) -> int:
-        """Bytes that may still be taken."""
+        """Bytes that may still be allocated."""
         return _free(self._cuda, self._number)
 
     def require(self, num_bytes: int) -> None:
-        """Raise SessionError where a GPU that shares the system's memory has less: the system would end the
-        process before CUDA refuses.
+        """Raise SessionError if a GPU that shares the system's memory has less. CUDA would not refuse; the
+        system would kill the process.
         """
         if self._is_integrated:
             machine.require(num_bytes, "this GPU's memory", "shorten the prompt, or run fewer rows at once")
 
     def allocate(self, num_bytes: int) -> int:
-        """Device memory, zeroed: what is masked out still meets a zero weight, and 0 * NaN is NaN."""
+        """Zeroed device memory: masked values are multiplied by 0, and 0 * NaN is NaN."""
         self.require(num_bytes)
-        # Never null: an empty tensor too needs an address.
+        # Never 0 bytes: an empty tensor needs an address, too.
         (address,) = self._call("cudaMalloc", max(num_bytes, 256))
         self._allocations.add(int(address))
         self.zero(int(address), max(num_bytes, 256))
         return int(address)
 
     def pinned(self, num_bytes: int) -> np.ndarray:
-        """Page-locked host memory as bytes: copies need no staging and do not wait. It goes with the
-        device.
-        """
+        """Page-locked host memory as bytes, so that copies do not wait. It is freed with the device."""
         (address,) = self._call("cudaHostAlloc", max(num_bytes, 1), self._cuda.cudaHostAllocDefault)
         self._pinned.append(int(address))
         return np.ctypeslib.as_array((c_ubyte * num_bytes).from_address(int(address)))
 
     def free(self, address: int) -> None:
-        """Give memory back, after what is on the stream."""
+        """Free memory, after the work on the stream."""
         self.synchronize()
         self._allocations.remove(address)
         self._call("cudaFree", address)
 
     def close(self) -> None:
-        """Give everything back, after what is on the stream. The device must not be used again."""
+        """Free everything, after the work on the stream. The device must not be used again."""
         try:
-            with self.turn:
+            with self.lock:
                 self.synchronize()
                 while self._allocations:
                     self._call("cudaFree", self._allocations.pop())
@@ -173,36 +163,24 @@ class Device:
                 if self._owns_stream:
                     self._call("cudaStreamDestroy", self.stream)
         except SessionError:
-            pass  # the GPU has failed: what is there goes with the process
+            pass  # the GPU has failed: its memory is freed with the process
 
     def zero(self, address: int, num_bytes: int) -> None:
         self._call("cudaMemsetAsync", address, 0, num_bytes, self.stream)
 
     def upload(self, address: int, array: np.ndarray) -> None:
         """Copy a contiguous host array to `address`; the array may be reused after `synchronize`."""
-        self._call(
-            "cudaMemcpyAsync",
-            address,
-            array.ctypes.data,
-            array.nbytes,
-            self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice,
-            self.stream,
-        )
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, kind, self.stream)
 
     def download(self, array: np.ndarray, address: int) -> None:
         """Fill a contiguous host array from `address`; it is complete after `synchronize`."""
-        self._call(
-            "cudaMemcpyAsync",
-            array.ctypes.data,
-            address,
-            array.nbytes,
-            self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost,
-            self.stream,
-        )
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, kind, self.stream)
 
     def copy_runs(self, target: Runs, source: Runs, width: int, height: int, depth: int) -> None:
-        """Copy `height` runs of `width` bytes in each of `depth` slices on the device, in one call. What is
-        read and what is written must not overlap.
+        """Copy `height` runs of `width` bytes in each of `depth` slices on the device, in one call. Source
+        and target must not overlap.
         """
         cuda, copy = self._cuda, self._cuda.cudaMemcpy3DParms()
         copy.dstPtr = cuda.make_cudaPitchedPtr(target.address, target.pitch, target.pitch, target.per_slice)
@@ -216,17 +194,17 @@ class Device:
 
     def capture(self, enqueue: Callable[[], bool]) -> Any | None:
         """A graph of what `enqueue` puts on the stream, without running it; None if it cannot be captured."""
-        cuda, done, launchable = self._cuda, False, None
+        cuda, is_enqueued, launchable = self._cuda, False, None
         mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         if cuda.cudaStreamBeginCapture(self.stream, mode)[0] != cuda.cudaError_t.cudaSuccess:
-            cuda.cudaGetLastError()  # the refusal is an answer, not a failure of the next call
+            cuda.cudaGetLastError()  # clear the error, which the next call would report
             return None
         try:
-            done = enqueue()
+            is_enqueued = enqueue()
         finally:
-            # Ends the capture even when it was refused; only then is the stream usable again.
+            # A refused capture must be ended too, before the stream can be used again.
             error, graph = cuda.cudaStreamEndCapture(self.stream)
-            if done and error == cuda.cudaError_t.cudaSuccess:
+            if is_enqueued and error == cuda.cudaError_t.cudaSuccess:
                 error, launchable = cuda.cudaGraphInstantiate(graph, 0)
             if graph is not None and int(graph):
                 cuda.cudaGraphDestroy(graph)
@@ -271,10 +249,13 @@ def _checked(runtime: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
         return tuple(values)
     if error in (runtime.cudaError_t.cudaErrorInsufficientDriver, runtime.cudaError_t.cudaErrorNoDevice):
         raise SessionError("no NVIDIA GPU with a working driver is here (check with nvidia-smi)")
-    runtime.cudaGetLastError()  # told here: TensorRT must not find it after a launch of its own
+    runtime.cudaGetLastError()  # clear it: TensorRT would report it after its own launch
     _, text = runtime.cudaGetErrorString(error)
-    words = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-    what = f"CUDA: {name} failed: {words} ({error.name})"
+    what = f"CUDA: {name} failed: {_text(text)} ({error.name})"
     if error.name in LASTING:
-        raise DeviceLost(what + ADVICE)
+        raise DeviceLost(what + RESTART)
     raise SessionError(what)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

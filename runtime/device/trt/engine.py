@@ -1,8 +1,7 @@
-"""A deserialized engine: loaded or refused with both sides named, its contexts, and RTX's cache of compiled
-kernels.
+"""A deserialized engine: its contexts, the check of its tensors, and RTX's cache of compiled kernels.
 
-The one loader of TensorRT: full TensorRT and TensorRT-RTX are one Python API under two names, the names of
-their backends.
+This is the only file that imports TensorRT. Full TensorRT and TensorRT-RTX have one Python API and two module
+names, which are the names of their backends.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ INVALIDITIES = (
 
 
 def find(backend: str) -> ModuleType | None:
-    """The TensorRT module of a backend, None when it is not installed."""
+    """The TensorRT module of a backend; None if it is not installed."""
     try:
         return import_module(backend)
     except ImportError:
@@ -39,7 +38,7 @@ def find(backend: str) -> ModuleType | None:
 
 
 def missing(backend: str) -> str:
-    """What to say when it is not."""
+    """The error message for a module that is not installed."""
     return f"{backend} is not installed here; {install(backend)}"
 
 
@@ -48,14 +47,14 @@ def install(backend: str) -> str:
 
 
 def installed_version(backend: str) -> str | None:
-    """The version of the installed TensorRT of a backend, None when it is absent."""
+    """The installed TensorRT version of a backend; None if it is not installed."""
     trt = find(backend)
     return None if trt is None else str(trt.__version__)
 
 
 class LoadedEngine:
-    """An engine in device memory. `scratch_bytes`: what all its contexts share to work in, one step at a
-    time.
+    """An engine in device memory. `scratch_bytes`: working memory that all its contexts share, because one
+    step runs at a time.
     """
 
     def __init__(self, trt: Any, engine: Any, logger: Any, kernels: Path | None) -> None:
@@ -68,9 +67,7 @@ class LoadedEngine:
 
     @classmethod
     def of(cls, bundle: Bundle, variant: Variant, gpu: int = 0) -> LoadedEngine:
-        """Load a variant's engine on `gpu`, which has a CUDA context and is the current one. Raises
-        SessionError.
-        """
+        """Load a variant's engine on `gpu`, which has a CUDA context and is current. Raises SessionError."""
         assert variant.engine is not None
         trt = find(variant.backend)
         if trt is None:
@@ -83,20 +80,20 @@ class LoadedEngine:
         if engine is None:
             reasons = "; ".join([*_diagnostics(trt, runtime, data), logger.last(3)])
             raise SessionError(
-                f"{path}: {built_for(variant)} and cannot be loaded here ({here(variant.backend, gpu)}):"
+                f"{path}: {built_for(variant)} and cannot be loaded here ({installed(variant.backend, gpu)}):"
                 f" {reasons}"
             )
         odd = oddities(engine, variant, bundle.manifest.model)
         if odd:
             raise SessionError(
-                f"{path}: the engine and the manifest disagree about {', '.join(odd[:6])}; build the engine"
-                f" again"
+                f"{path}: the engine and the manifest disagree about {', '.join(odd[:6])};"
+                " build the engine again"
             )
         sha = next((f.sha256 for f in bundle.manifest.files if f.path == variant.file), "")
         return cls(trt, engine, logger, _kernel_file(bundle, variant, sha))
 
     def new_context(self, range_index: int, scratch: int, stream: Any) -> Any:
-        """A context for one optimization profile, on the shared scratch memory. Raises SessionError."""
+        """A context for one optimization profile, with the shared scratch memory. Raises SessionError."""
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(strategy if self._config is None else self._config)
         if context is None:
@@ -107,21 +104,19 @@ class LoadedEngine:
         return context
 
     def width(self, name: str) -> int:
-        """Values of an output for each prediction: the vocabulary, or the k of a top-k."""
+        """Values of an output for each prediction: the vocabulary size, or k of a top-k."""
         return int(self._engine.get_tensor_shape(name)[-1])
 
     def is_capturable(self, context: Any, stream: Any) -> bool:
-        """Whether the context's step can become a graph, as far as this TensorRT can tell beforehand."""
-        ask = getattr(context, "is_stream_capturable", None)  # RTX since 1.2
-        return ask is None or bool(ask(int(stream)))
+        """Whether the context's step can be captured, as far as this TensorRT can tell."""
+        test = getattr(context, "is_stream_capturable", None)  # RTX since 1.2
+        return test is None or bool(test(int(stream)))
 
     def last_error(self) -> str:
         return str(self._logger.last())
 
     def keep_kernels(self) -> None:
-        """Write RTX's compiled kernels to the file beside the bundle if there are new ones: the next start is
-        warm.
-        """
+        """Write RTX's newly compiled kernels to the file beside the bundle, for a fast next start."""
         if self._cache is None or self._kernels is None:
             return
         data = bytes(self._cache.serialize())
@@ -131,27 +126,27 @@ class LoadedEngine:
         try:
             write_whole(self._kernels, data)
         except OSError:
-            self._kernels = None  # it cannot be written: every start compiles anew, and nothing else changes
+            self._kernels = None  # not writable: every start compiles again, and nothing else changes
 
     def _prepare_kernels(self) -> None:
         trt = self._trt
         config = self._engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        # Not lazily: a graph captured before the better kernels are ready would replay the stopgaps for ever.
+        # Not lazily: a graph that is captured too early would replay the slow fallback kernels forever.
         config.dynamic_shapes_kernel_specialization_strategy = (
             trt.DynamicShapesKernelSpecializationStrategy.EAGER
         )
         cache = config.create_runtime_cache()
         if self._kernels is not None and self._kernels.is_file():
             data = self._kernels.read_bytes()
-            # A cache of another GPU or version is not used by TensorRT, and is written anew.
+            # TensorRT does not use a cache of another GPU or version; it is written again.
             self._num_written = len(data) if cache.deserialize(data) else 0
         config.set_runtime_cache(cache)
         self._config, self._cache = config, cache
 
 
 def built_for(variant: Variant) -> str:
-    """What an engine was built with and for, in one phrase."""
+    """What an engine was built with and for."""
     info = variant.engine
     if info is None:
         return f"a {variant.backend} engine of unknown origin"
@@ -159,55 +154,44 @@ def built_for(variant: Variant) -> str:
     return f"built with {variant.backend} {info.version} (CUDA {info.cuda}) for {gpus} on {info.platform}"
 
 
-def here(backend: str, number: int) -> str:
-    """This machine's side of the same, with the GPU of that number."""
+def installed(backend: str, number: int) -> str:
+    """What this machine has instead, with the GPU of that number."""
     gpu = find_gpu(number)
     device = gpu if isinstance(gpu, str) else f"{gpu.name}, {gpu.capability}, driver for CUDA {gpu.driver}"
     return f"{backend} {installed_version(backend) or 'not installed'}; {device}"
 
 
 def oddities(engine: Any, variant: Variant, model: ModelInfo) -> list[str]:
-    """Names of the engine's tensors that are not what the manifest says: direction, type, shape, memory in
-    place.
-    """
-    kv, suffixes = (
-        TYPES[variant.kv_dtype],
-        [f"{i}.{k}" for i in range(model.num_layers) for k in ("key", "value")],
-    )
+    """Names of the engine's tensors that contradict the manifest in direction, type, shape or KV layout."""
+    kv, suffixes = TYPES[variant.kv_dtype], model.kv_suffixes
     types = dict.fromkeys(("input_ids", "kv_length", "output_index"), ("INPUT", "INT64"))
     types |= {name: ("OUTPUT", "INT64" if name in IDS else "FLOAT") for name in variant.outputs}
     types |= {f"past_key_values.{s}": ("INPUT", kv) for s in suffixes}
     types |= {f"present.{s}": ("OUTPUT", kv) for s in suffixes}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-    there = {n: (engine.get_tensor_mode(n).name, engine.get_tensor_dtype(n).name) for n in names}
-    odd = {name for name in types.keys() | there.keys() if types.get(name) != there.get(name)}
+    actual = {n: (engine.get_tensor_mode(n).name, engine.get_tensor_dtype(n).name) for n in names}
+    odd = {name for name in types.keys() | actual.keys() if types.get(name) != actual.get(name)}
     shape, in_place = (model.num_kv_heads, variant.capacity, model.head_dim), variant.kv_layout == "static"
     wide = [name for name in ("logits", "topk_ids", "topk_logprobs") if name in variant.outputs and not odd]
     sizes = {name: tuple(engine.get_tensor_shape(name))[2:] for name in wide}
-    right = {"logits": (model.vocab_size,), "topk_logprobs": sizes.get("topk_ids")}
-    odd |= {
-        name
-        for name in wide
-        if sizes[name] != right.get(name, sizes[name]) or not _is_width(sizes[name], model)
-    }
+    expected = {"logits": (model.vocab_size,), "topk_logprobs": sizes.get("topk_ids")}
+    for name, size in sizes.items():
+        is_width = len(size) == 1 and 0 < size[0] <= model.vocab_size
+        if size != expected.get(name, size) or not is_width:
+            odd.add(name)
     for suffix in suffixes if not odd else ():
         past, present = f"past_key_values.{suffix}", f"present.{suffix}"
         if tuple(engine.get_tensor_shape(past))[1:] != shape:
             odd.add(past)
-        # Known since TensorRT 10.15, which brought the one operator that writes in place.
+        # Since TensorRT 10.15, which has the only operator that writes in place.
         if hasattr(engine, "get_aliased_input_tensor"):
             alias = engine.get_aliased_input_tensor(present)
             odd |= {present} if (alias == past) != in_place else set()
     return sorted(odd)
 
 
-def _is_width(size: tuple[int, ...], model: ModelInfo) -> bool:
-    """Whether there is one more dimension, of a size that is known."""
-    return len(size) == 1 and 0 < size[0] <= model.vocab_size
-
-
 def _mapped(path: Path) -> mmap | bytes:
-    """A file as it lies in the page cache: an engine that is read is in host memory twice while it loads."""
+    """A memory-mapped file, so that the engine is not in host memory twice while it loads."""
     with path.open("rb") as file:
         size = file.seek(0, SEEK_END)
         return mmap(file.fileno(), size, access=ACCESS_READ) if size else b""
@@ -228,7 +212,7 @@ def _kernel_file(bundle: Bundle, variant: Variant, sha: str) -> Path | None:
 
 
 def collecting_logger(trt: Any) -> Any:
-    """A TensorRT logger that keeps `errors` instead of printing them; `last()` says the newest in words."""
+    """A TensorRT logger that keeps `errors` instead of printing them; `last()` returns the newest."""
 
     class Collected(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

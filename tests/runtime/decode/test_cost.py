@@ -13,7 +13,7 @@ from support.fake import MASK, FakeBackend
 
 from mars_export import GenerationConfig, Session
 from mars_export.runtime.decode.pace.cost import ENOUGH, Cost, measure
-from mars_export.runtime.session.costs import CostFile
+from mars_export.runtime.session.cost_file import CostFile
 
 TABLE = Cost(((1, 10.0), (2, 9.0), (4, 20.0), (8, 40.0)))
 

@@ -14,7 +14,7 @@ from support.missing import need
 
 from mars_export import SessionError
 from mars_export.runtime import machine
-from mars_export.runtime.device.lost import LASTING, is_lasting
+from mars_export.runtime.device.failures import LASTING, is_lasting
 from mars_export.runtime.device.trt import cuda
 from mars_export.runtime.device.trt.cuda import Device, Runs
 
@@ -204,7 +204,7 @@ def test_an_error_that_stays_says_what_to_do_and_closes_quietly(opened: Any) -> 
     device.close()
     runtime.bad = ("cudaGetDevice",)
     for _ in range(2):  # the turn is not kept
-        with pytest.raises(SessionError, match="cudaGetDevice failed"), device.turn:
+        with pytest.raises(SessionError, match="cudaGetDevice failed"), device.lock:
             pass
     device.close()
 
@@ -212,13 +212,13 @@ def test_an_error_that_stays_says_what_to_do_and_closes_quietly(opened: Any) -> 
 def test_a_turn_makes_the_gpu_current_and_leaves_the_threads_own_choice(opened: Any) -> None:
     device, runtime = opened()
     runtime.current = 2
-    with device.turn:
+    with device.lock:
         assert runtime.current == 0
-        with device.turn:
+        with device.lock:
             assert runtime.current == 0
         assert runtime.current == 0
     assert runtime.current == 2
-    with pytest.raises(ValueError, match="mine"), device.turn:
+    with pytest.raises(ValueError, match="mine"), device.lock:
         raise ValueError("mine")
     assert runtime.current == 2
     runtime.calls.clear()
@@ -227,7 +227,7 @@ def test_a_turn_makes_the_gpu_current_and_leaves_the_threads_own_choice(opened: 
     assert runtime.names()[0] == "cudaSetDevice"
     runtime.current = 0
     runtime.calls.clear()
-    with device.turn:
+    with device.lock:
         pass
     assert runtime.names() == [], "nothing is set where it is the one already"
 
@@ -235,7 +235,7 @@ def test_a_turn_makes_the_gpu_current_and_leaves_the_threads_own_choice(opened: 
 def test_a_gpu_is_named_by_its_number(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, runtime = opened()
     device = Device(1)
-    with device.turn:
+    with device.lock:
         assert runtime.current == 1
         device.allocate(10)
     assert runtime.current == 0

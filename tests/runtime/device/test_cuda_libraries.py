@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mars_export.runtime.device.trt.libraries import library_folders, load_libraries
+from mars_export.runtime.device.ort.library import library_folders, load_libraries
 
 
 def test_every_wheels_folder_is_offered_and_nothing_is_printed(

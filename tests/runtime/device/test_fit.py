@@ -16,9 +16,9 @@ from mars_export.runtime.bundle.manifest import Variant
 from mars_export.runtime.bundle.open import Bundle
 from mars_export.runtime.device.trt import engine as trt_engine
 from mars_export.runtime.device.trt.engine import LoadedEngine
-from mars_export.runtime.device.variants import Here, choose, why_not
+from mars_export.runtime.device.variants import Host, choose, why_not
 
-HERE = Here("linux-x86_64", {"tensorrt_rtx": "1.7.1.116"}, "sm86", "RTX 3090", "12.9")
+HERE = Host("linux-x86_64", {"tensorrt_rtx": "1.7.1.116"}, "sm86", "RTX 3090", "12.9")
 GRAPH = GOOD.variants[0]
 
 

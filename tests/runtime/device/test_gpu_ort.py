@@ -15,8 +15,9 @@ from mars_export import Batcher, Limits, Session
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime.device.memory import HostMemory
-from mars_export.runtime.device.ort.backend import OrtBackend, _provider
+from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
+from mars_export.runtime.device.ort.library import provider_of
 from mars_export.runtime.device.trt.cuda import Device, find_gpu
 
 LONG = [(7 * i) % 250 for i in range(300)]
@@ -34,7 +35,7 @@ Opened = Callable[[str, str], tuple[Session, Session]]
 
 def obstacle() -> str | None:
     """Why ONNX Runtime cannot use a GPU here, None if it can."""
-    if _provider(onnxruntime, "cuda") is None:
+    if provider_of(onnxruntime, "cuda") is None:
         return f"this onnxruntime {onnxruntime.__version__} has no CUDAExecutionProvider"
     gpu = find_gpu()
     return gpu if isinstance(gpu, str) else None
@@ -76,7 +77,7 @@ def test_kv_rows_stay_on_the_gpu_and_nothing_heavy_runs_elsewhere(
     backend = opened(precision, layout)[0].backend
     assert isinstance(backend, OrtBackend)
     assert isinstance(backend._memory, CudaMemory)
-    assert not backend._binds_anew
+    assert not backend._must_rebind
     assert not backend.on_cpu.keys() & HEAVY, backend.on_cpu
 
 

@@ -65,7 +65,7 @@ def test_an_engine_is_judged_by_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> 
         return "nobody is here"
 
     monkeypatch.setattr(cuda, "find_gpu", find_gpu)
-    assert variants.look_around(3).no_gpu == "nobody is here"
+    assert variants.inspect_host(3).no_gpu == "nobody is here"
     assert asked == [3]
 
 

@@ -30,6 +30,7 @@ from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.device.kv import KvRows
 from mars_export.runtime.device.memory import HostMemory
 from mars_export.runtime.device.ort import backend as ort
+from mars_export.runtime.device.ort import library
 from mars_export.runtime.device.ort.backend import OrtBackend
 from mars_export.runtime.device.ort.cuda_memory import CudaMemory
 from mars_export.runtime.errors import MarsWarning
@@ -58,10 +59,7 @@ def backends(graphs: Callable[[str, str], Path]) -> Backends:
     def opened(layout: str = "static", precision: str = "fp32", memory: Any = None) -> OrtBackend:
         bundle = open_bundle(graphs(layout, precision))
         v = bundle.manifest.variants[0]
-        graph, model = bundle.path / v.file, bundle.manifest.model
-        return OrtBackend(
-            graph, v.outputs, model, v.kv_dtype, threads=1, kv_layout=v.kv_layout, memory=memory
-        )
+        return OrtBackend(bundle.path / v.file, v, bundle.manifest.model, threads=1, memory=memory)
 
     return opened
 
@@ -281,7 +279,7 @@ class Placed:
 
 
 @pytest.mark.parametrize(
-    ("elsewhere", "binds_anew"),
+    ("elsewhere", "must_rebind"),
     [
         (lambda name: name == "kv_length", False),
         (lambda name: name.startswith("past_key_values.1"), True),
@@ -289,14 +287,14 @@ class Placed:
     ],
 )
 def test_what_the_graph_reads_elsewhere_stays_elsewhere(
-    elsewhere: Callable[[str], bool], binds_anew: bool, backends: Backends
+    elsewhere: Callable[[str], bool], must_rebind: bool, backends: Backends
 ) -> None:
     backend, memory = backends(), device_memory()
     expected = [step(backend, backend.new_cache(2), 0)]
     backend._session = Placed(backend._session, elsewhere)
     backend._find_places(memory)
-    assert backend._binds_anew is binds_anew
-    assert isinstance(backend._memory, HostMemory if binds_anew else CudaMemory)
+    assert backend._must_rebind is must_rebind
+    assert isinstance(backend._memory, HostMemory if must_rebind else CudaMemory)
     assert isinstance(backend._places["kv_length"], HostMemory) == elsewhere("kv_length")
     rows = backend.new_cache(2)
     assert (step(backend, rows) == expected[0]).all()
@@ -317,8 +315,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, *nodes: tuple[str, str]) -> list[tup
         named = [SimpleNamespace(op_type=operator, name=name) for operator, name in nodes]
         return [SimpleNamespace(ep_name="CPUExecutionProvider", get_nodes=lambda: named)]
 
-    library = SimpleNamespace(InferenceSession=opened, SessionOptions=onnxruntime.SessionOptions)
-    monkeypatch.setattr(ort, "_import", lambda device: (library, "CUDAExecutionProvider"))
+    module = SimpleNamespace(InferenceSession=opened, SessionOptions=onnxruntime.SessionOptions)
+    monkeypatch.setattr(library, "load", lambda device: (module, "CUDAExecutionProvider"))
     monkeypatch.setattr(ort, "_memory", lambda *_: device_memory())
     monkeypatch.setattr(real, "get_providers", lambda self: ["CUDAExecutionProvider"])
     monkeypatch.setattr(real, "get_provider_graph_assignment_info", info)
@@ -354,7 +352,7 @@ def test_operators_on_hidden_states_that_are_left_to_the_cpu_are_told(
 
 
 @pytest.mark.parametrize(
-    ("known", "plugins", "library", "expected"),
+    ("known", "plugins", "has_library", "expected"),
     [
         (["CUDAExecutionProvider"], [], False, "CUDAExecutionProvider"),
         ([], ["CudaPluginExecutionProvider"], False, "CudaPluginExecutionProvider"),
@@ -363,11 +361,11 @@ def test_operators_on_hidden_states_that_are_left_to_the_cpu_are_told(
     ],
 )
 def test_both_names_of_cuda_are_known(
-    known: list[str], plugins: list[str], library: bool, expected: str | None, tmp_path: Path
+    known: list[str], plugins: list[str], has_library: bool, expected: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "capi").mkdir()
-    if library:
-        (tmp_path / "capi" / ort.CUDA_PLUGIN).touch()
+    if has_library:
+        (tmp_path / "capi" / library.CUDA_PLUGIN).touch()
     devices = [SimpleNamespace(ep_name=name) for name in plugins]
     module = SimpleNamespace(
         __file__=str(tmp_path / "__init__.py"),
@@ -375,7 +373,7 @@ def test_both_names_of_cuda_are_known(
         get_ep_devices=lambda: devices,
         register_execution_provider_library=lambda name, _: devices.append(SimpleNamespace(ep_name=name)),
     )
-    assert ort._provider(module, "cuda") == expected
+    assert library.provider_of(module, "cuda") == expected
 
 
 def test_a_provider_that_does_not_start_is_an_error(

@@ -9,27 +9,27 @@ from support.fixtures import Named
 
 from mars_export import GenerationConfig, Session, SessionError
 from mars_export.runtime.device.name import DeviceName
-from mars_export.runtime.device.ort.options import LEVEL, parted
-from mars_export.runtime.session.costs import CostFile
+from mars_export.runtime.device.ort.library import LEVEL, split_options
+from mars_export.runtime.session.cost_file import CostFile
 
 SPINNING = "session.intra_op.allow_spinning"
 AFFINITIES = "session.intra_op_thread_affinities"
 
 
 def test_names_with_a_dot_are_the_sessions() -> None:
-    assert parted({SPINNING: "0", "device_id": "1"}, DeviceName("cuda")) == (
+    assert split_options({SPINNING: "0", "device_id": "1"}, DeviceName("cuda")) == (
         {SPINNING: "0"},
         {"device_id": "1"},
     )
-    assert parted({}, DeviceName("cpu")) == ({}, {})
+    assert split_options({}, DeviceName("cpu")) == ({}, {})
 
 
 def test_the_devices_number_is_its_device_id() -> None:
     second = DeviceName("cuda", 1)
-    assert parted({}, second) == ({}, {"device_id": "1"})
-    assert parted({"device_id": "1"}, second) == ({}, {"device_id": "1"})
-    with pytest.raises(SessionError, match=r"number 1 and device_id is 2; say it once, in the device"):
-        parted({"device_id": "2"}, second)
+    assert split_options({}, second) == ({}, {"device_id": "1"})
+    assert split_options({"device_id": "1"}, second) == ({}, {"device_id": "1"})
+    with pytest.raises(SessionError, match=r"number 1 and device_id is 2; give only the device"):
+        split_options({"device_id": "2"}, second)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_devices_number_is_its_device_id() -> None:
 )
 def test_refusals(options: dict[Any, Any], words: str, bundles: Named) -> None:
     with pytest.raises(SessionError, match=words):
-        parted(options, DeviceName("cpu"))
+        split_options(options, DeviceName("cpu"))
     with pytest.raises(SessionError, match=words):
         Session.open(bundles("llama"), options=options)
 

@@ -9,7 +9,7 @@ from support.fake_engine import engine_info
 from support.fake_trt import BLOCK, CAPACITY, PREFILL, build, predict
 
 from mars_export import SessionError
-from mars_export.runtime.device.filling import Filling
+from mars_export.runtime.device.trt.filling import Filling
 
 
 @pytest.mark.parametrize("kv_layout", ["static", "delta"])

@@ -1,6 +1,4 @@
-"""KV memory of engines: rows on the device, taken from a pool and given back. Knows sizes and addresses, no
-engine.
-"""
+"""KV memory of engines: rows on the device, taken from a pool and returned to it."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from .cuda import Runs
 if TYPE_CHECKING:
     from .cuda import Device
 
-ALIGNMENT = 256  # bytes: where TensorRT lets a tensor begin
+ALIGNMENT = 256  # bytes: TensorRT requires it of the address of a tensor
 
 
 def per_slice(runs: int, pitch: int) -> int:
-    """As many pitches as hold `runs` and end where a tensor may begin: then one copy reaches every tensor."""
+    """Pitches that hold `runs` and end at a multiple of ALIGNMENT, so that one copy reaches every tensor."""
     whole = ALIGNMENT // gcd(ALIGNMENT, pitch)
     return -(-runs // whole) * whole
 
@@ -47,7 +45,7 @@ class KvMemory:
 
     @property
     def heads_per_tensor(self) -> int:
-        """Those of all rows, and what lies between two tensors."""
+        """Heads of all rows, with the gap between two tensors."""
         return per_slice(self.num_rows * self.kv_heads, self.head_bytes)
 
     @property
@@ -56,7 +54,7 @@ class KvMemory:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where each tensor begins."""
+        """The address of each tensor."""
         return tuple(
             range(self.address, self.address + self.num_bytes, self.heads_per_tensor * self.head_bytes)
         )
@@ -68,24 +66,24 @@ class KvMemory:
 
 
 class TrtSaved:
-    """Entries of one row in memory of their own: [kv_heads, length, head_dim] of each tensor in turn."""
+    """A copy of one row's entries: [kv_heads, length, head_dim] of each tensor in turn."""
 
     def __init__(self, address: int, length: int) -> None:
         self.address, self.length = address, length
 
 
 class TrtCache:
-    """KV rows on the device. Their memory is taken from the pool at first use, and goes back there when
-    the cache is no longer used: a batch that is made before the one it replaces is gone takes none twice.
+    """KV rows on the device. Their memory is taken from the pool at first use, and returned when the cache is
+    no longer used. So a new batch does not take memory while the old one still has it.
     """
 
-    def __init__(self, pool: Pool, num_rows: int) -> None:
+    def __init__(self, pool: KvPool, num_rows: int) -> None:
         self._pool, self.num_rows = pool, num_rows
         self._memory: KvMemory | None = None
 
     @property
     def memory(self) -> KvMemory:
-        """Raises SessionError when the device's memory does not suffice."""
+        """Raises SessionError if the device has not enough memory."""
         if self._memory is None:
             self._memory = self._pool.take(self.num_rows)
             weakref.finalize(self, self._pool.give_back, self._memory)
@@ -96,8 +94,8 @@ class TrtCache:
         return 0 if self._memory is None else self._memory.capacity
 
     def reserve(self, capacity: int) -> None:  # noqa: ARG002
-        """Take the memory, which is as large as the engine allows. What does not fit is said by the step,
-        row by row, because a batch asks for its longest row and its widest one together.
+        """Take the memory, which has the engine's capacity. The step raises for a row that does not fit: a
+        batch reserves for its longest and its widest row together.
         """
         _ = self.memory
 
@@ -122,12 +120,12 @@ class TrtCache:
         return self._pool.fetch(saved)
 
 
-class Pool:
+class KvPool:
     """KV memory like `empty`, which has no rows, for an engine of at most `max_rows` rows.
 
-    What one request gave back serves the next that fits in it, so that captured steps, which are bound to
-    addresses, are used again. No more rows lie idle than the engine takes; `forget` is told of memory that
-    goes.
+    Returned memory is reused by the next request that fits in it, so that captured steps, which are bound to
+    addresses, can be replayed. At most `max_rows` rows are idle; `forget` is called with memory that is
+    freed.
     """
 
     def __init__(
@@ -140,19 +138,19 @@ class Pool:
     ) -> None:
         self._device, self._forget = device, forget
         self._empty, self._max_rows = empty, max_rows
-        self._dtype = dtype  # of KV entries as the host has them
+        self._dtype = dtype  # of entries on the host
         self._idle: list[KvMemory] = []
-        self._dropped: list[int] = []  # of saved entries that nobody holds any more
+        self._dropped: list[int] = []  # addresses of saved entries that no longer exist
 
     def take(self, num_rows: int) -> KvMemory:
-        """Zeroed rows. Raises SessionError when the device's memory does not suffice."""
-        with self._device.turn:
+        """Zeroed rows. Raises SessionError if the device has not enough memory."""
+        with self._device.lock:
             self._sweep()
             fitting = [memory for memory in self._idle if memory.num_rows >= num_rows]
             memory = min(fitting, key=lambda m: m.num_rows) if fitting else self._allocate(num_rows)
             if fitting:
                 self._idle.remove(memory)
-            # What an earlier request left may be infinite, and 0 * infinity is NaN.
+            # Entries of an earlier request may be infinite, and 0 * infinity is NaN.
             self._device.zero(memory.address, memory.num_bytes)
         return memory
 
@@ -160,45 +158,45 @@ class Pool:
         self._idle.append(memory)
 
     def copy(self, memory: KvMemory, source: int, target: int, length: int) -> None:
-        """The first `length` entries of one row over another's."""
-        with self._device.turn:
+        """Copy the first `length` entries of one row over another."""
+        with self._device.lock:
             self._copy(memory.runs(target), memory.runs(source), length * memory.entry_bytes, memory)
 
     def save(self, memory: KvMemory, row: int, length: int) -> TrtSaved:
         """A copy of the first `length` entries of a row."""
         run = length * memory.entry_bytes
-        with self._device.turn:
+        with self._device.lock:
             saved = self.saved(length, memory.count * memory.kv_heads * run)
             self._copy(Runs(saved.address, run, memory.kv_heads), memory.runs(row), run, memory)
         return saved
 
     def load(self, memory: KvMemory, row: int, saved: TrtSaved, length: int) -> None:
-        """The first `length` entries of what was saved over a row's."""
+        """Copy the first `length` saved entries over a row."""
         run, pitch = length * memory.entry_bytes, saved.length * memory.entry_bytes
-        with self._device.turn:
+        with self._device.lock:
             self._copy(memory.runs(row), Runs(saved.address, pitch, memory.kv_heads), run, memory)
 
     def _copy(self, target: Runs, source: Runs, run: int, memory: KvMemory) -> None:
-        """A run of each head of each tensor, in one call."""
+        """Copy a run of each head of each tensor, in one call."""
         self._device.copy_runs(target, source, run, memory.kv_heads, memory.count)
 
     def bring(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
-        """What `load` takes, of host arrays [kv_heads, length, head_dim]."""
+        """A copy for `load` from host arrays [kv_heads, length, head_dim]."""
         heads, length, _ = arrays[0].shape
         size = heads * length * self._empty.entry_bytes
-        with self._device.turn:
+        with self._device.lock:
             saved = self.saved(length, len(arrays) * size)
             for i, array in enumerate(arrays):
                 host = np.ascontiguousarray(array)
                 self._device.upload(saved.address + i * size, host)
-                self._device.synchronize()  # until then it is held
+                self._device.synchronize()  # before `host` is freed
         return saved
 
     def fetch(self, saved: TrtSaved) -> list[np.ndarray]:
-        """What was saved, as host arrays [kv_heads, length, head_dim] of numbers as wide as a KV entry's."""
+        """A saved copy as host arrays [kv_heads, length, head_dim]."""
         e = self._empty
         shape = (e.kv_heads, saved.length, e.entry_bytes // self._dtype.itemsize)
-        with self._device.turn:
+        with self._device.lock:
             arrays = [np.empty(shape, self._dtype) for _ in range(e.count)]
             for i, array in enumerate(arrays):
                 self._device.download(array, saved.address + i * array.nbytes)
@@ -206,11 +204,11 @@ class Pool:
         return arrays
 
     def saved(self, length: int, num_bytes: int) -> TrtSaved:
-        """Memory for `length` entries of a row; it is given back when the result is no longer used."""
-        with self._device.turn:
+        """Memory for `length` entries of a row; it is freed when the result is no longer used."""
+        with self._device.lock:
             self._sweep()
             saved = TrtSaved(self._device.allocate(num_bytes), length)
-        # Only noted there: what collects garbage may hold any lock, or none.
+        # Only noted here: the thread that collects garbage may hold any lock.
         weakref.finalize(saved, self._dropped.append, saved.address)
         return saved
 

@@ -1,7 +1,4 @@
-"""Where a measured cost table is kept between sessions: one small file in the user's cache folder.
-
-A bad file counts as none.
-"""
+"""The file of a measured cost table in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from ..bundle.manifest import Variant
 from ..bundle.open import Bundle
 from ..bundle.profiles import sha256_of
 from ..decode.pace.cost import Cost
+from ..device.ort.library import version_and_devices
 
 VERSION = 2
 MOST_BYTES = 16_384
@@ -25,9 +24,7 @@ MOST_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class CostFile:
-    """A file named after everything that the cost of a step depends on, so that another machine or graph
-    finds none.
-    """
+    """A file whose name depends on everything that affects the cost of a step, such as the machine."""
 
     path: Path
 
@@ -41,21 +38,19 @@ class CostFile:
         options: Mapping[str, str] | None = None,
     ) -> CostFile | None:
         """The file for this variant of a bundle on this machine; None for a user without a home."""
-        from ..device.ort.backend import version_and_devices
-
+        cache = machine.cache_dir()
+        if cache is None:
+            return None
         manifest = bundle.manifest
-        backend = variant.engine.version if variant.engine is not None else version_and_devices()
-        known = [
+        key = [
             VERSION,
             sha256_of(manifest, variant.file),
             sha256_of(manifest, variant.weights),
             variant.precision,
             variant.accuracy_level,
-        ]
-        here = [
             manifest.block,
             variant.backend,
-            backend,
+            variant.engine.version if variant.engine is not None else version_and_devices(),
             device,
             threads,
             machine.cores(),
@@ -64,12 +59,11 @@ class CostFile:
             machine.gpus() if device.startswith("cuda") else [],
             *([sorted(options.items())] if options else []),
         ]
-        name = hashlib.sha256(json.dumps([*known, *here]).encode()).hexdigest()[:32]
-        cache = machine.cache_dir()
-        return cls(cache / "costs" / f"{name}.json") if cache is not None else None
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        return cls(cache / "costs" / f"{name}.json")
 
     def read(self) -> Cost | None:
-        """The table, or None if there is none that can be used: it is measured again then."""
+        """The table; None if there is no valid one, so that it is measured again."""
         try:
             values = json.loads(read_small(self.path, MOST_BYTES))
             if not all(type(p) is int and type(s) in (int, float) for p, s in values["points"]):
@@ -79,9 +73,7 @@ class CostFile:
             return None
 
     def write(self, cost: Cost) -> None:
-        """Keep the table. Where that is not possible the next session measures again."""
-        try:
+        """Write the table if possible; otherwise the next session measures again."""
+        with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, (json.dumps({"points": cost.points}) + "\n").encode("ascii"))
-        except OSError:
-            pass

@@ -1,11 +1,10 @@
-"""CUDA's errors that stay: "the process must be terminated and relaunched", it says of these, and gives them
-to every later call. Knows names, numbers and the words of libraries that pass them on.
-"""
+"""What to say about failed steps: CUDA errors that end the process, and lack of memory."""
 
 from __future__ import annotations
 
 import re
 
+# CUDA errors after which "the process must be terminated and relaunched": every later call returns them.
 LASTING = {
     "cudaErrorECCUncorrectable": 214,
     "cudaErrorNvlinkUncorrectable": 220,
@@ -22,13 +21,13 @@ LASTING = {
     "cudaErrorTensorMemoryLeak": 721,
     "cudaErrorExternalDevice": 911,
 }
-ADVICE = "; nothing computes on the GPU in this process any more: start it again"
+RESTART = "; nothing computes on the GPU in this process any more: start it again"
 # ONNX Runtime: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..."
 _NUMBER = re.compile(r"\bCUDA (?:failure|error) (\d{3})\b")
 
 
 def is_lasting(words: str) -> bool:
-    """Whether a library's error is one of these, by its name or as a number behind CUDA's."""
+    """Whether a library's error message has the name or number of a lasting CUDA error."""
     numbers = {int(number) for number in _NUMBER.findall(words)}
     return any(name in words or number in numbers for name, number in LASTING.items())
 
@@ -37,10 +36,9 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def advice(error: Exception) -> str:
-    """What to do about a step that failed for want of memory; nothing about others."""
+def memory_advice(error: Exception) -> str:
+    """The remedy for a step that failed for lack of memory; empty for other errors."""
     words = str(error).lower()
-    is_short = isinstance(error, MemoryError) or any(w in words for w in ("alloc", "out of memory"))
-    return (
-        "; not enough memory: run fewer rows at once, shorten the prompt, or free memory" if is_short else ""
-    )
+    if not (isinstance(error, MemoryError) or "alloc" in words or "out of memory" in words):
+        return ""
+    return "; not enough memory: run fewer rows at once, shorten the prompt, or free memory"

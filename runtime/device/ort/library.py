@@ -1,0 +1,187 @@
+"""The onnxruntime library: its import, the provider of each device, its own options, and plain graphs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import SessionError
+from ..failures import first_line
+from ..name import DeviceName
+
+# The providers of a device; the first that this library has is used. CUDA's is a plugin if its library is
+# beside ONNX Runtime's own, or was registered by the application.
+PROVIDERS = {
+    "cpu": ("CPUExecutionProvider",),
+    "cuda": ("CUDAExecutionProvider", "CudaPluginExecutionProvider"),
+}
+CUDA_PLUGIN = "libonnxruntime_providers_cuda_plugin.so"
+EXTRAS = {"cpu": "cpu", "cuda": "gpu"}
+# Read when the library is loaded. Since 1.31 ONNX Runtime sends telemetry from threads of its own, which
+# crash the process if they get no memory.
+NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
+LEVEL = "session.qdq_matmulnbits_accuracy_level"  # set by the variant, because profiles depend on it
+GRAPHS = "enable_cuda_graph"
+
+
+def load(device: str) -> tuple[Any, str]:
+    """The onnxruntime module, and the device's provider. Raises SessionError if one is missing."""
+    install = f"pip install 'mars-export[{EXTRAS[device]}]'"
+    ort = _import()
+    if ort is None:
+        raise SessionError(f"onnxruntime is not installed; {install}")
+    provider = provider_of(ort, device)
+    if provider is None:
+        raise SessionError(
+            f"this onnxruntime {ort.__version__} has no {PROVIDERS[device][0]} (it has:"
+            f" {', '.join(ort.get_available_providers())});"
+            f" pip uninstall onnxruntime, then {install}"
+        )
+    if device == "cuda":
+        load_libraries(ort)
+    return ort, provider
+
+
+def _import() -> Any | None:
+    os.environ.setdefault(*NO_TELEMETRY)
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    return onnxruntime
+
+
+def provider_of(ort: Any, device: str) -> str | None:
+    """The first of a device's providers that this library has, built in or as a registered plugin."""
+    plugin = Path(ort.__file__).parent / "capi" / CUDA_PLUGIN
+    names = {*ort.get_available_providers(), *(d.ep_name for d in ort.get_ep_devices())}
+    if device == "cuda" and names.isdisjoint(PROVIDERS["cuda"]) and plugin.exists():
+        ort.register_execution_provider_library(PROVIDERS["cuda"][1], str(plugin))
+        names |= {d.ep_name for d in ort.get_ep_devices()}
+    return next((name for name in PROVIDERS[device] if name in names), None)
+
+
+def version_and_devices() -> tuple[str, list[str]] | None:
+    """The version of the installed onnxruntime and the devices it can use; None if it is not installed."""
+    ort = _import()
+    if ort is None:
+        return None
+    return ort.__version__, [device for device in PROVIDERS if provider_of(ort, device) is not None]
+
+
+def library_folders(roots: Iterable[str] | None = None) -> list[Path]:
+    """The `lib` folders of NVIDIA's wheels, wherever on the path they are installed: `nvidia/cu13/lib`,
+    `nvidia/cudnn/lib`; CUDA 12 has one folder for each library.
+    """
+    if roots is None:
+        spec = None
+        with suppress(ImportError, ValueError):
+            spec = find_spec("nvidia")
+        roots = (spec.submodule_search_locations or ()) if spec is not None else ()
+    return [folder for root in roots for folder in sorted(Path(root).glob("*/lib")) if folder.is_dir()]
+
+
+def load_libraries(ort: Any, folders: Iterable[Path] | None = None) -> None:
+    """Load the CUDA libraries of NVIDIA's wheels into the process, so that the provider finds them.
+
+    ONNX Runtime itself looks only beside its own folder, which misses wheels of another environment, such as
+    those that PyTorch installed. If one cannot be loaded, the provider's error names what is missing.
+    """
+    preload = getattr(ort, "preload_dlls", None)
+    if preload is None:
+        return
+    for folder in [None, *(library_folders() if folders is None else folders)]:
+        with redirect_stdout(StringIO()), suppress(RuntimeError, OSError):
+            preload(directory=None if folder is None else str(folder))
+
+
+def split_options(options: Mapping[str, str], device: DeviceName) -> tuple[dict[str, str], dict[str, str]]:
+    """The user's options for ONNX Runtime in two parts: entries of the session's configuration, whose names
+    have a dot ("session.intra_op.allow_spinning"), and options of the execution provider ("device_id").
+
+    Raises SessionError for values that are not texts, for provider options on the CPU, for CUDA graphs, for
+    the accuracy level, and for a device_id that contradicts the device's number.
+    """
+    problems = [
+        f"{k!r}: {v!r}" for k, v in options.items() if not (isinstance(k, str) and isinstance(v, str))
+    ]
+    if problems:
+        raise SessionError(f"options are pairs of texts, not {', '.join(problems)}")
+    if GRAPHS in options:
+        raise SessionError(
+            f"{GRAPHS} is not supported: its first step would be replayed for every other one;"
+            " build a TensorRT engine (mars-export trt)"
+        )
+    if LEVEL in options:
+        raise SessionError(f"{LEVEL} is not an option: the variant has it, and accuracy_level sets it")
+    entries = {key: value for key, value in options.items() if "." in key}
+    provider_options = {key: value for key, value in options.items() if "." not in key}
+    if provider_options and device.kind == "cpu":
+        raise SessionError(
+            f"the CPU has no option {', '.join(provider_options)}; names of ONNX Runtime's own options have a"
+            " dot, such as session.intra_op.allow_spinning"
+        )
+    if device.number is not None:
+        number = provider_options.setdefault("device_id", str(device.number))
+        if number != str(device.number):
+            raise SessionError(
+                f"the device has number {device.number} and device_id is {number[:60]}; give only the device"
+            )
+    return entries, provider_options
+
+
+def open_session(
+    ort: Any,
+    graph: Path,
+    providers: Sequence[Any],
+    entries: Mapping[str, str],
+    threads: int | None = None,
+    *,
+    arena: bool = True,
+    remedy: str = "",
+) -> Any:
+    """An InferenceSession with these configuration entries. Raises SessionError that ends with `remedy`.
+
+    Without `arena`, memory on the CPU is freed as soon as it is unused.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_cpu_mem_arena = arena
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        # The fallback to the CPU is off: it prints to standard output, and tries the same again.
+        return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+    except Exception as error:  # onnxruntime raises its own classes, and plain RuntimeError
+        raise SessionError(
+            f"{graph}: ONNX Runtime cannot load the graph: {first_line(error)}{remedy}"
+        ) from error
+
+
+Results = dict[str, np.ndarray]
+"""Output arrays by name."""
+
+
+def open_graph(
+    graph: Path, accuracy_level: int, pack: bool = True
+) -> Callable[[Mapping[str, np.ndarray]], Results]:
+    """Any graph on the CPU as a function of arrays, for checking parts of a model. Its memory is freed with
+    the function.
+
+    Without `pack` weights are not copied into a layout for faster products, which halves the memory of a
+    float graph.
+    """
+    ort, provider = load("cpu")
+    entries = {"session.disable_prepacking": "0" if pack else "1", LEVEL: str(accuracy_level)}
+    session = open_session(ort, graph, [provider], entries, arena=False)
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
