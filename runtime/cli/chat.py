@@ -15,7 +15,6 @@ from .generate import MaxNewTokens, Quiet, Runs
 from .options import AnswerOptions, SessionOptions, takes_options
 
 if TYPE_CHECKING:
-    from ..session.answer import Stream
     from ..session.conversation import Conversation
     from ..session.session import Session
     from .talk import Message, Talk
