@@ -75,7 +75,7 @@ UNCLEAN = (
     "runtime/text/",
 )
 # The same of pages.
-UNCLEAN_PAGES = ("CHANGELOG.md",)
+UNCLEAN_PAGES: tuple[str, ...] = ()
 
 PAGES = sorted(
     {
