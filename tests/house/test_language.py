@@ -66,12 +66,10 @@ PHRASES = {
 # Rooms whose comments and docstrings are not in plain English yet. Their errors and help are.
 UNCLEAN = (
     "calibration/",
-    "exporter/",
+    "exporter/checkpoint/",
     "runtime/batcher/",
     "runtime/cpp/",
-    "runtime/device/",
     "runtime/serve/",
-    "runtime/session/",
     "runtime/text/",
 )
 # The same of pages.
