@@ -90,7 +90,7 @@ processors: $(STAMP) qemu
 	--mars-run "here=$(RUN)" $(call ON_X86,$(PROCESSORS),$(RUN))
 
 processors-few: $(STAMP) qemu
-	$(MADE) && $(TABLE) --precisions w8a8 fp32 $(call ON_X86,Nehalem Haswell,$(BIN)/python) --mars-run "here=$(RUN)"
+	$(MADE) && $(TABLE) $(call ON_X86,Nehalem Haswell,$(BIN)/python) --precisions w8a8 fp32 --mars-run "here=$(RUN)"
 
 qemu:
 	@command -v qemu-x86_64 >/dev/null || { apt-get update --quiet=2 && \
