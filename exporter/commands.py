@@ -115,13 +115,19 @@ class GraphOptions:
     ] = None
     metrics: Annotated[bool, option(OUTPUTS, "Also return margin and entropy.", "--metrics")] = False
     logits: Annotated[
-        bool, option(OUTPUTS, "Also return logits, for sampling and repetition penalty.", "--logits")
-    ] = False
+        bool,
+        option(
+            OUTPUTS,
+            "Return logits too: sampling, repetition penalty and structured answers need them. Without them a"
+            " step is 1 to 2 % faster.",
+            "--logits/--no-logits",
+        ),
+    ] = True
     top_k: Annotated[
         int,
         option(
             OUTPUTS,
-            "Also return the K most likely tokens, for structured answers; 16 is plenty.",
+            "Return the K most likely tokens too: structured answers without logits need them; 16 is plenty.",
             min=0,
             metavar="K",
         ),

@@ -72,7 +72,7 @@ class ExportOptions:
     head: str = "int8"
     embedding: str = "int8"
     metrics: bool = False  # also return margin and entropy
-    logits: bool = False  # also return logits
+    logits: bool = True  # also return logits
     top_k: int = 0  # also return this many of the most likely tokens
     fixed: bool = False  # also write graphs with fixed shapes: `batch` rows, `capacity` KV entries
     batch: int = 1

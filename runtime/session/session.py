@@ -307,7 +307,10 @@ class Session:
             lacks(f"the metric {config.metric} needs a bundle exported with --metrics", "metric")
         if config.needs_logits and "logits" not in outputs:
             field = "repetition_penalty" if config.is_greedy else "temperature"
-            lacks("temperature and repetition_penalty need a bundle exported with --logits", field)
+            lacks(
+                "temperature and repetition_penalty need a bundle with logits: export it without --no-logits",
+                field,
+            )
         if config.is_structured and self.text is None:
             lacks("schema, regex, choice, tools and grammar need a bundle with a tokenizer", config.structure)
         if config.stop and self.text is None:

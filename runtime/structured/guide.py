@@ -161,7 +161,7 @@ class Guide:
             source = "its top-k holds" if candidates.topk_ids is not None else "this bundle gives"
             raise SessionError(
                 f"the grammar allows none of the tokens that {source} at this position, and there are no"
-                " logits to choose from; export the bundle with --logits",
+                " logits to choose from; export the bundle without --no-logits",
                 code="unsupported_by_model",
             )
         self.wants_logits = self.wants_logits or i == 0

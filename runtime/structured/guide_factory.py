@@ -51,7 +51,7 @@ class GuideFactory:
         outputs = self._outputs
         if "logits" not in outputs and "topk_ids" not in outputs and leaves_a_choice(matcher):
             raise SessionError(
-                "schema, regex, choice, tools and grammar need a bundle exported with --top-k 16 or --logits:"
+                "schema, regex, choice, tools and grammar need a bundle with logits or with --top-k 16:"
                 " when the most likely token is not allowed, another one must be chosen",
                 code="unsupported_by_model",
                 field=config.structure,

@@ -15,7 +15,8 @@ QUANTIZED = {"activations": "fp16", "group": 16, "embedding": "float", "head": "
 
 def graph_options(precision: str, **changes: Any) -> ExportOptions:
     # Drift is judged elsewhere: four bits are too few for random weights of 48 inputs.
-    return ExportOptions(block=BLOCK, precision=precision, allow_drift=True, **QUANTIZED, **changes)
+    settings: dict[str, Any] = {**QUANTIZED, "logits": False, **changes}
+    return ExportOptions(block=BLOCK, precision=precision, allow_drift=True, **settings)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -178,7 +178,7 @@ TEST_CASE("what a session cannot follow is said before it runs") {
           }).find("cursor commit") != std::string::npos);
     wanted["top_k"] = 0;
     wanted["logits"] = false;
-    CHECK(error().find("--top-k 16 or --logits") != std::string::npos);
+    CHECK(error().find("logits or with --top-k 16") != std::string::npos);
     config.grammar = "g5"; // one text: nothing is ever chosen
     CHECK(directory.session(wanted).generate(kept().prompt, config).text == "there is only this answer, {}");
     std::ofstream(directory.path / "grammar-0000000000000005.dfa") << "nonsense";

@@ -159,7 +159,7 @@ TEST_CASE("requests that cannot be served say why") {
     refused(fake::Tokens(65, 1), {}, "the prompt has 65 tokens, this bundle's context holds 64");
     refused(std::string("words"), {}, "no tokenizer; pass token ids");
     refused(std::vector<mars::Message>{{"user", "words"}}, {}, "no tokenizer; pass token ids");
-    refused(fake::Tokens{1}, sampled, "need a bundle exported with --logits");
+    refused(fake::Tokens{1}, sampled, "need a bundle with logits");
     refused(fake::Tokens{1}, margin, "the metric margin needs a bundle exported with --metrics");
     refused(fake::Tokens{1}, stopped, "stop strings need a bundle with a tokenizer");
     refused(fake::Tokens{1}, config_of(-1, 0), "max_new_tokens must be");

@@ -173,7 +173,7 @@ def test_without_logits_a_refused_token_ends_the_row_and_says_what_to_export(top
     other = Row(1, [3], GenerationConfig(tau=1.0, max_new_tokens=30), ())
     row = GuidedRow(0, [8], GenerationConfig(max_new_tokens=30), (), guide=guide)
     events = run(Schedule(backend, BLOCK, MASK, Limits()), [row, other])
-    assert isinstance(events[0][-1].error, SessionError) and "--logits" in str(events[0][-1].error)
+    assert isinstance(events[0][-1].error, SessionError) and "--no-logits" in str(events[0][-1].error)
     assert other.finish_reason == "length", "what fails ends its own row only"
 
 

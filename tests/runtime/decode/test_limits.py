@@ -116,7 +116,11 @@ def short_context(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Or
     directory = tmp_path_factory.mktemp("short")
     small = tiny.Tiny("short", "qwen2", {"max_position_embeddings": CONTEXT})
     tiny.write(small, directory / "checkpoint")
-    export_onnx(open_checkpoint(str(directory / "checkpoint")), directory / "bundle", ExportOptions(block=6))
+    export_onnx(
+        open_checkpoint(str(directory / "checkpoint")),
+        directory / "bundle",
+        ExportOptions(block=6, logits=False),
+    )
     return Session.open(directory / "bundle", threads=1), Oracle(
         tiny.load(small, directory / "checkpoint"), tiny.MASK, 6
     )
@@ -167,9 +171,9 @@ def test_what_the_graph_lacks_is_refused_before_the_first_step(short_context: tu
         session.generate([1], config(metric="margin"))
     with pytest.raises(SessionError, match="entropy needs a bundle exported with --metrics"):
         session.stream([1], config(metric="entropy"))
-    with pytest.raises(SessionError, match="--logits"):
+    with pytest.raises(SessionError, match="--no-logits"):
         session.generate([1], config(temperature=0.5))
-    with pytest.raises(SessionError, match="--logits"):
+    with pytest.raises(SessionError, match="--no-logits"):
         session.generate([1], config(repetition_penalty=1.5))
 
 

@@ -187,7 +187,7 @@ std::unique_ptr<Guide> Opened::new_guide(const GenerationConfig& config) const {
     const auto& outputs = backend->outputs();
     const auto has = [&](std::string_view name) { return std::find(outputs.begin(), outputs.end(), name) != outputs.end(); };
     if (!has("logits") && !has("topk_ids") && leaves_a_choice(*matcher))
-        throw SessionError("a grammar needs a bundle exported with --top-k 16 or --logits: where the likeliest token is not allowed, "
+        throw SessionError("a grammar needs a bundle with logits or with --top-k 16: where the likeliest token is not allowed, "
                            "another must be chosen");
     return std::make_unique<Guide>(std::move(matcher), config.eos_ids.value_or(bundle.manifest.tokens.eos), has("logits"),
                                    bundle.manifest.block - 1);
@@ -279,7 +279,7 @@ void Opened::check(const GenerationConfig& config) const {
     if (config.metric != Metric::probability && !has(to_string(config.metric)))
         throw SessionError("the metric " + std::string(to_string(config.metric)) + " needs a bundle exported with --metrics");
     if (config.needs_logits() && !has("logits"))
-        throw SessionError("temperature and repetition_penalty need a bundle exported with --logits");
+        throw SessionError("temperature and repetition_penalty need a bundle with logits: export it without --no-logits");
     if (!config.stop.empty() && !text && text_problem.empty()) throw SessionError("stop strings need a bundle with a tokenizer");
     if (!config.stop.empty()) needs_text();
     if (!config.grammar.empty() && !text && text_problem.empty()) throw SessionError("a grammar needs a bundle with a tokenizer");

@@ -83,7 +83,7 @@ std::optional<Choice> Guide::best(const Predictions& predictions, std::int64_t i
     }
     if (i == 0 && !can_ask_)
         throw SessionError(std::string("the grammar allows none of the tokens that ") + (k > 0 ? "its top-k holds" : "this bundle gives") +
-                           " at this position, and there are no logits to choose from; export the bundle with --logits");
+                           " at this position, and there are no logits to choose from; export the bundle without --no-logits");
     wants_logits = wants_logits || i == 0;
     return std::nullopt;
 }
