@@ -186,10 +186,13 @@ def test_the_contract_of_names_dtypes_and_shapes(bundles: Named) -> None:
     }
 
 
-def test_default_outputs_are_token_ids_and_confidence(checkpoints: Named, tmp_path: Path) -> None:
-    export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "b", ExportOptions(block=4))
+@pytest.mark.parametrize("logits", [True, False])
+def test_outputs_by_default(checkpoints: Named, tmp_path: Path, logits: bool) -> None:
+    options = ExportOptions(block=4) if logits else ExportOptions(block=4, logits=False)
+    export_onnx(open_checkpoint(str(checkpoints("llama"))), tmp_path / "b", options)
     names = [o.name for o in onnx.load(tmp_path / "b" / "model.onnx", load_external_data=False).graph.output]
-    assert [name for name in names if not name.startswith("present.")] == ["token_ids", "confidence"]
+    predictions = [name for name in names if not name.startswith("present.")]
+    assert predictions == ["token_ids", "confidence", *(["logits"] if logits else [])]
 
 
 @pytest.mark.parametrize("name", tiny.TINIES)
