@@ -17,7 +17,7 @@ from .runtime.errors import (
 
 if TYPE_CHECKING:
     from .runtime.batcher.batcher import Batcher as Batcher
-    from .runtime.batcher.counts import Counts as Counts
+    from .runtime.batcher.places import Counts as Counts
     from .runtime.batcher.request import Request as Request
     from .runtime.decode.config import GenerationConfig as GenerationConfig
     from .runtime.decode.schedule import Limits as Limits
@@ -37,7 +37,7 @@ _LAZY = {
     "Commit": "session.session",
     "Completion": "session.answer",
     "Conversation": "session.conversation",
-    "Counts": "batcher.counts",
+    "Counts": "batcher.places",
     "Event": "session.answer",
     "GenerationConfig": "decode.config",
     "Limits": "decode.schedule",

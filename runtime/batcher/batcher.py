@@ -1,5 +1,5 @@
-"""A service over one session: submit from any thread or from asyncio, stream, cancel. Owns the thread that
-steps a schedule.
+"""A batching service over one session: submit from any thread or coroutine, stream, cancel. A thread of its
+own runs the steps.
 """
 
 from __future__ import annotations
@@ -25,41 +25,39 @@ from ..errors import DeviceLost, Overloaded, SessionError
 from ..rules import is_number
 from ..session.session import Session
 from ..text.prompts import Prompt
-from .counts import Counts
-from .places import Places
+from .places import Counts, Places
 from .request import Request, Waiters, sooner
 
-# Numbers, reasons and times; never a prompt, an answer or an error's text.
+# Logs numbers, reasons and times; never a prompt, an answer or an error message.
 LOG = logging.getLogger("mars_export")
 LOG.addHandler(logging.NullHandler())
 
-STEP_TIMEOUT = 10.0  # seconds that `close` waits for a step; a step that takes longer hangs
+STEP_TIMEOUT = 10.0  # seconds that `close` waits for a step, which otherwise counts as hanging
 
 
 class Batcher:
     """Continuous batching over one session: requests join and leave at any step, each with its own settings.
 
-    May be used from any number of threads and event loops, in the process that made it. A context manager;
-    leaving it closes, which cancels what runs and waits: `close(drain=True)` before its end does not. What
-    fails in one request ends that request; what fails in the batcher itself ends all, and `submit` says so
+    Thread-safe, for any number of threads and event loops of the process that created it. As a context
+    manager it closes at the end, which cancels all requests; call `close(drain=True)` to finish them first.
+    An error in one request ends that request; an error in the batcher itself ends all, and `submit` raises
     from then on.
     """
 
     def __init__(self, session: Session, limits: Limits | None = None) -> None:
         manifest = session.bundle.manifest
         self.session, self.limits = session, limits or Limits()
-        # Measured before the batcher takes its KV memory: no running row waits for it, and the scratch memory
-        # is used again.
+        # Measured now, so that no running row waits for it, and before the batcher takes its KV memory.
         _ = session.cost
         budget = session.kv_budget(self.limits.max_rows, self.limits.kv_bytes)
         self._schedule = Schedule(
             session.backend, manifest.block, manifest.tokens.mask, self.limits, session.policy(), budget
         )
         self._budget, self._process = budget, os.getpid()
-        self._changed = threading.Condition()  # guards what is below; never held while a step runs
+        self._changed = threading.Condition()  # guards the fields below; never held while a step runs
         self._requests: dict[int, tuple[Request, Row]] = {}
         self._places = Places(self.limits)
-        self._arrivals: deque[Row] = deque()  # not yet seen by the thread that owns the schedule
+        self._arrivals: deque[Row] = deque()  # rows that the thread will add to the schedule
         self._numbers = itertools.count()
         self._waiters = Waiters()  # for room
         self._step_began: float | None = None
@@ -68,7 +66,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="mars-batcher", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # Python's word for it
+        except RuntimeError as error:
             raise SessionError(
                 f"the batcher's thread cannot be started ({error}); free memory, or allow more threads"
             ) from error
@@ -86,16 +84,17 @@ class Batcher:
         deadline: float | None = None,
         client: Hashable = None,
     ) -> Request:
-        """Queue a prompt. Returns once it is tokenized, which a long one takes a while for: coroutines call
+        """Queue a prompt. Returns when it is tokenized, which takes a while for a long one; coroutines use
         `asubmit`.
 
-        wait: seconds to wait for room, None for any time until the deadline. deadline: seconds from now after
-        which the request ends with what it has, finish_reason "deadline", whether it waits or runs. client:
-        whose turn it takes and whose share of the places (`Limits`), None for nobody's: those take turns with
-        the others as one client, and have no share that ends.
+        wait: seconds to wait for room; None waits until the deadline.
+        deadline: seconds from now, after which the request ends with the answer so far and finish_reason
+            "deadline", whether it waits or runs.
+        client: the client whose turn and share of places the request takes (`Limits`). Requests without a
+            client take turns as one client, and their share is not limited.
 
-        Raises Overloaded when there is no room, SessionError for a prompt or config that cannot be served,
-        for a batcher that is closed or has failed, and in a process that was forked from its own.
+        Raises Overloaded if there is no room, SessionError for an invalid prompt or config, for a batcher
+        that is closed or has failed, and in a forked process.
         """
         self._check_process()
         until, wait = self._until(deadline), sooner(wait, deadline)
@@ -119,18 +118,19 @@ class Batcher:
         client: Hashable = None,
         turn: AbstractAsyncContextManager[None] | None = None,
     ) -> Request:
-        """`submit` for coroutines. `turn` is held while the prompt and a grammar are read."""
+        """`submit` for coroutines. `turn` is held while the prompt and a grammar are processed."""
         self._check_process()
         until, wait = self._until(deadline), sooner(wait, deadline)
         last = None if wait is None else monotonic() + wait
         while True:
             with self._changed:
-                left = None if last is None else last - monotonic()
-                if not isinstance(self._refusal(client), Overloaded) or (left is not None and left <= 0):
+                seconds = None if last is None else last - monotonic()
+                is_late = seconds is not None and seconds <= 0
+                if is_late or not isinstance(self._refusal(client), Overloaded):
                     self._enter(client)
                     break
                 room = self._waiters.join()
-            await asyncio.wait({room}, timeout=left)
+            await asyncio.wait({room}, timeout=seconds)
         try:
             async with turn or nullcontext():
                 request, row = await asyncio.to_thread(self._new_request, prompt, config, until, client)
@@ -143,71 +143,71 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests: not closed, not failed, and in its own process."""
+        """Whether it accepts requests: not closed, not failed, and in its own process."""
         return not self._closed and os.getpid() == self._process and self._thread.is_alive()
 
     @property
     def fault(self) -> BaseException | None:
-        """What ended it, if anything did: a fault of ours, or a device that has failed for good."""
+        """The error that ended it, if one did: a bug, or a device that failed."""
         return self._fault
 
     @property
     def counts(self) -> Counts:
-        """What was done so far."""
+        """Counts of requests so far."""
         return self._places.counts
 
     @property
     def num_running(self) -> int:
-        """Requests that have a row."""
+        """Requests with a row."""
         return self._schedule.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row, those that are being tokenized included."""
+        """Requests that wait for a row, including those that are being tokenized."""
         return self._places.num_entering + len(self._arrivals) + len(self._schedule.waiting)
 
     @property
     def kv_usage(self) -> float:
-        """What running rows fill of its KV memory: of `Limits.kv_bytes`, or of what `max_rows` rows take."""
-        held = sum(row.cursor for row in self._schedule.running)
-        return min(1.0, held / max(1, self._budget.num_entries))
+        """The part of the KV memory that running rows fill: of `Limits.kv_bytes`, or of `max_rows` rows."""
+        num_entries = sum(row.cursor for row in self._schedule.running)
+        return min(1.0, num_entries / max(1, self._budget.num_entries))
 
     @property
     def step_seconds(self) -> float:
-        """How long the step in hand has been running, 0 between steps: a step that hangs shows here."""
+        """How long the current step has been running, 0 between steps. It shows a step that hangs."""
         began = self._step_began
         return 0.0 if began is None else perf_counter() - began
 
     def close(self, drain: bool | float = 0, timeout: float | None = STEP_TIMEOUT) -> bool:
-        """Take no more requests, give those that are here `drain` seconds to finish (True: as long as they
-        take), then cancel what is left and end the thread.
+        """Accept no more requests, let the present ones run for `drain` seconds (True: until they finish),
+        then cancel the rest and end the thread.
 
-        Cancelled requests keep what they have; their last event says "cancelled". Waits for the step in hand,
-        at most `timeout` seconds (None: as long as it takes): False says that it still hangs.
+        Cancelled requests keep their answers so far, with finish_reason "cancelled". Waits for the current
+        step, at most `timeout` seconds (None: until it ends). Returns False if it still hangs.
         """
         if not isinstance(drain, int | float) or not 0 <= drain < math.inf:
             raise SessionError(f"drain must be True or a number of seconds of 0 or more, not {drain!r}")
         if os.getpid() != self._process:
             return True
-        is_own = threading.current_thread() is self._thread
+        is_in_thread = threading.current_thread() is self._thread
         with self._changed:
             self._closed = True
             self._notify()
-            if drain > 0 and not is_own:
+            if drain > 0 and not is_in_thread:
                 longest = None if drain is True else min(drain, 1e9)
                 self._changed.wait_for(lambda: not self._requests or self._stopped, longest)
-            left = list(self._requests.values())
-            for request, row in left:
+            remaining = list(self._requests.values())
+            for request, row in remaining:
                 self._conclude(request, row, "cancelled")
             self._stopped = True
             self._notify()
-        if left:
-            LOG.warning("batcher closing: %d requests cancelled", len(left))
-        if not is_own:
+        if remaining:
+            LOG.warning("batcher closing: %d requests cancelled", len(remaining))
+        if not is_in_thread:
             self._thread.join(timeout)
-        has_ended = is_own or not self._thread.is_alive()
+        has_ended = is_in_thread or not self._thread.is_alive()
         if not has_ended:
-            LOG.error("batcher closed, but a step hangs since %.1f s", self.step_seconds)
+            LOG.error("batcher closed, but a step has been hanging for %.1f s", self.step_seconds)
         return has_ended
 
     def __enter__(self) -> Batcher:
@@ -222,10 +222,10 @@ class Batcher:
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
-            # Before any lock: the thread that holds it may not exist here.
+            # Without a lock: the thread that holds it may not exist in this process.
             raise SessionError(
-                "this batcher belongs to the process that this one was forked from; open a session and make a"
-                " batcher after the fork"
+                "this batcher belongs to the process that this one was forked from; open a session and create"
+                " a batcher after the fork"
             )
 
     def _until(self, deadline: float | None) -> float | None:
@@ -236,7 +236,7 @@ class Batcher:
         return monotonic() + min(deadline, 1e9)
 
     def _refusal(self, client: Hashable) -> SessionError | None:
-        """Why a request cannot come in now. The lock is held."""
+        """Why no request is accepted now. The caller holds the lock."""
         if self._fault is not None:
             return SessionError(f"this batcher failed ({type(self._fault).__name__}); make a new one")
         if self._closed:
@@ -245,11 +245,11 @@ class Batcher:
 
     @property
     def _room(self) -> int:
-        """What a step may make more of: rows that there are, less the requests that it holds without one."""
+        """Rows less waiting requests; a step may increase it."""
         return self._schedule.num_rows - len(self._schedule.waiting)
 
     def _enter(self, client: Hashable) -> None:
-        """Take a place, or raise why there is none. The lock is held."""
+        """Take a place, or raise why there is none. The caller holds the lock."""
         refusal = self._refusal(client)
         if refusal is not None:
             is_full = isinstance(refusal, Overloaded)
@@ -259,16 +259,16 @@ class Batcher:
         self._places.enter(client)
 
     def _leave(self, client: Hashable) -> None:
-        """Give a place back that was taken in vain."""
+        """Return the place of a request that was refused."""
         with self._changed:
-            self._places.leave_in_vain(client)
+            self._places.leave(client)
             self._notify()
         LOG.info("request of %r refused: its prompt or its settings", client)
 
     def _new_request(
         self, prompt: Prompt, config: GenerationConfig | None, until: float | None, client: Hashable
     ) -> tuple[Request, Row]:
-        """What takes long and needs no lock."""
+        """Tokenize the prompt and compile a grammar, without the lock."""
         config = config if config is not None else GenerationConfig()
         self.session.check(config)
         self.limits.check(config)
@@ -282,7 +282,7 @@ class Batcher:
     def _start(self, request: Request, row: Row) -> Request:
         with self._changed:
             if self._closed:
-                self._places.leave_in_vain(request.client)
+                self._places.leave(request.client)
                 raise SessionError("this batcher was closed meanwhile; make a new one")
             self._arrivals.append(row)
             self._requests[row.index] = request, row
@@ -294,7 +294,7 @@ class Batcher:
     # --- the way out ---
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        """A reader ends its request."""
+        """End a request for its reader."""
         if os.getpid() != self._process:
             return
         with self._changed:
@@ -304,7 +304,7 @@ class Batcher:
     def _conclude(
         self, request: Request, row: Row, reason: FinishReason, error: BaseException | None = None
     ) -> None:
-        """A request is over: its row leaves before the next step, one count says how. The lock is held."""
+        """End a request and count it; its row leaves before the next step. The caller holds the lock."""
         if self._requests.pop(request.number, None) is None:
             return
         if row.finish_reason is None:
@@ -317,7 +317,7 @@ class Batcher:
         self._places.count(prompt_tokens=stats.prompt_tokens, tokens=number, **{how: 1})
         if how == "finished":
             self._places.took(stats.prefill_time + stats.decode_time)
-        request.conclude(reason, error)  # whoever is told finds it counted
+        request.conclude(reason, error)  # after counting, so that its readers find it counted
         log = LOG.warning if how == "failed" else LOG.info
         log(
             "request %d of %r %s: %s, %d tokens after %d, tau %s, waited %.3f s, %.3f s in all",
@@ -337,8 +337,8 @@ class Batcher:
         try:
             while self._next():
                 self._step()
-            self._schedule.step()  # every row is over: gives the KV memory back
-        except BaseException as error:  # a fault of ours or a library's panic: nobody may wait for ever
+            self._schedule.step()  # all rows have ended: frees the KV memory
+        except BaseException as error:  # a bug, or a library's panic: no reader may wait forever
             LOG.critical("batcher failed: %s", type(error).__name__)
             with self._changed:
                 self._fault, self._closed, self._stopped = error, True, True
@@ -364,25 +364,25 @@ class Batcher:
         self._step_began = None
         if self._room > room:
             with self._changed:
-                self._notify()  # whoever waits for it
+                self._notify()
         for event in events:
             entry, error = self._requests.get(event.row), event.error
             if entry is None:
-                continue  # it was ended while the step ran
+                continue  # it ended while the step ran
             request, row = entry
             if error is None:
                 try:
                     request.deliver(event)
                 except (KeyboardInterrupt, SystemExit):
                     raise
-                except BaseException as panic:  # of a text's decoder, which is this answer's alone
+                except BaseException as panic:  # of the tokenizer; it concerns only this answer
                     error = panic
             if error is not None or event.finish_reason is not None:
                 with self._changed:
                     self._conclude(request, row, event.finish_reason or "cancelled", error)
         lost = next((event.error for event in events if isinstance(event.error, DeviceLost)), None)
         if lost is not None:
-            LOG.critical("%s", lost)  # CUDA's words and ours
+            LOG.critical("%s", lost)
             raise lost
 
 
@@ -391,6 +391,6 @@ _RUNNING: weakref.WeakSet[Batcher] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """The interpreter goes: a thread inside a library would take the process down with it."""
+    """Close before the interpreter ends: a thread that is inside a library then could crash the process."""
     for batcher in list(_RUNNING):
         batcher.close()

@@ -1,36 +1,67 @@
-"""Who may come in: places in a batcher, the shares of its clients, and what was done with them. Takes no
-lock of its own and runs nothing.
-"""
+"""Admission to a batcher: its places, the shares of its clients, and counts of requests."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 from ..decode.schedule import Limits
 from ..errors import Overloaded
-from .counts import Counts
 
-LONGEST_RETRY = 60.0  # seconds that a refused client is told to wait, at most
-RECENT = 8  # finished requests that the guess of a retry rests on, about
+LONGEST_RETRY = 60.0  # seconds, the most of `retry_after`
+RECENT = 8  # finished requests, about, from which the time of a request is estimated
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests since a batcher was created.
+
+    accepted: given a place. Each ends as one of finished, failed, cancelled and expired.
+    finished: answered completely.
+    failed: ended by an error.
+    cancelled: ended by their readers or by `close`.
+    expired: ended by their deadline.
+    refused: not accepted, because the request was invalid or the batcher closed.
+    overloaded: not accepted for lack of room.
+    prompt_tokens: of accepted requests that have ended.
+    tokens: generated for these.
+    """
+
+    accepted: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    refused: int = 0
+    overloaded: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+    @property
+    def ended(self) -> int:
+        return self.finished + self.failed + self.cancelled + self.expired
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
 
 
 class Places:
-    """The places that `limits` gives, guarded by whoever owns them."""
+    """The places that `limits` allows. Not thread-safe: the batcher's lock guards them."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.counts = limits, Counts()
-        self.num_entering = 0  # taken, while their prompts are tokenized
-        self._clients: Counter[Hashable] = Counter()  # requests that are here, nobody's too
-        self._seconds = 0.0  # that a request takes from its first forward on, about
+        self.num_entering = 0  # requests that have a place while their prompts are tokenized
+        self._clients: Counter[Hashable] = Counter()  # requests by client, None included
+        self._seconds = 0.0  # from the first forward of a request to its end, estimated
 
-    def refusal(self, client: Hashable, num_rows: int, num_held: int) -> Overloaded | None:
-        """Why there is no place for `client` now, in a batch of `num_rows` rows. `num_held` requests have
-        none yet, ended ones included: those are held until the step in hand is over.
+    def refusal(self, client: Hashable, num_rows: int, num_queued: int) -> Overloaded | None:
+        """Why `client` gets no place now, in a batch of `num_rows` rows; None if it does.
+
+        `num_queued` requests have no row yet, including ended ones that the current step still holds.
         """
-        # At most as many are held as there are places, whoever sends and cancels while a step runs.
-        waiting = max(self._num_waiting(client, num_rows), num_held + 1 - self.limits.max_rows)
+        # The second term bounds the queue, however fast requests are sent and cancelled during a step.
+        waiting = max(self._num_waiting(client, num_rows), num_queued + 1 - self.limits.max_rows)
         if waiting > self.limits.max_waiting:
             words = f"{waiting - 1} requests wait already (max_waiting)"
         elif client is not None and self._clients[client] >= self.limits.max_of_client:
@@ -41,15 +72,15 @@ class Places:
         return Overloaded(f"{words}; try again in {retry:.0f} s", retry)
 
     def _num_waiting(self, client: Hashable, num_rows: int) -> int:
-        """Requests that no row is free for, with one more of `client`. Rows are taken between two steps:
-        whoever has none yet does not wait for one where one is free.
+        """Requests without a free row, with one more of `client`. A request that will get a free row between
+        two steps does not count.
         """
-        here, most = self._clients.total() + 1, self.limits.max_rows_per_client
+        total, most = self._clients.total() + 1, self.limits.max_rows_per_client
         if most is None:
-            return here - min(num_rows, here)
-        mine = {**self._clients, client: self._clients[client] + 1}
-        served = sum(number if who is None else min(number, most) for who, number in mine.items())
-        return here - min(num_rows, served)
+            return total - min(num_rows, total)
+        numbers = {**self._clients, client: self._clients[client] + 1}
+        served = sum(number if name is None else min(number, most) for name, number in numbers.items())
+        return total - min(num_rows, served)
 
     def enter(self, client: Hashable) -> None:
         """Take a place."""
@@ -57,18 +88,18 @@ class Places:
         self._clients[client] += 1
 
     def accept(self) -> None:
-        """A place that was taken has its request."""
+        """The place has its request."""
         self.num_entering -= 1
         self.count(accepted=1)
 
-    def leave_in_vain(self, client: Hashable) -> None:
-        """A place that was taken gets none."""
+    def leave(self, client: Hashable) -> None:
+        """Return a place whose request was refused."""
         self.num_entering -= 1
         self.forget(client)
         self.count(refused=1)
 
     def forget(self, client: Hashable) -> None:
-        """A request of `client` is over."""
+        """A request of `client` has ended."""
         self._clients[client] -= 1
         if not self._clients[client]:
             del self._clients[client]
@@ -79,5 +110,5 @@ class Places:
         self.counts = replace(counts, **{name: getattr(counts, name) + n for name, n in more.items()})
 
     def took(self, seconds: float) -> None:
-        """A request finished, this long after its first forward."""
+        """A request has finished, this long after its first forward."""
         self._seconds += (seconds - self._seconds) / min(self.counts.finished, RECENT)

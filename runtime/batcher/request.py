@@ -1,4 +1,4 @@
-"""One request to a batcher, as its readers see it: events, the answer so far, how it ended. Runs nothing."""
+"""One request to a batcher, for its readers: events, the answer so far, how it ended."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ..session.answer import Answer, Completion, Event
 from ..text.tokenizer import TextStream
 
 End = Callable[["Request", FinishReason], None]
-"""(request, why): what its batcher does to end it"""
+"""(request, reason): the batcher's function that ends a request"""
 
 
 class Waiters:
-    """Coroutines that wait for something to change. Guarded by whoever owns it."""
+    """Coroutines that wait for a change. The owner's lock guards it."""
 
     def __init__(self) -> None:
         self._futures: list[asyncio.Future[None]] = []
 
     def join(self) -> asyncio.Future[None]:
-        """A future for the next change, of the running loop."""
+        """A future of the running loop for the next change."""
         future = asyncio.get_running_loop().create_future()
         self._futures.append(future)
         return future
 
     def wake(self) -> None:
-        """Called in any thread."""
+        """Complete all futures, from any thread."""
         futures, self._futures = self._futures, []
         for future in futures:
-            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 future.get_loop().call_soon_threadsafe(_complete, future)
 
 
@@ -48,8 +48,8 @@ class Request(Answer):
     """One submitted prompt. Iterate over its events once, with `for` or `async for`; leaving early cancels
     it.
 
-    The last event says why it ended; what made it fail is raised instead. `number` counts a batcher's
-    requests, `client` is who asked. `tau` and `exact` may be changed while it runs.
+    The last event has the finish_reason; an error is raised instead. `number` counts a batcher's requests;
+    `client` is the one of `submit`. `tau` and `exact` may be changed while it runs.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Request(Answer):
     ) -> None:
         super().__init__(row, text)
         self.number, self.client = row.index, client
-        self._end, self._deadline = end, deadline  # of the monotonic clock
+        self._end, self._deadline = end, deadline  # a time of the monotonic clock
         self._process = os.getpid()
-        self._changed = threading.Condition()  # guards what is below; never held while a step runs
+        self._changed = threading.Condition()  # guards the fields below; never held while a step runs
         self._waiters = Waiters()
         self._events: deque[Event] = deque()
         self._token_ids: list[int] = []
-        self._whole, self._shown = "", 0  # the text so far, and how much of it events have
-        self._seen = row.stats.copy()
-        self._last: FinishReason | None = None  # what the last event says
-        self._reason: FinishReason | None = None  # once it is over
+        self._answer_text, self._num_sent = "", 0  # and how many of its characters events have
+        self._stats = row.stats.copy()
+        self._last: FinishReason | None = None  # of the last delivered event
+        self._reason: FinishReason | None = None  # set when the request has ended
         self._error: BaseException | None = None
         self._is_read = self._has_row = False
 
@@ -89,7 +89,7 @@ class Request(Answer):
         self._begin()
         try:
             while True:
-                await self._soon(lambda: bool(self._events))
+                await self._await(lambda: bool(self._events))
                 if (event := self._take()) is None:
                     return
                 yield event
@@ -97,19 +97,19 @@ class Request(Answer):
             self.cancel()
 
     async def begun(self) -> None:
-        """Wait until it has its row, or is over."""
-        await self._soon(lambda: self._has_row)
+        """Wait until the request has its row, or has ended."""
+        await self._await(lambda: self._has_row)
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the whole answer. Raises what made the request fail, or SessionError after `timeout`
-        seconds, when it goes on.
+        """Wait for the whole answer. Raises the request's error, or after `timeout` seconds SessionError; the
+        request then goes on.
         """
         self._check_process()
         until = None if timeout is None else monotonic() + timeout
         while True:
-            left = sooner(self._left(), None if until is None else until - monotonic())
+            seconds = sooner(self._seconds_left(), None if until is None else until - monotonic())
             with self._changed:
-                if self._changed.wait_for(lambda: self._reason is not None, left):
+                if self._changed.wait_for(lambda: self._reason is not None, seconds):
                     break
             self._expire()
             if until is not None and monotonic() >= until and self._reason is None:
@@ -120,78 +120,76 @@ class Request(Answer):
         return self._outcome()
 
     async def aresult(self) -> Completion:
-        """The same from a coroutine; `asyncio.wait_for` limits the wait. The request goes on without it."""
-        await self._soon(lambda: False)
+        """`result` for coroutines; `asyncio.wait_for` limits the wait, and the request then goes on."""
+        await self._await(lambda: False)
         return self._outcome()
 
     def cancel(self) -> None:
-        """End the request; its row is free before the next step. Does nothing to one that has ended."""
+        """End the request; its row is free before the next step. An ended request stays as it is."""
         self._end(self, "cancelled")
 
     @property
     def completion(self) -> Completion:
-        """The answer so far, which is all that its events have; `finish_reason` is "cancelled" while it is
-        not finished. Never waits for a step.
-        """
+        """The answer of all events so far; `finish_reason` is "cancelled" before the end. Never waits."""
         with self._changed:
             reason = self._reason or "cancelled"
             ids, confidences = tuple(self._token_ids), tuple(self._confidences)
-            return Completion(self._whole, ids, confidences, reason, self._seen)
+            return Completion(self._answer_text, ids, confidences, reason, self._stats)
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """None while it runs."""
+        """None while the request runs or waits."""
         return self._reason
 
     @property
     def error(self) -> BaseException | None:
-        """What made it fail, if it did."""
+        """The request's error, if it failed."""
         return self._error
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its deadline has come."""
+        """Whether the deadline has passed."""
         return self._deadline is not None and monotonic() >= self._deadline
 
-    # --- for its batcher ---
+    # --- for the batcher ---
 
     def start(self) -> None:
-        """It has its row. Called in the batcher's thread, before each step."""
+        """The request has its row. Called in the batcher's thread, before each step."""
         if not self._has_row:
             with self._changed:
                 self._has_row = True
                 self._wake()
 
     def deliver(self, accepted: Accepted) -> None:
-        """Take in what a step gave. Called in the batcher's thread only: the text grows here."""
+        """Add the event of a step. Called in the batcher's thread only, because the text grows here."""
         reason = accepted.finish_reason
         event = Event.of(accepted, self._grown(reason))
-        whole = self._text.text if self._text is not None else ""
+        text = self._text.text if self._text is not None else ""
         with self._changed:
             if self._reason is not None:
-                return  # ended while the step ran: nobody is told of what came too late
+                return  # it ended while the step ran
             self._token_ids += accepted.token_ids
             self._confidences += accepted.confidences
-            self._whole, self._seen = whole, self._row.stats.copy()
-            self._shown += len(event.text)
+            self._answer_text, self._stats = text, self._row.stats.copy()
+            self._num_sent += len(event.text)
             self._events.append(event)
             self._last = reason
             self._wake()
 
     @property
     def last_reason(self) -> FinishReason | None:
-        """Why it ended, if a step that was delivered ended it."""
+        """The finish_reason of a delivered step, if one ended the request."""
         return self._last
 
     def conclude(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        """It is over, its readers are told. Called once, in any thread."""
+        """End the request and notify its readers. Called once, in any thread."""
         with self._changed:
             self._reason, self._error = reason, error
-            if not self._row.stats.queue_time:
-                self._seen.queue_time = perf_counter() - self._seen.began  # it never had a row
+            if not self._row.stats.queue_time:  # it never had a row
+                self._stats.queue_time = perf_counter() - self._stats.began
             if error is None and self._last is None:
-                self._events.append(Event(self._whole[self._shown :], (), (), reason))
-                self._shown = len(self._whole)
+                self._events.append(Event(self._answer_text[self._num_sent :], (), (), reason))
+                self._num_sent = len(self._answer_text)
             self._wake()
 
     # --- waiting ---
@@ -209,24 +207,25 @@ class Request(Answer):
             self._is_read = True
 
     def _wait(self) -> Event | None:
-        """The next event, once there is one; None behind the last."""
+        """Wait for the next event; None after the last."""
         self._check_process()
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: self._events or self._reason is not None, self._left()):
+                seconds = self._seconds_left()
+                if self._changed.wait_for(lambda: self._events or self._reason is not None, seconds):
                     break
             self._expire()
         return self._take()
 
-    async def _soon(self, is_enough: Callable[[], bool]) -> None:
+    async def _await(self, is_enough: Callable[[], bool]) -> None:
         """Wait for the end, or until `is_enough`."""
         self._check_process()
         while True:
             with self._changed:
                 if self._reason is not None or is_enough():
                     return
-                changed = self._waiters.join()
-            await asyncio.wait({changed}, timeout=self._left())
+                change = self._waiters.join()
+            await asyncio.wait({change}, timeout=self._seconds_left())
             self._expire()
 
     def _take(self) -> Event | None:
@@ -242,12 +241,12 @@ class Request(Answer):
             raise self._error
         return self.completion
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         """Seconds until the deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())
 
     def _expire(self) -> None:
-        """A reader sees the deadline itself: the batcher's thread may hang in a step."""
+        """End an overdue request in the reader's thread, because the batcher's may hang in a step."""
         if self.is_overdue:
             self._end(self, "deadline")
 
@@ -257,5 +256,5 @@ class Request(Answer):
 
 
 def sooner(a: float | None, b: float | None) -> float | None:
-    """The lesser of two times, of which None never comes."""
+    """The lesser of two times, of which None is never."""
     return min((seconds for seconds in (a, b) if seconds is not None), default=None)

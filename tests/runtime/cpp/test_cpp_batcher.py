@@ -17,7 +17,7 @@ from support.fixtures import Named, Sessions
 from support.paths import ROOT
 
 from mars_export import Batcher, GenerationConfig, Limits
-from mars_export.runtime.batcher.counts import Counts
+from mars_export.runtime.batcher.places import Counts
 
 GUIDE = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
 ENDLESS: dict[str, Any] = {"tau": 1.0, "max_new_tokens": 400, "eos_ids": ()}
