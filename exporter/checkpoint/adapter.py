@@ -54,7 +54,7 @@ class Patterns(Generic[T]):
                 re.compile(pattern)
             except (re.error, RecursionError) as error:
                 raise ValueError(
-                    f"the pattern {pattern[:80]!r} is no regular expression ({error})"
+                    f"the pattern {pattern[:80]!r} is not a regular expression ({error})"
                 ) from error
 
     def find(self, module: str, default: T) -> T:

@@ -91,7 +91,7 @@ class Limits:
 class ErrorsEnd:
     """A context that ends `rows`, and no others, if its body raises; adds their last events to `events`.
 
-    It catches BaseException, because a panic of a Rust library is no Exception.
+    It catches BaseException, because a panic of a Rust library is not an Exception.
     """
 
     __slots__ = ("events", "rows")
