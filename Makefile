@@ -17,11 +17,11 @@ export ONNXRuntime_ROOT ?= $(CURDIR)/build/ort
 demo: $(STAMP)
 	$(BIN)/mars-export demo
 
-# In CI the builds with sanitizers share the cores with the Python tests, which use one. Some of tests/runtime/cpp
-# run those builds.
+# In CI the builds with sanitizers and the emulated processors share the cores with the Python tests. Some of
+# tests/runtime/cpp run those builds.
 check: lint types docs cpp programs
 ifdef CI
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target PYTEST=--ignore=tests/runtime/cpp test cpp-asan cpp-tsan
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target PYTEST=--ignore=tests/runtime/cpp test cpp-asan cpp-tsan processors-few
 	$(MAKE) --no-print-directory PYTEST=tests/runtime/cpp test
 else
 	$(MAKE) --no-print-directory test
@@ -90,7 +90,7 @@ processors: $(STAMP) qemu
 	--mars-run "here=$(RUN)" $(call ON_X86,$(PROCESSORS),$(RUN))
 
 processors-few: $(STAMP) qemu
-	$(MADE) && $(TABLE) $(call ON_X86,Nehalem Haswell,$(BIN)/python) --precisions w8a8 fp32 --mars-run "here=$(RUN)"
+	$(MADE) && $(TABLE) $(call ON_X86,Nehalem Haswell,$(BIN)/python) --precisions w8a8 --mars-run "here=$(RUN)"
 
 qemu:
 	@command -v qemu-x86_64 >/dev/null || { apt-get update --quiet=2 && \

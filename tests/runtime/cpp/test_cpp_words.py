@@ -13,7 +13,7 @@ from support.cabi_types import PREFIX_COUNTS, REASONS, Config, CStats
 from support.paths import ROOT
 
 from mars_export import GenerationConfig
-from mars_export.cli import ALSO, app
+from mars_export.cli import ALIASES, app
 from mars_export.runtime.decode.prefix import PrefixStats
 from mars_export.runtime.decode.row import FinishReason
 from mars_export.runtime.decode.stats import Stats
@@ -49,9 +49,9 @@ def test_options_of_the_command_line() -> None:
         [build() / "mars-run", "--help"], capture_output=True, text=True, check=True
     ).stdout
     here = set(re.findall(r"--[a-z][a-z-]+", usage))
-    lacks = {"--schema", "--regex", "--choice", "--tools", "--n", "--accuracy-level"}
+    lacks = {"--schema", "--regex", "--choice", "--tools", "--n", "--accuracy-level", "--quiet"}
     assert {min(names) for names in python if names and not names & here} == lacks
-    also = {f"--{name}" for name in ALSO}
-    assert also <= here
-    assert here - set().union(*python) - also == {"--token-ids", "--version", "--help"}
+    aliases = {f"--{name}" for name in ALIASES}
+    assert aliases <= here
+    assert here - set().union(*python) - aliases == {"--token-ids", "--version", "--help"}
     assert all(f"`{option}`" in GUIDE for option in lacks)
