@@ -23,8 +23,8 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of a field, in its annotation: `Annotated[int, Limits(1, 4096)]`.
+class Bounds:
+    """The limits of a field, in its annotation: `Annotated[int, Bounds(1, 4096)]`.
 
     Integers are in `low ... high`, and below the integer field at the path `below`. Strings are one of
     `choices`. A list or object has at most `most` entries. `absent` is the value of a missing or null field.
@@ -91,7 +91,7 @@ class Reader:
         self._note(where, f"an object is expected, not {_shown(value)}")
         return {}
 
-    def _value(self, hint: Any, value: Any, where: str, path: str, limits: Limits = Limits()) -> Any:
+    def _value(self, hint: Any, value: Any, where: str, path: str, limits: Bounds = Bounds()) -> Any:
         origin, inner = get_origin(hint), get_args(hint)
         if origin is Annotated:
             return self._value(inner[0], value, where, path, inner[1])
@@ -115,7 +115,7 @@ class Reader:
         scalars = {float: self._number, bool: self._boolean, str: self._text}
         return scalars[hint](value, where, limits) if hint in scalars else self.read(hint, value, where, path)
 
-    def _list(self, hint: Any, value: Any, where: str, limits: Limits) -> tuple[Any, ...]:
+    def _list(self, hint: Any, value: Any, where: str, limits: Bounds) -> tuple[Any, ...]:
         if not isinstance(value, list):
             self._note(where, f"a list is expected, not {_shown(value)}")
             return ()
@@ -134,7 +134,7 @@ class Reader:
             self._note(where, f"{what} are expected")
         return tuple(good)
 
-    def _mapping(self, hint: Any, value: Any, where: str, limits: Limits) -> Mapping[str, Any]:
+    def _mapping(self, hint: Any, value: Any, where: str, limits: Bounds) -> Mapping[str, Any]:
         entries = self._object(value, where)
         if len(entries) > limits.most:
             self._note(where, f"at most {limits.most} entries are expected, not {len(entries)}")
@@ -151,29 +151,29 @@ class Reader:
                 self._note(f"{where}.{name}", f"a string is expected, not {_shown(text)}")
         return {name: text for name, text in entries.items() if isinstance(text, str)}
 
-    def _bounds(self, limits: Limits) -> tuple[int, int]:
+    def _bounds(self, limits: Bounds) -> tuple[int, int]:
         return limits.low, self._integers.get(limits.below, 1) - 1 if limits.below else limits.high
 
-    def _integer(self, value: Any, where: str, limits: Limits) -> int:
+    def _integer(self, value: Any, where: str, limits: Bounds) -> int:
         low, high = self._bounds(limits)
         if not is_integer(value) or not low <= value <= high:
             self._note(where, f"an integer of {low} to {high} is expected, not {_shown(value)}")
             return low
         return int(value)
 
-    def _number(self, value: Any, where: str, _: Limits) -> float:
+    def _number(self, value: Any, where: str, _: Bounds) -> float:
         # Compared, not converted: an integer may be too large for a float.
         if not (is_integer(value) or isinstance(value, float)) or not -LARGEST <= value <= LARGEST:
             self._note(where, f"a finite number is expected, not {_shown(value)}")
             return 0.0
         return float(value)
 
-    def _boolean(self, value: Any, where: str, _: Limits) -> bool:
+    def _boolean(self, value: Any, where: str, _: Bounds) -> bool:
         if not isinstance(value, bool):
             self._note(where, f"true or false is expected, not {_shown(value)}")
         return value is True
 
-    def _text(self, value: Any, where: str, limits: Limits) -> str:
+    def _text(self, value: Any, where: str, limits: Bounds) -> str:
         if not isinstance(value, str) or not value:
             self._note(where, f"a non-empty string is expected, not {_shown(value)}")
             return limits.choices[0] if limits.choices else "?"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from ..accept import METRICS
 from ..errors import BundleError, listed
 from .engine_info import EngineInfo
-from .fields import Limits, Reader, parse
+from .fields import Bounds, Reader, parse
 from .files import MANIFEST_FILE, FileEntry, is_safe_name
 from .turns import ChatTurns
 
@@ -32,8 +32,8 @@ GRAMMAR_FILE = re.compile(r"grammar-[0-9a-f]{16}\.dfa")
 GRAMMAR_KINDS = ("schema", "tools", "regex", "choice")
 VERSION = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 
-Count = Annotated[int, Limits(1)]
-TokenId = Annotated[int, Limits(below="model.vocab_size")]
+Count = Annotated[int, Bounds(1)]
+TokenId = Annotated[int, Bounds(below="model.vocab_size")]
 WindowSize = int | Literal["auto", "full"]
 
 
@@ -42,13 +42,13 @@ class ModelInfo:
     """Dimensions of the model. A runtime allocates its KV buffers from them, so they have limits."""
 
     type: str
-    vocab_size: Annotated[int, Limits(1, 2**24)]
-    hidden_size: Annotated[int, Limits(1, 2**20)]
-    num_layers: Annotated[int, Limits(1, 2**12)]
-    num_heads: Annotated[int, Limits(1, 2**16)]
-    num_kv_heads: Annotated[int, Limits(1, 2**16)]
-    head_dim: Annotated[int, Limits(1, 2**16)]
-    context_length: Annotated[int, Limits(1, 2**31)]
+    vocab_size: Annotated[int, Bounds(1, 2**24)]
+    hidden_size: Annotated[int, Bounds(1, 2**20)]
+    num_layers: Annotated[int, Bounds(1, 2**12)]
+    num_heads: Annotated[int, Bounds(1, 2**16)]
+    num_kv_heads: Annotated[int, Bounds(1, 2**16)]
+    head_dim: Annotated[int, Bounds(1, 2**16)]
+    context_length: Annotated[int, Bounds(1, 2**31)]
 
     @property
     def kv_suffixes(self) -> list[str]:
@@ -125,7 +125,7 @@ class QuantizationInfo:
     is None if it is unknown.
     """
 
-    group_size: Annotated[int | None, Limits(1)]
+    group_size: Annotated[int | None, Bounds(1)]
     symmetric: bool
     head: str
     embedding: str
@@ -153,16 +153,16 @@ class Variant:
     """
 
     name: str
-    backend: Annotated[str, Limits(choices=BACKENDS)]
+    backend: Annotated[str, Bounds(choices=BACKENDS)]
     file: str
     weights: str | None
-    precision: Annotated[str, Limits(choices=PRECISIONS)]
-    kv_dtype: Annotated[str, Limits(choices=KV_DTYPES)]
-    kv_layout: Annotated[str, Limits(choices=KV_LAYOUTS)]
-    outputs: Annotated[tuple[str, ...], Limits(most=16)]
-    batch: Annotated[int | None, Limits(1)] = None
-    slots: Annotated[int | None, Limits(1)] = None
-    capacity: Annotated[int | None, Limits(1)] = None
+    precision: Annotated[str, Bounds(choices=PRECISIONS)]
+    kv_dtype: Annotated[str, Bounds(choices=KV_DTYPES)]
+    kv_layout: Annotated[str, Bounds(choices=KV_LAYOUTS)]
+    outputs: Annotated[tuple[str, ...], Bounds(most=16)]
+    batch: Annotated[int | None, Bounds(1)] = None
+    slots: Annotated[int | None, Bounds(1)] = None
+    capacity: Annotated[int | None, Bounds(1)] = None
     drift: Drift | None = None
     quantization: QuantizationInfo | None = None
     accuracy_level: int | None = None
@@ -213,13 +213,13 @@ class Profile:
 
     name: str
     tau: float
-    metric: Annotated[str, Limits(choices=METRICS)]
+    metric: Annotated[str, Bounds(choices=METRICS)]
     variant: str
     variant_sha256: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     weights_sha256: str | None = None
     precision: str | None = None
-    window: Annotated[WindowSize, Limits(1, absent="full")] = "full"
+    window: Annotated[WindowSize, Bounds(1, absent="full")] = "full"
     accuracy_level: int | None = None
 
 
@@ -232,8 +232,8 @@ class StoredGrammar:
 
     name: str
     file: str
-    kind: Annotated[str, Limits(choices=GRAMMAR_KINDS)]
-    states: Annotated[int, Limits(1, 2**17)]
+    kind: Annotated[str, Bounds(choices=GRAMMAR_KINDS)]
+    states: Annotated[int, Bounds(1, 2**17)]
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
@@ -268,13 +268,13 @@ class Manifest:
     source: str
     revision: str | None
     model: ModelInfo
-    block: Annotated[int, Limits(1, 4096)]
+    block: Annotated[int, Bounds(1, 4096)]
     tokens: TokenInfo
     text: TextInfo | None
-    variants: Annotated[tuple[Variant, ...], Limits(most=64)]
-    files: Annotated[tuple[FileEntry, ...], Limits(most=1000)]
-    profiles: Annotated[tuple[Profile, ...], Limits(most=10_000)] = ()
-    grammars: Annotated[tuple[StoredGrammar, ...], Limits(absent=(), most=256)] = ()
+    variants: Annotated[tuple[Variant, ...], Bounds(most=64)]
+    files: Annotated[tuple[FileEntry, ...], Bounds(most=1000)]
+    profiles: Annotated[tuple[Profile, ...], Bounds(most=10_000)] = ()
+    grammars: Annotated[tuple[StoredGrammar, ...], Bounds(absent=(), most=256)] = ()
     format_version: str = FORMAT_VERSION
 
     def to_json(self) -> str:

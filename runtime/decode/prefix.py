@@ -36,7 +36,7 @@ class Saved:
 
 
 @dataclass(slots=True)
-class Entry:
+class PrefixEntry:
     """KV entries of exactly the ids of `key`. A `fixed` one stays when a longer one begins with it."""
 
     group: Group
@@ -81,7 +81,9 @@ class Prefixes:
     def __init__(self, budget: int, firm_slots: int | None = None) -> None:
         self.budget, self.firm_slots = budget, firm_slots
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[Group, bytes], Entry] = OrderedDict()  # the last is the latest used
+        self._entries: OrderedDict[tuple[Group, bytes], PrefixEntry] = (
+            OrderedDict()
+        )  # the last is the latest used
         self._sorted: dict[Group, list[bytes]] = {}  # keys with a common beginning are neighbours
         self._num_bytes = 0  # of the entries and of those that are being copied
         self._counts: Counter[str] = Counter()
@@ -162,7 +164,7 @@ class Prefixes:
                     self._counts["failed"] += 1
                 elif not self._covers(group, key, fixed):  # another row may have been faster
                     self._drop_beginning(group, key)
-                    self._add(Entry(group, key, saved, num_bytes, fixed))
+                    self._add(PrefixEntry(group, key, saved, num_bytes, fixed))
 
     # --- the caller holds the lock ---
 
@@ -176,7 +178,7 @@ class Prefixes:
         self._entries.move_to_end((group, keys[i]))
         return True
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: PrefixEntry) -> None:
         keys = self._sorted.setdefault(entry.group, [])
         keys.insert(bisect_left(keys, entry.key), entry.key)
         self._entries[entry.group, entry.key] = entry

@@ -72,7 +72,6 @@ UNCLEAN = (
     "calibration/",
     "examples/",
     "exporter/checkpoint/",
-    "runtime/batcher/",
     "runtime/cpp/",
     "runtime/serve/",
     "runtime/text/",
