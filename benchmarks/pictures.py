@@ -54,7 +54,7 @@ def page(args: argparse.Namespace) -> None:
                 tab = browser.new_context(color_scheme=scheme, viewport=size).new_page()
                 tab.goto(f"http://127.0.0.1:{server.port}/")
                 tab.get_by_role("status", name="Server").get_by_text("ready").wait_for()
-                tab.get_by_role("button", name="Beside one token").click()
+                tab.get_by_role("button", name="Compare with one token").click()
                 tab.get_by_role("button", name=REQUEST).click()
                 tab.get_by_role("group", name="Comparison").wait_for(timeout=60_000)
                 tab.locator("article .t.verified", has_text="light").hover()

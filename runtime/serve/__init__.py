@@ -1,4 +1,4 @@
-"""HTTP over batchers, in OpenAI's form. The top floor of the runtime: `app` is one ASGI object."""
+"""The HTTP server, with the API of OpenAI. `app` makes an ASGI application of sessions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Which of several tested settings a request gets, by how long others wait. Knows no request and no HTTP."""
+"""Choosing among tested settings by how long requests wait."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ EXACT = "exact"
 
 
 class Adaptive:
-    """An ordered list of levels, the best first, and the one that new requests get now.
+    """An ordered list of levels, the best first, and the current one. Thread-safe.
 
-    A level is left for the next, faster one when the longest wait reaches `high` seconds, one level in
-    `hold` seconds at most; and for the one before after every `hold` seconds in which all waits stayed below
-    `low`. Between the two nothing changes. May be used from any thread.
+    The next, faster level follows when the longest wait reaches `high` seconds, at most once in `hold`
+    seconds. The previous level follows after `hold` seconds in which all waits were below `low`.
     """
 
     def __init__(
@@ -34,21 +33,21 @@ class Adaptive:
         self._high, self._low, self._hold, self._clock = high, low, hold, clock
         self._lock = threading.Lock()
         self._level = 0
-        self._changed = -float("inf")  # when the level was
-        self._quiet = clock()  # since when no wait was as long as `low`
+        self._changed = -float("inf")  # time of the last change
+        self._quiet = clock()  # since then, all waits were below `low`
 
     @property
     def level(self) -> int:
         return self._level
 
     def choose(self, waiting: float) -> int:
-        """The level of a request that comes now, when the oldest that waits has done so for so long."""
+        """The level of a new request, if the oldest waiting one has waited for `waiting` seconds."""
         with self._lock:
             self._saw(waiting)
             return self._level
 
     def saw(self, waited: float) -> None:
-        """A request began after so many seconds."""
+        """Note that a request waited for `waited` seconds."""
         with self._lock:
             self._saw(waited)
 
@@ -60,27 +59,27 @@ class Adaptive:
             if now - self._changed >= self._hold and self._level + 1 < len(self.names):
                 self._level, self._changed = self._level + 1, now
         elif self._level > 0:
-            # Nobody may have come for long: one level for each time of quiet.
-            fallen = int((now - max(self._quiet, self._changed)) / self._hold)
-            if fallen > 0:
-                self._level, self._changed = max(0, self._level - fallen), now
+            # Requests may be rare: one level for each quiet period.
+            periods = int((now - max(self._quiet, self._changed)) / self._hold)
+            if periods > 0:
+                self._level, self._changed = max(0, self._level - periods), now
 
 
 def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationConfig]:
-    """The settings of each level. Raises SessionError for a profile that is not there, or stale, and for an
-    order in which a later level is not bolder.
+    """The settings of each level. Raises SessionError if a profile is unknown or stale, or if a later level
+    is more careful than the one before.
     """
-    found = {}
+    levels = {}
     for name in names:
         try:
-            found[name] = GenerationConfig() if name == EXACT else session.profile(name)
+            levels[name] = GenerationConfig() if name == EXACT else session.profile(name)
         except MarsError as error:
             raise SessionError(f"--adaptive {name}: {error}") from error
-        session.check(found[name])
+        session.check(levels[name])
     if EXACT in names and names[0] != EXACT:
-        raise SessionError(f"--adaptive {','.join(names)}: exact is the best there is; name it first")
+        raise SessionError(f"--adaptive {','.join(names)}: exact is the most careful setting; name it first")
     previous: tuple[str, GenerationConfig] | None = None
-    for name, config in found.items():
+    for name, config in levels.items():
         if config.tau is None:
             continue
         if previous is not None and not _is_bolder(config, previous[1]):
@@ -89,11 +88,11 @@ def read_levels(session: Session, names: Sequence[str]) -> dict[str, GenerationC
                 f" (tau {previous[1].tau:g}): name the most careful one first"
             )
         previous = (name, config)
-    return found
+    return levels
 
 
 def _is_bolder(config: GenerationConfig, than: GenerationConfig) -> bool:
-    """Taus of two metrics do not compare."""
+    """Taus of different metrics cannot be compared; any order is allowed."""
     assert config.tau is not None and than.tau is not None, "levels after exact have a tau"
     if config.metric != than.metric:
         return True

@@ -1,6 +1,4 @@
-"""One connection, with the deadlines that uvicorn's own lacks: for headers to come, for a client to take what
-is sent; and its complaints in our form. Knows no path.
-"""
+"""A connection with deadlines for headers and for writing, which uvicorn lacks, and JSON error responses."""
 
 from __future__ import annotations
 
@@ -15,14 +13,16 @@ from .refusals import encoded, error_body
 
 
 class Connection(H11Protocol):
-    """Made by `connections` with a server's timeouts. A connection too many is closed at once."""
+    """`connections` sets the timeouts of its subclass. Above the limit, new connections are
+    closed at once.
+    """
 
     header_timeout, write_timeout = 10.0, 30.0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._coming: asyncio.TimerHandle | None = None
-        self._taking: asyncio.TimerHandle | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -32,8 +32,8 @@ class Connection(H11Protocol):
             self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_coming()
-        self._cancel_taking()
+        self._cancel_header_timer()
+        self._cancel_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -41,39 +41,39 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.IDLE:
             self._wait_for_headers()
         else:
-            self._cancel_coming()
+            self._cancel_header_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._taking is None:
-            self._taking = self.loop.call_later(self.write_timeout, self.transport.abort)
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._cancel_taking()
+        self._cancel_write_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP that we read. The parser knows a better status for headers that are too large."""
+        """The response to invalid HTTP; 431 if the headers are too large."""
         self._complain(431 if len(self.conn.trailing_data[0]) > 16_384 else 400, msg)
 
     def _wait_for_headers(self) -> None:
-        """From the first byte on, not from the last one: a byte a second is no request."""
-        if self._coming is None:
-            self._coming = self.loop.call_later(self.header_timeout, self._too_slow)
+        """The time runs from the first byte, so that one byte a second does not extend it."""
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_timeout, self._too_slow)
 
-    def _cancel_coming(self) -> None:
-        if self._coming is not None:
-            self._coming.cancel()
-            self._coming = None
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _cancel_taking(self) -> None:
-        if self._taking is not None:
-            self._taking.cancel()
-            self._taking = None
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _too_slow(self) -> None:
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
-            self._complain(408, f"the headers did not come within {self.header_timeout:g} s")
+            self._complain(408, f"the headers did not arrive within {self.header_timeout:g} s")
 
     def _complain(self, status: int, message: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -91,5 +91,5 @@ class Connection(H11Protocol):
 
 def connections(header_timeout: float, write_timeout: float) -> type[Connection]:
     """The class of a server's connections."""
-    times = {"header_timeout": header_timeout, "write_timeout": write_timeout}
-    return type("Connection", (Connection,), times)
+    timeouts = {"header_timeout": header_timeout, "write_timeout": write_timeout}
+    return type("Connection", (Connection,), timeouts)

@@ -1,10 +1,9 @@
-"""What every request passes before its route, whatever the route: who may call from where, errors of ours as
-answers, and a line in the log. Reads no body.
-"""
+"""Middleware around all routes: API keys, Host and Origin checks, error responses, and the request log."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -18,13 +17,13 @@ from .options import HEADER_BYTES, ServeOptions
 from .refusals import CLOSE, Refused, encoded
 
 LOG = logging.getLogger("mars_export.serve")
-OPEN_PATHS = ("/health", "/")  # without a key: a probe has none, and the page asks for it
+OPEN_PATHS = ("/health", "/")  # need no key: probes have none, and the page asks for it
 CLIENT = "mars.client"
 METHODS, ALLOWED = "GET, POST, OPTIONS", "authorization, content-type"
 
 
 class Keyed(Protocol):
-    """Anything that knows who may call."""
+    """A service with API keys."""
 
     @property
     def keys(self) -> Keys: ...
@@ -34,10 +33,12 @@ S = TypeVar("S", bound=Keyed)
 
 
 class Door(Generic[S]):
-    """An ASGI application around another. The number of the caller's key is `scope["mars.client"]`."""
+    """An ASGI application around another. `scope["mars.client"]` is the number of the caller's key. `paths`
+    are those that a 404 names.
+    """
 
-    def __init__(self, inner: ASGIApp, service: S, options: ServeOptions) -> None:
-        self._inner, self.service, self._options = inner, service, options
+    def __init__(self, inner: ASGIApp, service: S, options: ServeOptions, paths: Sequence[str] = ()) -> None:
+        self._inner, self.service, self._options, self._paths = inner, service, options, paths
         self._keys = service.keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,22 +60,22 @@ class Door(Generic[S]):
             try:
                 _check_form(scope, headers)
                 self._check_source(headers, origin)
-                if scope["method"] == "OPTIONS" and self._is_friend(origin):
+                if scope["method"] == "OPTIONS" and self._is_allowed(origin):
                     await respond(sending, 204, b"", _preflight())
                     return
                 scope[CLIENT] = self._client(scope["path"], headers)
-                scope["app"] = self  # so that the router raises where there is no route
+                scope["app"] = self  # then the router raises for an unknown path
                 await self._inner(scope, receive, sending)
             except (Refused, HTTPException) as error:
-                refusal = error if isinstance(error, Refused) else _no_route(error)
+                refusal = error if isinstance(error, Refused) else self._no_route(scope, error)
                 if status == 0:
                     await respond(sending, refusal.status, encoded(refusal.body), refusal.headers)
             except Exception as error:
                 LOG.error("%s %s failed: %s", scope["method"], scope["path"][:200], type(error).__name__)
-                LOG.debug("what failed", exc_info=error)
+                LOG.debug("traceback", exc_info=error)
                 if status != 0:
                     raise
-                refusal = Refused(500, "the server failed; its log says more", code="failed")
+                refusal = Refused(500, "the server failed; see its log", code="failed")
                 await respond(sending, 500, encoded(refusal.body), {})
         finally:
             fields = {
@@ -83,8 +84,17 @@ class Door(Generic[S]):
             }  # fmt: skip
             LOG.log(logging.INFO if status >= 400 else logging.DEBUG, "request", extra={"fields": fields})
 
+    def _no_route(self, scope: Scope, error: HTTPException) -> Refused:
+        path, message = scope["path"][:200], str(error.detail)
+        if error.status_code == 404:
+            message = f"no {path} here; there are {', '.join(self._paths)}"
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"{path} does not take {scope['method']}; use {allowed}"
+        return Refused(error.status_code, message, headers=error.headers)
+
     def _client(self, path: str, headers: Headers) -> int | None:
-        """The number of the caller's key; None on a server that has none."""
+        """The number of the caller's key; None on a server without keys."""
         if self._keys.is_open:
             return None
         client = self._keys.find(headers.get("authorization"))
@@ -98,8 +108,8 @@ class Door(Generic[S]):
         return client
 
     def _check_source(self, headers: Headers, origin: str | None) -> None:
-        """A page of somebody else's must not reach this server through its reader's browser: neither under a
-        name that was made to point here, nor by a request across origins.
+        """Protect against foreign pages in a browser: against DNS rebinding by Host, and against cross-origin
+        requests by Origin.
         """
         host = headers.get("host", "")
         if self._options.hosts is not None and host and host_name(host) not in self._options.hosts:
@@ -108,7 +118,7 @@ class Door(Generic[S]):
                 f"this server does not answer as {host[:100]!r}; call it by the address that it listens on",
                 code="wrong_host",
             )
-        if origin is None or self._is_friend(origin) or _netloc(origin) == host.lower():
+        if origin is None or self._is_allowed(origin) or _netloc(origin) == host.lower():
             return
         raise Refused(
             403,
@@ -116,35 +126,29 @@ class Door(Generic[S]):
             code="wrong_origin",
         )
 
-    def _is_friend(self, origin: str | None) -> bool:
+    def _is_allowed(self, origin: str | None) -> bool:
         return origin is not None and (
             origin in self._options.cors_origins or "*" in self._options.cors_origins
         )
 
     def _add_headers(self, headers: MutableHeaders, origin: str | None) -> None:
         headers["x-content-type-options"] = "nosniff"
-        if self._is_friend(origin):
+        if self._is_allowed(origin):
             assert origin is not None
             headers["access-control-allow-origin"] = origin
             headers.add_vary_header("Origin")
 
 
 def _check_form(scope: Scope, headers: Headers) -> None:
-    """What the HTTP parser lets through."""
+    """Refuse requests that the HTTP parser accepts."""
     size = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
     if size + sum(len(name) + len(value) + 4 for name, value in headers.raw) > HEADER_BYTES:
         raise Refused(431, f"the headers are larger than {HEADER_BYTES} bytes", headers=CLOSE)
     if scope.get("http_version") not in ("1.0", "1.1", "2", "3"):
-        raise Refused(400, "HTTP/1.1 is spoken here", headers=CLOSE)
+        raise Refused(400, "this HTTP version is not supported; use HTTP/1.1", headers=CLOSE)
     if "content-length" in headers and "transfer-encoding" in headers:
-        # A proxy in front may have read the one and this server the other: what follows is not trusted.
-        raise Refused(400, "a body has a length or comes in chunks, not both", headers=CLOSE)
-
-
-def _no_route(error: HTTPException) -> Refused:
-    words = {404: "there is nothing at this path", 405: "this path takes another method"}
-    message = words.get(error.status_code, str(error.detail))
-    return Refused(error.status_code, message, headers=error.headers)
+        # Request smuggling: a proxy may use one of them and this server the other.
+        raise Refused(400, "Content-Length and Transfer-Encoding exclude each other", headers=CLOSE)
 
 
 async def respond(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

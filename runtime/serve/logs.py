@@ -1,4 +1,4 @@
-"""Lines of the log, for people or as JSON: numbers, names and reasons, never a prompt, an answer or a key."""
+"""The log, as text or JSON lines. It never has prompts, answers or keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class Lines(logging.Formatter):
-    """One line for each record. What a record has as `fields` are fields here, too."""
+    """One line for each record, with the record's `fields`."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
@@ -31,9 +31,9 @@ class Lines(logging.Formatter):
                 "message": message,
             }
             return json.dumps(line | fields, ensure_ascii=True, default=str)
-        named = " ".join(f"{name}={_shown(value)}" for name, value in fields.items() if value is not None)
-        whole = f"{when} {record.levelname.lower():7} {message} {named}".rstrip()
-        return whole.replace("\r", "\\r") if record.exc_info else whole.encode("unicode_escape").decode()
+        pairs = " ".join(f"{name}={_shown(value)}" for name, value in fields.items() if value is not None)
+        text = f"{when} {record.levelname.lower():7} {message} {pairs}".rstrip()
+        return text.replace("\r", "\\r") if record.exc_info else text.encode("unicode_escape").decode()
 
 
 def _shown(value: object) -> str:
@@ -42,14 +42,14 @@ def _shown(value: object) -> str:
 
 
 def listen(level: str, *, as_json: bool) -> None:
-    """Write what this package and the HTTP server say to standard error."""
+    """Write the log of this package and of the HTTP server to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=as_json))
-    # A batcher tells of each request, too, and the HTTP server of bytes that are none, as anybody can send.
+    # The batcher logs each request too, and uvicorn logs invalid HTTP, which any client can send.
     least = {"mars_export.serve": "debug", "mars_export": "warning", "uvicorn": "error", "asyncio": "error"}
-    for name, own in least.items():
+    for name, minimum in least.items():
         logger = logging.getLogger(name)
-        logger.setLevel((level if level == "debug" else max(own, level, key=LEVELS.index)).upper())
-        if name != "mars_export.serve":  # which hands on what it is told
+        logger.setLevel((level if level == "debug" else max(minimum, level, key=LEVELS.index)).upper())
+        if name != "mars_export.serve":  # it propagates to mars_export
             logger.addHandler(handler)
             logger.propagate = False

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus. The only file that names prometheus_client."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -21,56 +21,60 @@ MODEL = ("model",)
 
 
 class Metrics:
-    """Counters and histograms of one server, and gauges that look at its batchers when they are asked."""
+    """The counters and histograms of one server, and gauges that read its batchers at each scrape."""
 
     def __init__(self, models: Models) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Now(models))
+        self.registry.register(_Gauges(models))
         counters = {
             "prompt": (
                 "mars_prompt_tokens",
                 "Prompt tokens of requests that have ended, cached ones included.",
             ),
-            "generation": ("mars_generation_tokens", "Tokens of answers, as they come."),
-            "proposed": ("mars_proposed_tokens", "Tokens that were fed to be verified."),
-            "verified": ("mars_verified_tokens", "Proposed tokens that held."),
-            "forced": ("mars_forced_tokens", "Tokens that a grammar gave."),
-            "forwards": ("mars_forwards", "Forwards that rows took part in, from their first token on."),
+            "generation": ("mars_generation_tokens", "Generated tokens."),
+            "proposed": ("mars_proposed_tokens", "Proposed tokens."),
+            "verified": ("mars_verified_tokens", "Proposed tokens that were verified."),
+            "forced": ("mars_forced_tokens", "Tokens that a grammar forced."),
+            "forwards": ("mars_forwards", "Forwards of rows, from their first token on."),
         }
         self._counters = {
             key: Counter(name, text, MODEL, registry=self.registry) for key, (name, text) in counters.items()
         }
         self._requests = Counter(
             "mars_requests",
-            "Requests by how they ended and the level of load that chose their settings.",
+            "Requests by outcome, and by the level of load that chose their settings.",
             ("model", "outcome", "level"),
             registry=self.registry,
         )
         histograms = {
             "first": (
                 "mars_time_to_first_token_seconds",
-                "From a request's coming to its first token.",
+                "From the arrival of a request to its first token.",
                 FIRST,
             ),
-            "between": ("mars_inter_token_latency_seconds", "A step's seconds over its tokens.", BETWEEN),
-            "whole": ("mars_e2e_request_latency_seconds", "From a request's coming to its end.", WHOLE),
-            "queue": ("mars_request_queue_time_seconds", "From a request's coming to its row.", FIRST),
+            "between": (
+                "mars_inter_token_latency_seconds",
+                "Seconds of a step divided by its tokens.",
+                BETWEEN,
+            ),
+            "whole": ("mars_e2e_request_latency_seconds", "From the arrival of a request to its end.", WHOLE),
+            "queue": ("mars_request_queue_time_seconds", "From the arrival of a request to its row.", FIRST),
         }
         self._histograms = {
             key: Histogram(name, text, MODEL, buckets=buckets, registry=self.registry)
             for key, (name, text, buckets) in histograms.items()
         }
-        for name in models.served:  # there from the start, so that a rate has a beginning
+        for name in models.served:  # present from the start, so that rates are right
             for metric in (*self._counters.values(), *self._histograms.values()):
                 metric.labels(name)
 
     def refused(self, model: str | None, status: int) -> None:
-        """A request got an error instead of an answer. `model` is a bundle that is there, or None."""
+        """Count a request that got an error. `model` is a served bundle, or None."""
         outcome = "overloaded" if status in (429, 503) else "failed" if status >= 500 else "refused"
         self._requests.labels(model or "", outcome, "").inc()
 
     def step(self, served: Served, event: Event, seconds: float | None) -> None:
-        """An event of a request came, so long after the one before; None for its first."""
+        """Count an event of a request, `seconds` after its previous one; None for its first."""
         number = len(event.token_ids)
         if not number:
             return
@@ -81,7 +85,7 @@ class Metrics:
                 between.observe(seconds / number)
 
     def ended(self, admitted: Admitted, outcome: str, seconds: float) -> None:
-        """A request is over, `seconds` after it came."""
+        """Count a request that ended `seconds` after its arrival."""
         name = admitted.served.name
         self._requests.labels(name, outcome, admitted.level or "").inc()
         self._histograms["whole"].labels(name).observe(seconds)
@@ -97,20 +101,22 @@ class Metrics:
                 self._histograms["first"].labels(name).observe(stats.time_to_first_token)
 
     def text(self) -> bytes:
-        """The exposition. When each series began, which the library adds, nobody asks for."""
+        """The exposition, without the `_created` series that the library adds."""
         lines = generate_latest(self.registry).splitlines(keepends=True)
         return b"".join(line for line in lines if b"_created" not in line.partition(b"{")[0])
 
 
-class _Now(Collector):
-    """What is so at the moment."""
+class _Gauges(Collector):
+    """Values of the batchers, read at each scrape."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Any]:
-        running = GaugeMetricFamily("mars_num_requests_running", "Requests that have a row.", labels=MODEL)
-        waiting = GaugeMetricFamily("mars_num_requests_waiting", "Requests that wait for one.", labels=MODEL)
+        running = GaugeMetricFamily("mars_num_requests_running", "Requests with a row.", labels=MODEL)
+        waiting = GaugeMetricFamily(
+            "mars_num_requests_waiting", "Requests that wait for a row.", labels=MODEL
+        )
         usage = GaugeMetricFamily("mars_kv_cache_usage_ratio", "Share of the KV memory in use.", labels=MODEL)
         level = GaugeMetricFamily(
             "mars_adaptive_level", "Level of load: 0 is the best setting of the list.", labels=MODEL

@@ -1,4 +1,4 @@
-"""The bundles that are served, by the names that clients use. Knows no request and no HTTP."""
+"""The served bundles, by the names that clients use."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..decode.schedule import Limits
 from ..errors import SessionError
 from ..session.session import Session
 from .adaptive import Adaptive, read_levels
+from .fair_semaphore import FairSemaphore
 from .options import ServeOptions
 from .refusals import Refused, busy
-from .turns import Turns
 
 LOG = logging.getLogger("mars_export.serve")
-WARMING = 5.0  # seconds after which to ask again
-COMPILING = 2  # grammars at a time: one may take a second and 300 MB
+WARMING = 5.0  # seconds that a client should wait before it tries again
+COMPILING = 2  # grammars at a time: each may take a second and 300 MB
 STEP_TIME = 60.0  # seconds for an answer of one token
-STEP_HANGS = 120.0  # seconds of one step from which a server is not healthy
+STEP_HANGS = 120.0  # seconds of a step, after which the server is unhealthy
 
 
 class Served:
-    """One session under its name. Its batcher is there once it is warm."""
+    """One session and its name. It has a batcher once it is warm."""
 
     def __init__(self, name: str, session: Session, options: ServeOptions) -> None:
         self.name, self.session, self._options = name, session, options
@@ -44,11 +44,11 @@ class Served:
             if options.adaptive
             else None
         )
-        self.compiling = Turns(COMPILING)
-        self._waiting: dict[int, Request] = {}  # for a row, as far as anybody has looked
+        self.compiling = FairSemaphore(COMPILING)
+        self._waiting: dict[int, Request] = {}  # for a row, as of the last look
 
     def warm(self) -> None:
-        """Measure what steps cost and answer once, so that no client waits for it. In a thread of its own."""
+        """Measure step times and answer one token, so that the first client need not wait."""
         try:
             batcher = Batcher(self.session, self._limits())
             self._step(batcher)
@@ -70,7 +70,7 @@ class Served:
         return replace(limits, max_rows=engine.max_rows)
 
     def check(self) -> None:
-        """Have a step done, unless requests run: theirs are steps, too. Raises SessionError."""
+        """Run a step, unless requests run already. Raises SessionError."""
         batcher = self.running()
         if batcher.num_running + batcher.num_waiting == 0:
             self._step(batcher)
@@ -86,11 +86,11 @@ class Served:
 
     @property
     def broken(self) -> BaseException | None:
-        """Why it cannot be served any more, such as a GPU that has failed."""
+        """Why it can no longer be served, such as a failed GPU; else None."""
         return self.batcher.fault if self.batcher is not None else None
 
     def running(self) -> Batcher:
-        """The batcher. Raises Refused while there is none."""
+        """The batcher. Raises Refused if it is not running."""
         if self.batcher is None:
             if self.fault is not None:
                 raise Refused(503, f"{self.name} cannot be served; see the server's log", code="failed")
@@ -101,20 +101,20 @@ class Served:
             raise Refused(503, f"{self.name} takes no more requests", code="closing")
         return self.batcher
 
-    # --- who waits, and for how long ---
+    # --- waiting requests ---
 
     def entered(self, request: Request) -> None:
-        """A request came in; it waits until it has its row."""
+        """Note that a request waits for a row."""
         self._waiting[request.number] = request
 
     def left(self, request: Request) -> None:
-        """A request waits no more."""
+        """Note that a request has stopped waiting."""
         if self._waiting.pop(request.number, None) is not None:
             self._tell(request)
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the oldest of those that wait has waited. Those that began tell how long they did."""
+        """Seconds that the oldest waiting request has waited."""
         longest = 0.0
         for number, request in list(self._waiting.items()):
             if request.stats.queue_time or request.finish_reason is not None:
@@ -126,7 +126,7 @@ class Served:
 
     @property
     def level(self) -> int:
-        """The level of load of a request that would come now."""
+        """The level of load for a new request."""
         return self.adaptive.choose(self.longest_wait) if self.adaptive is not None else 0
 
     def _tell(self, request: Request) -> None:
@@ -134,7 +134,7 @@ class Served:
         if self.adaptive is not None and waited:
             self.adaptive.saw(waited)
 
-    # --- as clients see it ---
+    # --- the API's view ---
 
     @property
     def names(self) -> list[str]:
@@ -142,22 +142,22 @@ class Served:
 
     @property
     def context(self) -> int:
-        """Tokens that a prompt and its answer may have."""
+        """Most tokens of a prompt with its answer."""
         session = self.session
         return min(session.bundle.manifest.model.context_length, session.backend.max_capacity)
 
     @property
     def default_tokens(self) -> int:
-        """The longest answer where a request does not say: what the limits and the context give."""
+        """Most tokens of an answer to a request without `max_tokens`."""
         limits, most = self._options.limits, self.context
         if limits.max_new_tokens is not None:
             most = min(most, limits.max_new_tokens)
-        if limits.kv_bytes is not None:  # the prompt needs its part
+        if limits.kv_bytes is not None:  # half is for the prompt
             most = min(most, self.session.kv_budget(1, limits.kv_bytes).num_entries // 2)
         return max(1, most)
 
     def entries(self) -> list[dict[str, Any]]:
-        """What /v1/models lists of it: its name, and its name with each profile that holds."""
+        """Its entries in /v1/models: its name, and its name with each valid profile."""
         return [self.entry(name) for name in self.names]
 
     def entry(self, name: str) -> dict[str, Any]:
@@ -180,17 +180,17 @@ class Served:
 
 
 class Models:
-    """All of them; the first is what a request gets that names none."""
+    """All served bundles. A request without a model gets the first one."""
 
     def __init__(self, sessions: Mapping[str, Session], options: ServeOptions) -> None:
         if not sessions:
-            raise SessionError("nothing to serve; give at least one bundle")
+            raise SessionError("at least one bundle is needed")
         self.served = {name: Served(name, session, options) for name, session in sessions.items()}
         self._started = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to warm up, one bundle after the other, once."""
+        """Begin to warm up the bundles, one after the other. Later calls do nothing."""
         with self._lock:
             if self._started:
                 return
@@ -198,7 +198,7 @@ class Models:
         threading.Thread(target=self._warm, name="mars-warm", daemon=True).start()
 
     def warm(self) -> None:
-        """`start`, to its end. Raises what kept a bundle from being served."""
+        """Warm up now. Raises the first failure."""
         with self._lock:
             self._started = True
         self._warm()
@@ -206,37 +206,37 @@ class Models:
             raise fault
 
     def _warm(self) -> None:
-        for each in self.served.values():
-            each.warm()
+        for served in self.served.values():
+            served.warm()
 
     def find(self, name: str | None) -> tuple[Served, str | None]:
-        """The bundle of that name, and the profile behind the colon. Raises Refused."""
+        """The bundle of a name, and the profile after its colon. Raises Refused."""
         if name is None:
             return next(iter(self.served.values())), None
         if name in self.served:
             return self.served[name], None
         for at in (i for i, character in enumerate(name) if character == ":"):
-            each = self.served.get(name[:at])
-            if each is not None and name[at + 1 :] in each.profiles:
-                return each, name[at + 1 :]
-        known = ", ".join(other for each in self.served.values() for other in each.names)
+            served = self.served.get(name[:at])
+            if served is not None and name[at + 1 :] in served.profiles:
+                return served, name[at + 1 :]
+        known = ", ".join(other for served in self.served.values() for other in served.names)
         raise Refused(
             404, f"no model {name[:200]!r} (there are: {known})", param="model", code="model_not_found"
         )
 
     @property
     def is_ready(self) -> bool:
-        return all(each.is_ready for each in self.served.values())
+        return all(served.is_ready for served in self.served.values())
 
     @property
     def faults(self) -> dict[str, BaseException]:
-        """Names of what cannot be served, or not any more, with the reason."""
-        found = {name: each.fault or each.broken for name, each in self.served.items()}
-        return {name: fault for name, fault in found.items() if fault is not None}
+        """The names of bundles that cannot be served, with the reasons."""
+        faults = {name: served.fault or served.broken for name, served in self.served.items()}
+        return {name: fault for name, fault in faults.items() if fault is not None}
 
     def close(self, drain: float) -> None:
-        """Refuse what comes, give what is here `drain` seconds. Returns when all batchers have ended."""
-        batchers = [each.batcher for each in self.served.values() if each.batcher is not None]
+        """Refuse new requests, and end after running ones, in at most `drain` seconds."""
+        batchers = [served.batcher for served in self.served.values() if served.batcher is not None]
         threads = [threading.Thread(target=batcher.close, args=(drain,)) for batcher in batchers]
         for thread in threads:
             thread.start()

@@ -1,4 +1,4 @@
-"""What an operator decides about a server. Values are checked where they are built."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ Seconds = Annotated[float, number("a number of seconds above 0", above=True)]
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """limits: of each bundle's batcher; with fits_rows an engine of fewer rows takes as many as it has.
-    max_body: bytes of a request. request_timeout: seconds for a whole answer, queue_timeout: for its wait for
-    a row, body_timeout and header_timeout: for a request to come, write_timeout: for a client to take what is
-    sent, idle_timeout: for a connection without a request. drain: seconds that running answers get at the
-    end. ping: seconds of silence after which a stream says that it lives.
+    """Times are in seconds. Raises a SessionError that lists every value out of range.
 
-    keys: API keys, none for a server that anybody may use. cors_origins: pages of others that may call.
-    hosts: names that a Host header may have, None for any. adaptive: profiles of each bundle, or "exact", the
-    best first, of which the load chooses. high_queue, low_queue: seconds of waiting from which the next one
-    is taken, and below which, for `hold` seconds, the one before.
-
-    Raises SessionError that lists every value out of range.
+    limits: of each bundle's batcher
+    fits_rows: whether an engine with fewer rows than `limits.max_rows` lowers that limit
+    max_body: bytes of a request
+    request_timeout: for an answer, with its wait
+    queue_timeout: for the wait
+    body_timeout, header_timeout: for receiving a request
+    write_timeout: for a client that does not read
+    idle_timeout: for a connection without a request
+    drain: for running answers at shutdown
+    ping: of silence, after which a stream sends a comment
+    keys: API keys; without any, everyone may use the server
+    cors_origins: foreign pages that may call
+    hosts: allowed Host headers; None for any
+    adaptive: profiles of each bundle, or "exact", from careful to fast; the load chooses among them
+    high_queue: wait from which on the next of them is used
+    low_queue, hold: all waits below `low_queue` for `hold` seconds return to the previous one
     """
 
     limits: Limits = field(default_factory=Limits)

@@ -1,4 +1,4 @@
-"""The page and the header that keeps it harmless: nothing from elsewhere, no script but its own."""
+"""The chat page, and the headers that allow only its own script and style."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def page() -> bytes:
 
 @cache
 def policy() -> str:
-    """What to send as Content-Security-Policy: the hashes are those of its one script and one style."""
+    """The Content-Security-Policy, with the hashes of the page's script and style."""
     return "; ".join(
         [
             "default-src 'none'",
@@ -28,14 +28,14 @@ def policy() -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",  # so that no text can become HTML, by mistake or not
+            "require-trusted-types-for 'script'",  # no text can become HTML
             "trusted-types 'none'",
         ]
     )
 
 
 def headers() -> dict[str, str]:
-    """All headers of the page."""
+    """The headers of the page."""
     return {
         "Content-Type": "text/html; charset=utf-8",
         "Content-Security-Policy": policy(),
@@ -47,6 +47,6 @@ def headers() -> dict[str, str]:
 
 
 def _hash(element: str) -> str:
-    """Of the element's contents, as browsers count it: between its tags, with every white space."""
+    """The hash of an element's content, white space included, as browsers compute it."""
     (content,) = re.findall(rf"<{element}>(.*?)</{element}>".encode(), page(), re.DOTALL)
     return "sha256-" + base64.b64encode(hashlib.sha256(content).digest()).decode()

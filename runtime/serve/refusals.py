@@ -1,4 +1,4 @@
-"""What a server will not do, as it is told to clients: a status, and an error in OpenAI's form."""
+"""Error responses: a status, and a body in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from ..errors import MarsError, Overloaded
 
-MOST_WORDS = 2000  # characters of a message: what clients sent is quoted in it
+MOST_CHARACTERS = 2000  # of a message, which may quote the request
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"} | {
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-CLOSE = {"connection": "close"}  # what was not read of a request is not to be taken for the next one
+CLOSE = {"connection": "close"}  # so that the unread rest is not parsed as the next request
 CODES = {
     "invalid_value": 400,
     "unsupported_parameter": 400,
@@ -35,11 +35,11 @@ CODES = {
     "replica_lost": 503,
     "timeout": 504,
 }
-"""What `error.code` may be, with its usual status; docs/serving.md says what each means."""
+"""Values of `error.code` with their usual status. docs/serving.md explains them."""
 
 
 class Refused(Exception):
-    """A request that gets an error instead of an answer. `param` is the field that is to blame."""
+    """A request that gets an error response. `param` is the wrong field."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, error: MarsError, param: str | None = None) -> Refused:
-        """What a client is told of an error of ours. `param` is the field that is to blame."""
+        """The response to a MarsError. `param` is the wrong field."""
         if isinstance(error, Overloaded):
             return busy(str(error), error.retry_after)
         return cls(CODES[error.code], str(error), param=param, code=error.code)
@@ -68,7 +68,7 @@ class Refused(Exception):
 
 
 def busy(message: str, retry_after: float, status: int = 429) -> Refused:
-    """There is no room now."""
+    """The server has no room for the request now."""
     seconds = str(max(1, round(retry_after)))
     return Refused(status, message, code="overloaded", headers={"retry-after": seconds})
 
@@ -77,11 +77,11 @@ def error_body(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    words = message if len(message) <= MOST_WORDS else message[:MOST_WORDS] + "..."
-    return {"error": {"message": words, "type": kind, "param": param, "code": code}}
+    text = message if len(message) <= MOST_CHARACTERS else message[:MOST_CHARACTERS] + "..."
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 
 def encoded(value: Any) -> bytes:
-    """JSON as it is sent; half a character, which a client may have sent, is written out."""
+    """Compact JSON. Lone surrogates, which a request may contain, are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The routes, as one ASGI object. Each reads, asks the service, and says what came of it."""
+"""The routes of the server, as one ASGI application."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.routing import Route, Router
 
 from ..session.session import Session
 from . import metrics, page
-from . import tokenize as texts
+from . import tokenize as tokens
 from .answer.service import Answering, Service
 from .answer.stream import EventStream
 from .ask.bodies import Bodies
@@ -27,10 +27,10 @@ Handler = Callable[[Request], Awaitable[Any]]
 
 
 def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) -> Door[Service]:
-    """Serve `sessions` under their names. Where nobody runs its lifespan, as when it is mounted in another
-    application, it begins to warm up with the first request, and ends with the interpreter.
+    """Serve `sessions` under their names. If its lifespan does not run, for example when it is mounted in
+    another application, it warms up at the first request.
 
-    Raises SessionError where the options do not fit the bundles.
+    Raises SessionError if the options do not fit the bundles.
     """
     options = options or ServeOptions()
     models = Models(sessions, options)
@@ -42,8 +42,9 @@ def app(sessions: Mapping[str, Session], options: ServeOptions | None = None) ->
         yield
         models.close(0)
 
-    inner = Router(_Routes(service).table(), redirect_slashes=False, lifespan=lifespan)
-    return Door(inner, service, options)
+    table = _Routes(service).table()
+    inner = Router(table, redirect_slashes=False, lifespan=lifespan)
+    return Door(inner, service, options, [route.path for route in table])
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -51,7 +52,7 @@ def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 
 class _Routes:
-    """What is answered at which path."""
+    """The handlers, by path."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._models = service, service.models
@@ -93,7 +94,7 @@ class _Routes:
             answering = Answering(service, ask, request.scope[CLIENT], request.receive, address)
             await answering.begin()
             if ask.stream:
-                answering.is_streamed = True  # which closes it
+                answering.is_streamed = True  # the stream closes it
                 return EventStream(answering)
             async for _ in answering.pieces():
                 pass
@@ -112,10 +113,10 @@ class _Routes:
         return _json(self._service.streams.steer(request.path_params["id"], request.scope[CLIENT], body))
 
     async def tokenize(self, request: Request) -> Response:
-        return _json(await texts.tokenize(self._models, await self._bodies.read(request)))
+        return _json(await tokens.tokenize(self._models, await self._bodies.read(request)))
 
     async def detokenize(self, request: Request) -> Response:
-        return _json(await texts.detokenize(self._models, await self._bodies.read(request)))
+        return _json(await tokens.detokenize(self._models, await self._bodies.read(request)))
 
     async def page(self, _: Request) -> Response:
         return Response(page.page(), headers=page.headers())

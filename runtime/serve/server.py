@@ -1,4 +1,4 @@
-"""A process that serves: its socket, its signals, its end. Knows no request."""
+"""The server process: its socket, its signals, its shutdown."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .options import HEADER_BYTES, ServeOptions
 
 LOG = logging.getLogger("mars_export.serve")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LAST_WORDS = 10  # seconds for answers to be sent that were cut short at the end
+LAST_WRITES = 10  # seconds for sending the rest of answers after the drain time
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, with signals of ours: the first begins the end, the second is the end."""
+    """uvicorn's server without its signal handlers; `_Shutdown` has ours."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -33,7 +33,7 @@ class Server(uvicorn.Server):
 
 
 def new_server(app: ASGIApp, options: ServeOptions) -> Server:
-    """For a socket that is bound already."""
+    """A server for a bound socket."""
     config = uvicorn.Config(
         app,
         http=connections(options.header_timeout, options.write_timeout),
@@ -45,13 +45,13 @@ def new_server(app: ASGIApp, options: ServeOptions) -> Server:
         server_header=False,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=options.idle_timeout,  # type: ignore[arg-type]  # it takes any number
-        timeout_graceful_shutdown=int(options.drain) + LAST_WORDS,
+        timeout_graceful_shutdown=int(options.drain) + LAST_WRITES,
     )
     return Server(config)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises MarsError where there can be none."""
+    """A listening socket. Raises MarsError if the address is not available."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=1024)
@@ -64,18 +64,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def run(server: Server, listening: socket.socket, models: Models, drain: float) -> None:
-    """Serve until a signal. Raises MarsError where a bundle could not be served."""
+    """Serve until a signal. Raises MarsError if a bundle fails."""
     asyncio.run(_run(server, listening, models, drain))
     if faults := models.faults:
-        words = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in faults.items())
-        raise MarsError(f"cannot serve {words}")
+        reasons = "; ".join(f"{name}: {error or type(error).__name__}" for name, error in faults.items())
+        raise MarsError(f"cannot serve {reasons}")
 
 
 async def _run(server: Server, listening: socket.socket, models: Models, drain: float) -> None:
     loop = asyncio.get_running_loop()
-    closing = _Closing(server, models, drain)
+    shutdown = _Shutdown(server, models, drain)
     for number in SIGNALS:
-        loop.add_signal_handler(number, closing.signal, number)
+        loop.add_signal_handler(number, shutdown.signal, number)
     watch = asyncio.create_task(_watch(models, server))
     try:
         await server.serve(sockets=[listening])
@@ -86,7 +86,7 @@ async def _run(server: Server, listening: socket.socket, models: Models, drain: 
 
 
 async def _watch(models: Models, server: Server) -> None:
-    """A bundle that cannot be warmed ends the server: nothing would mend it."""
+    """End the server if a bundle cannot warm up."""
     while not models.is_ready and not models.faults:
         await asyncio.sleep(0.05)
     if models.faults:
@@ -95,8 +95,8 @@ async def _watch(models: Models, server: Server) -> None:
         LOG.info("ready: %s", ", ".join(models.served))
 
 
-class _Closing:
-    """What signals do."""
+class _Shutdown:
+    """The first signal drains and closes the server, the second one ends the process."""
 
     def __init__(self, server: Server, models: Models, drain: float) -> None:
         self._server, self._models, self._drain = server, models, drain
@@ -104,7 +104,7 @@ class _Closing:
 
     def signal(self, number: int) -> None:
         if self._has_begun:
-            # Threads may be inside of a library: nothing is torn down under them.
+            # No cleanup: threads may be inside of a library.
             LOG.warning("second signal: ending at once")
             os._exit(128 + number)
         self._has_begun = True

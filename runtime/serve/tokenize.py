@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: text to token ids and back, beside the event loop."""
+"""/tokenize and /detokenize: text to token ids and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import MarsError
 from ..rules import is_integer
 from ..text.tokenizer import Text
 from ..text.toolcalls import dialect_of
-from .ask.fields import Fields, wrong
+from .ask.fields import BodyFields, wrong
 from .ask.messages import as_template, read_messages
 from .models import Models, Served
 from .refusals import Refused
@@ -18,34 +18,34 @@ from .refusals import Refused
 
 async def tokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:
     """Ids of a text (`content` or `prompt`), or of `messages` in the chat template."""
-    fields = Fields(body)
+    fields = BodyFields(body)
     served, _ = models.find(fields.text("model"))
     text = fields.text("content")
     text = text if text is not None else fields.text("prompt")
     messages, tools = fields.any("messages"), fields.list("tools")
     fields.finish()
     if (text is None) == (messages is None):
-        raise Refused(400, "give either content or messages", param="content")
+        raise Refused(400, "either content or messages is needed", param="content")
     source, info = _text(served), served.session.bundle.manifest.text
-    given: Any = text
+    prompt: Any = text
     if text is None:
         dialect = dialect_of(info.chat_template if info is not None else None)
-        given = as_template(read_messages(messages), dialect)
+        prompt = as_template(read_messages(messages), dialect)
 
     def encode() -> list[int]:
         checked = GenerationConfig(tools=tools or None).tools
-        return source.encode(given, None, None if checked is None else str(checked))
+        return source.encode(prompt, None, None if checked is None else str(checked))
 
     try:
         ids = await asyncio.to_thread(encode)
     except MarsError as error:
-        named = "tools" if error.field == "tools" else "messages" if text is None else "content"
-        raise Refused.of(error, named) from None
+        param = "tools" if error.field == "tools" else "messages" if text is None else "content"
+        raise Refused.of(error, param) from None
     return {"tokens": ids, "count": len(ids), "max_model_len": served.context}
 
 
 async def detokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:
-    fields = Fields(body)
+    fields = BodyFields(body)
     served, _ = models.find(fields.text("model"))
     ids = fields.list("tokens")
     fields.finish()
@@ -61,5 +61,5 @@ async def detokenize(models: Models, body: dict[str, Any]) -> dict[str, Any]:
 
 def _text(served: Served) -> Text:
     if served.session.text is None:
-        raise Refused(400, f"{served.name} has no tokenizer; it takes token ids", param="model")
+        raise Refused(400, f"{served.name} has no tokenizer; send token ids", param="model")
     return served.session.text

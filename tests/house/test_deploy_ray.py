@@ -145,7 +145,7 @@ def test_what_holds_for_all_and_what_for_one() -> None:
     [
         ({"bundles": None}, "at least one"),
         ({"bundles": {"a": 3}}, "must be a path"),
-        ({"bundles": {"a/b": "x"}}, "no space"),
+        ({"bundles": {"a/b": "x"}}, "must not have spaces"),
         ({"bundles": {"a": {"path": "x", "nonsense": 1}}}, "unknown 'nonsense'"),
         ({"nonsense": 1}, "unknown 'nonsense'"),
         ({"replicas": "3:2"}, "MIN:MAX"),

@@ -1,4 +1,4 @@
-"""From what is asked to requests that run: settings, level, places. Knows no HTTP."""
+"""Admitting a request: its settings, its level, its places in the batcher."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ..options import ServeOptions
 from ..refusals import Refused
 
 PARAMS = {"max_new_tokens": "max_tokens", "eos_ids": "ignore_eos", "schema": "response_format"}
-"""Fields of a request that set a config's of another name."""
+"""Fields of GenerationConfig that have another name in a request."""
 
 
 @dataclass(slots=True)
 class Admitted:
-    """The requests of one ask, in the order of its choices, and what they were given."""
+    """The batcher's requests for one ask, in the order of its choices, and their settings."""
 
     ask: Ask
     served: Served
@@ -39,25 +39,25 @@ class Admitted:
 
     @property
     def model(self) -> str:
-        """The name that answers carry."""
+        """The model name in answers."""
         named = self.ask.model is not None and self.ask.model != self.served.name
         return str(self.ask.model) if named else self.served.name
 
     def cancel(self) -> None:
-        """Those that still run end before their next step."""
+        """Cancel running requests; they end before their next step."""
         for request in self.requests:
             request.cancel()
             self.served.left(request)
 
 
 async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashable) -> Admitted:
-    """Give the ask its places. Raises Refused, and leaves nothing behind then."""
+    """Submit the requests of an ask. Raises Refused; no request runs then."""
     served, profile = models.find(ask.model)
     batcher = served.running()
-    if profile is not None and ask.given:
-        named = sorted(ask.given)[0]
-        raise Refused(400, f"the model's name has a profile, which sets {named}; give one", param=named)
-    if ask.is_structured:  # a schema of a megabyte is looked through elsewhere: nobody waits for it here
+    if profile is not None and ask.knobs:
+        name = sorted(ask.knobs)[0]
+        raise Refused(400, f"the model's name has a profile, which sets {name}; use one of them", param=name)
+    if ask.is_structured:  # checking a large schema would block the event loop
         config, level = await asyncio.to_thread(_config, served, ask, profile or ask.profile)
     else:
         config, level = _config(served, ask, profile or ask.profile)
@@ -66,17 +66,17 @@ async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashabl
     admitted = Admitted(ask, served, config, profile, level, [])
     try:
         for prompt, number in ((prompt, i) for prompt in ask.prompts for i in range(ask.n)):
-            own = config.with_values(seed=(config.seed + number) % 2**64) if number else config
-            given = await _prompt(served.session, ask, prompt, options.limits.max_prompt_tokens)
+            seeded = config.with_values(seed=(config.seed + number) % 2**64) if number else config
+            tokens = await _prompt(served.session, ask, prompt, options.limits.max_prompt_tokens)
             turn = served.compiling.of(client) if config.is_structured else None
             request = await batcher.asubmit(
-                given, own, deadline=options.request_timeout, client=client, turn=turn
+                tokens, seeded, deadline=options.request_timeout, client=client, turn=turn
             )
             admitted.requests.append(request)
             served.entered(request)
     except MarsError as error:
         admitted.cancel()
-        served.running()  # or it was closed meanwhile, which is nobody's mistake
+        served.running()  # raises another error if the server is closing
         raise _refused(error, ask) from None
     except BaseException:
         admitted.cancel()
@@ -85,7 +85,7 @@ async def admit(models: Models, options: ServeOptions, ask: Ask, client: Hashabl
 
 
 def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationConfig, str | None]:
-    """The settings, and the level of load that chose among them."""
+    """The settings, and the level of load if it chose among them."""
     session = served.session
     most = served.default_tokens if ask.max_tokens is None else ask.max_tokens
     settings: dict[str, Any] = {"max_new_tokens": most, **ask.settings}
@@ -95,34 +95,33 @@ def _config(served: Served, ask: Ask, profile: str | None) -> tuple[GenerationCo
         settings["seed"] = secrets.randbits(63)
     try:
         if ask.tools is not None:
-            GenerationConfig(tools=ask.tools.functions)  # what a model is told of must be tools, too
+            GenerationConfig(tools=ask.tools.functions)  # raises for invalid tools
         config = GenerationConfig(**settings)
     except MarsError as error:
         raise _refused(error, ask) from None
     level = None
     if profile is not None:
         try:
-            chosen = session.profile(profile)
+            config = _with_profile(config, session.profile(profile))
         except MarsError as error:
             raise Refused.of(error, "profile") from None
-        config = _with_knob(config, chosen)
-    elif served.adaptive is not None and not ask.given:
+    elif served.adaptive is not None and not ask.knobs:
         level = EXACT
-        # A bound that was tested with the likeliest tokens says nothing of others.
+        # Profiles are calibrated on greedy, unstructured answers.
         if config.is_greedy and not config.needs_logits and not config.is_structured:
             level = served.adaptive.names[served.level]
-            config = _with_knob(config, served.levels[level])
-    return repeatable(config, has_window="window" in ask.given, has_seed=ask.has_seed), level
+            config = _with_profile(config, served.levels[level])
+    return repeatable(config, has_window="window" in ask.knobs, has_seed=ask.has_seed), level
 
 
-def _with_knob(config: GenerationConfig, chosen: GenerationConfig) -> GenerationConfig:
-    if chosen.exact:
+def _with_profile(config: GenerationConfig, profile: GenerationConfig) -> GenerationConfig:
+    if profile.exact:
         return config
-    return config.with_values(tau=chosen.tau, metric=chosen.metric, window=chosen.window)
+    return config.with_values(tau=profile.tau, metric=profile.metric, window=profile.window)
 
 
 def _check(session: Session, options: ServeOptions, ask: Ask, config: GenerationConfig) -> None:
-    """Whether this bundle and these limits give what is asked for."""
+    """Raise Refused unless the bundle and the limits allow the settings."""
     if ask.logprobs and config.metric != "probability":
         raise Refused(400, f"logprobs are of probabilities, not of the {config.metric}", param="logprobs")
     try:
@@ -133,7 +132,7 @@ def _check(session: Session, options: ServeOptions, ask: Ask, config: Generation
 
 
 async def _prompt(session: Session, ask: Ask, prompt: Any, most: int | None) -> Any:
-    """What a batcher takes: token ids where the model is told of tools that it need not call."""
+    """The prompt for the batcher: messages, or their token ids if the prompt has optional tools."""
     if ask.kind == "text":
         return prompt
     text = session.bundle.manifest.text
@@ -147,7 +146,7 @@ async def _prompt(session: Session, ask: Ask, prompt: Any, most: int | None) -> 
 
 
 def _refused(error: MarsError, ask: Ask) -> Refused:
-    """What names no field is about the prompt."""
+    """The response to an error. An error without a field is about the prompt."""
     if error.field in (None, "prompt"):
         return Refused.of(error, "messages" if ask.kind == "chat" else "prompt")
     return Refused.of(error, PARAMS.get(str(error.field), error.field))

@@ -1,4 +1,4 @@
-"""One answer of several, as it grows: text, calls, steps, and how it ended. Knows OpenAI's names for them."""
+"""One answer of a request as it grows: text, calls, steps and its end."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...session.answer import Event
 from ...session.session import Session
 from ...text.toolcalls import ToolCall, ToolStream
 from ..ask.request import Ask
-from .steps import Step, Steps
+from .steps import AnswerStep, Steps
 
 REASONS = {"eos": "stop", "stop": "stop"}
-"""Every other end cut the answer short."""
+"""Other ends are "length"."""
 
 
 @dataclass(slots=True)
-class Call:
-    """One call of a tool."""
+class ToolCallEntry:
+    """One call of a tool, with its id."""
 
     id: str
     name: str
@@ -33,21 +33,21 @@ class Call:
 
 @dataclass(slots=True)
 class Piece:
-    """What an event adds."""
+    """The text, calls and steps that an event adds."""
 
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AnswerStep] = field(default_factory=list)
 
 
 class Choice:
-    """Takes the events of one request, in turn."""
+    """Collects the events of one request."""
 
     def __init__(self, index: int, request: Request, ask: Ask, session: Session) -> None:
         self.index, self.request = index, request
         self.reason: FinishReason | None = None
-        self.text, self.calls, self.steps = "", [], []  # type: tuple[str, list[Call], list[Step]]
-        self.num_shown = 0  # characters of the text that chunks had
+        self.text, self.calls, self.steps = "", [], []  # type: tuple[str, list[ToolCallEntry], list[AnswerStep]]
+        self.num_shown = 0  # characters of the text in earlier chunks
         self._reader: ToolStream | None = session.tool_stream() if ask.tools is not None else None
         self._once = ask.tools is not None and ask.tools.once
         self._steps = Steps(session.text) if ask.return_steps or ask.logprobs else None
@@ -59,18 +59,18 @@ class Choice:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it was ended here: it has the calls that were asked for."""
+        """Whether it was ended after its only call (`parallel_tool_calls` false)."""
         return self._is_full
 
     @property
     def finish_reason(self) -> str:
-        assert self.reason is not None, "asked at the end"
+        assert self.reason is not None, "the answer has not ended"
         if self.calls and (self._is_full or self.reason in REASONS):
             return "tool_calls"
         return REASONS.get(self.reason, "length")
 
     def push(self, event: Event) -> Piece:
-        """Take in an event; what clients see of it."""
+        """Add an event, and return the client's view of it."""
         piece = Piece()
         if self._steps is not None:
             piece.steps = self._steps.push(event)
@@ -86,13 +86,13 @@ class Choice:
         return piece
 
     def _read(self, reader: ToolStream, event: Event, piece: Piece) -> None:
-        """Calls and the text between them, up to the first call where only one is wanted."""
+        """Add calls and the text between them, up to the first call if only one is allowed."""
         items = reader.push(event.text)
         if event.finish_reason is not None:
             items += reader.finish()
         for item in items:
             if isinstance(item, ToolCall):
-                call = Call(f"call_{secrets.token_hex(12)}", item.name, item.arguments)
+                call = ToolCallEntry(f"call_{secrets.token_hex(12)}", item.name, item.arguments)
                 piece.calls.append(call.to_dict() | {"index": len(self.calls)})
                 self.calls.append(call)
                 if self._once:
@@ -103,7 +103,7 @@ class Choice:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The whole answer of a chat."""
+        """The message of a chat answer."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
         if self.calls:
             message["content"] = self.text or None

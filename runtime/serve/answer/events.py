@@ -1,6 +1,4 @@
-"""What happens to the requests of one client, in the order in which it happens: events, failures, the
-client's leaving. Knows no form of an answer.
-"""
+"""The events of several requests of one client in one queue, with failures and the client's disconnect."""
 
 from __future__ import annotations
 
@@ -16,29 +14,29 @@ from ...session.answer import Event
 
 
 class Gone(Enum):
-    """The client's leaving."""
+    """The client has disconnected."""
 
     GONE = "gone"
 
 
 GONE = Gone.GONE
 Happening = tuple[int, Event | BaseException] | Literal[Gone.GONE]
-"""(which request, its event or what it failed with), or GONE."""
+"""(index of the request, its event or its error), or GONE."""
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class Events:
-    """Reads several requests at once. `close` ends the reading, which cancels those that still run."""
+    """Reads several requests at once. `close` stops that, which cancels running ones."""
 
     def __init__(self, requests: list[Request], receive: Receive) -> None:
         self._happenings: deque[Happening] = deque()
-        self._came = asyncio.Event()  # something did
-        self._began = asyncio.Event()  # a request has its row, or something happened
+        self._came = asyncio.Event()  # the queue has an entry
+        self._began = asyncio.Event()  # a request has a row, or the queue has an entry
         self._tasks = [asyncio.create_task(self._read(i, request)) for i, request in enumerate(requests)]
         self._watch = asyncio.create_task(self._listen(receive))
 
     async def next(self, seconds: float) -> Happening | None:
-        """What happens next, None if nothing does within `seconds`."""
+        """The next entry, or None after `seconds`."""
         if not self._happenings:
             self._came.clear()
             with suppress(asyncio.TimeoutError):
@@ -47,11 +45,11 @@ class Events:
 
     @property
     def has_more(self) -> bool:
-        """Whether `next` would not have to wait."""
+        """Whether `next` returns at once."""
         return bool(self._happenings)
 
     async def begun(self) -> None:
-        """Wait until one of the requests has its row, or something happens."""
+        """Wait until a request has a row, or the queue has an entry."""
         await self._began.wait()
 
     def close(self) -> None:
@@ -66,7 +64,7 @@ class Events:
                 self._happens((i, event))
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # a library's panic is no Exception
+        except BaseException as error:  # a panic of a Rust library is not an Exception
             self._happens((i, error))
 
     async def _listen(self, receive: Receive) -> None:

@@ -1,4 +1,4 @@
-"""Bodies and chunks in OpenAI's form. Says what was done; decides nothing."""
+"""Response bodies and chunks in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from time import time
 from typing import Any
 
-from . import usage as records
+from . import usage as statistics
 from .admission import Admitted
 from .choice import Choice, Piece
-from .steps import Step, Token
+from .steps import AnswerStep, Token
 
 OBJECTS = {"chat": ("chatcmpl", "chat.completion"), "text": ("cmpl", "text_completion")}
 
 
-class Reply:
-    """The answers to one ask, under one id."""
+class OpenAIReply:
+    """The answers to one ask, as OpenAI's API returns them."""
 
     def __init__(self, admitted: Admitted) -> None:
         self.admitted, self.ask = admitted, admitted.ask
@@ -30,35 +30,35 @@ class Reply:
         return all(choice.is_over for choice in self.choices)
 
     def body(self) -> dict[str, Any]:
-        """All of it, when it is over."""
+        """The body of a finished reply."""
         return self._head(self._object, [self._whole(choice) for choice in self.choices]) | self._end(
             usage=True
         )
 
     def opening(self) -> list[dict[str, Any]]:
-        """The chunks that a stream begins with."""
+        """The first chunks of a stream."""
         if self.ask.kind == "text":
             return []
         delta = {"role": "assistant", "content": ""}
         return [self._chunk([self._entry(choice, delta)]) for choice in self.choices]
 
     def chunks(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
-        """What a stream says of an event: nothing where it adds nothing; its last chunks at the end."""
-        made = []
+        """The chunks for an event; none if it adds nothing, the last ones at the end."""
+        chunks = []
         if piece.text or piece.calls or piece.steps:
             delta: dict[str, Any] = {"content": piece.text} if piece.text or not piece.calls else {}
             if piece.calls:
                 delta["tool_calls"] = piece.calls
-            made.append(self._chunk([self._entry(choice, delta, piece)]))
+            chunks.append(self._chunk([self._entry(choice, delta, piece)]))
         choice.num_shown += len(piece.text)
         if choice.is_over:
-            made.append(self._chunk([self._entry(choice, {}, None, choice.finish_reason)]))
-        if self.is_over and made:
+            chunks.append(self._chunk([self._entry(choice, {}, None, choice.finish_reason)]))
+        if self.is_over and chunks:
             if self.ask.include_usage:
-                made.append(self._head(self._chunk_object, []) | self._end(usage=True))
+                chunks.append(self._head(self._chunk_object, []) | self._end(usage=True))
             else:
-                made[-1] |= self._end(usage=False)
-        return made
+                chunks[-1] |= self._end(usage=False)
+        return chunks
 
     # --- parts ---
 
@@ -75,10 +75,10 @@ class Reply:
         return chunk | {"usage": None} if self.ask.include_usage else chunk
 
     def _end(self, *, usage: bool) -> dict[str, Any]:
-        end = {"usage": records.usage(self.admitted)} if usage else {}
+        end = {"usage": statistics.usage(self.admitted)} if usage else {}
         return end | {
-            "mars": records.settings(self.admitted, self.choices),
-            "timings": records.timings(self.admitted),
+            "mars": statistics.settings(self.admitted, self.choices),
+            "timings": statistics.timings(self.admitted),
         }
 
     def _entry(
@@ -102,7 +102,7 @@ class Reply:
         steps = [step.to_dict() for step in choice.steps]
         return entry | ({"steps": steps} if self.ask.return_steps else {})
 
-    def _logprobs(self, steps: Sequence[Step], offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, steps: Sequence[AnswerStep], offset: int) -> dict[str, Any] | None:
         tokens = [token for step in steps for token in step.tokens]
         if not self.ask.logprobs or (self.ask.stream and not tokens):
             return None
@@ -112,7 +112,7 @@ class Reply:
 
 
 def _older_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-    """As text completions have them."""
+    """Logprobs in the form of text completions."""
     offsets = []
     for token in tokens:
         offsets.append(offset)

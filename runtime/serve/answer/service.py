@@ -1,4 +1,4 @@
-"""The parts of one server, and the way of one ask through it. Knows no routes."""
+"""Answering one ask, from its admission to its log line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..refusals import Refused, busy
 from .admission import Admitted, admit
 from .choice import Choice, Piece
 from .events import GONE, Events, Receive
-from .replies import Reply
+from .replies import OpenAIReply
 from .steering import Streams
 
 LOG = logging.getLogger("mars_export.serve")
@@ -28,7 +28,7 @@ LOG = logging.getLogger("mars_export.serve")
 
 @dataclass(slots=True)
 class Service:
-    """What all requests share."""
+    """The parts of a server that all requests share."""
 
     models: Models
     options: ServeOptions
@@ -38,24 +38,24 @@ class Service:
 
 
 class Answering:
-    """One ask from its admission to its end; a context manager that leaves nothing running behind."""
+    """One ask from its admission to its end. As a context manager, it cancels its requests at exit."""
 
     def __init__(
         self, service: Service, ask: Ask, client: int | None, receive: Receive, address: str | None = None
     ) -> None:
         self._service, self._ask, self._client, self._receive = service, ask, client, receive
-        # Whose turn it takes: a key's, on a server without keys an address's.
+        # Clients take turns by key, or without keys by address.
         self._sender: Hashable = client if client is not None else address
         self._came = perf_counter()
         self._admitted: Admitted | None = None
         self._events: Events | None = None
-        self._steps: dict[int, float] = {}  # when the last step of each choice came
+        self._steps: dict[int, float] = {}  # time of the last step of each choice
         self._outcome = "cancelled"  # until it is over
-        self.reply: Reply | None = None
+        self.reply: OpenAIReply | None = None
         self.has_begun = self.is_streamed = False
 
-    async def begin(self) -> Reply:
-        """Admit the ask and wait until it has a row. Raises Refused."""
+    async def begin(self) -> OpenAIReply:
+        """Submit the ask, and wait for its first row. Raises Refused."""
         service = self._service
         until = self._came + service.options.queue_timeout
         try:
@@ -63,7 +63,7 @@ class Answering:
         except asyncio.TimeoutError:
             seconds = service.options.queue_timeout
             raise busy(
-                f"no place came free within {seconds:g} s; try again later", max(1.0, seconds / 2)
+                f"no row was free within {seconds:g} s; try again later", max(1.0, seconds / 2)
             ) from None
         assert self.reply is not None
         self.has_begun = True
@@ -74,12 +74,12 @@ class Answering:
         service = self._service
         self._admitted = await admit(service.models, service.options, self._ask, self._sender)
         self._events = Events(self._admitted.requests, self._receive)
-        self.reply = Reply(self._admitted)
+        self.reply = OpenAIReply(self._admitted)
         await self._events.begun()
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
-        """What the choices add, each piece as it comes; None where there is silence. Raises Refused, also
-        when the client is gone.
+        """The pieces of all choices as they come; None after a silence. Raises Refused, also if the client
+        disconnects.
         """
         assert self.reply is not None and self._events is not None, "begin first"
         while not self.reply.is_over:
@@ -101,11 +101,11 @@ class Answering:
 
     @property
     def has_more(self) -> bool:
-        """Whether the next piece is there already."""
+        """Whether the next piece is ready."""
         return self._events is not None and self._events.has_more
 
     def close(self) -> None:
-        """Nothing of it runs on."""
+        """Cancel running requests, and count and log the answer."""
         if self._events is not None:
             self._events.close()
         if self._admitted is None:
@@ -129,7 +129,7 @@ class Answering:
         assert self._admitted is not None, "it has begun"
         served, now, before = self._admitted.served, perf_counter(), self._steps.get(i)
         if before is None:
-            served.left(self._admitted.requests[i])  # it waits no more
+            served.left(self._admitted.requests[i])
         if event.token_ids:
             self._steps[i] = now
         self._service.metrics.step(served, event, None if before is None else now - before)
@@ -139,10 +139,10 @@ class Answering:
         if isinstance(error, MarsError):
             return Refused.of(error)
         LOG.error("an answer failed: %s", type(error).__name__)
-        return Refused(500, "the answer failed inside the server; its log says more", code="failed")
+        return Refused(500, "the answer failed inside the server; see its log", code="failed")
 
     def _check_end(self, event: Event, choice: Choice) -> None:
-        """An answer that somebody else ended: what is there of it counts only if there is something."""
+        """Raise Refused if the server ended an answer early. A partial answer after a timeout is returned."""
         if event.finish_reason == "cancelled":
             raise Refused(
                 503, "the server is closing; ask again", code="closing", headers={"retry-after": "5"}
@@ -150,9 +150,9 @@ class Answering:
         if not choice.request.stats.tokens:
             self._outcome = "expired"
             seconds = self._service.options.request_timeout
-            raise Refused(504, f"no answer within {seconds:g} s; ask for less, or later", code="timeout")
+            raise Refused(504, f"no answer within {seconds:g} s; ask for less, or try later", code="timeout")
 
-    def _log(self, reply: Reply, seconds: float) -> None:
+    def _log(self, reply: OpenAIReply, seconds: float) -> None:
         admitted, stats = reply.admitted, reply.admitted.requests[0].stats
         fields: dict[str, Any] = {
             "id": reply.id, "model": admitted.model, "outcome": self._outcome, "client": self._client,

@@ -1,4 +1,4 @@
-"""Streams that run, by their ids: who may steer them, and how. Knows no HTTP."""
+"""Changing tau of running streams, by their ids."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from typing import Any
 
 from ...decode.config import GenerationConfig
 from ...errors import MarsError
-from ..ask.fields import Fields
+from ..ask.fields import BodyFields
 from ..refusals import Refused
-from .replies import Reply
+from .replies import OpenAIReply
 from .usage import settings
 
 
 class Streams:
-    """The streams of one server. Used on its event loop only."""
+    """The running streams of one server. For its event loop only."""
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[Reply, int | None]] = {}
+        self._running: dict[str, tuple[OpenAIReply, int | None]] = {}
 
-    def add(self, reply: Reply, client: int | None) -> None:
+    def add(self, reply: OpenAIReply, client: int | None) -> None:
         self._running[reply.id] = reply, client
 
-    def drop(self, reply: Reply) -> None:
+    def drop(self, reply: OpenAIReply) -> None:
         self._running.pop(reply.id, None)
 
     def __len__(self) -> int:
         return len(self._running)
 
     def steer(self, name: str, client: int | None, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Put another tau, or exact mode, from the next step on; what holds then. A client steers its own."""
+        """Set tau or exact mode from the next step on, and return the settings. Clients steer their own
+        streams only.
+        """
         reply, owner = self._running.get(name, (None, None))
         if reply is None or owner != client:
             raise Refused(404, f"no stream {name[:80]!r} is running", param="id", code="stream_not_found")
-        fields = Fields(body)
+        fields = BodyFields(body)
         tau, exact = fields.number("tau"), fields.flag("exact")
         fields.finish()
         if (tau is None) == (exact is None) or exact is False:
-            raise Refused(400, 'give one of {"tau": NUMBER} and {"exact": true}', param="tau")
+            raise Refused(400, 'send either {"tau": NUMBER} or {"exact": true}', param="tau")
         session = reply.admitted.served.session
         try:
             session.check(GenerationConfig(tau=tau) if exact is None else GenerationConfig(exact=True))

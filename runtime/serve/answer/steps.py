@@ -1,4 +1,4 @@
-"""Which tokens came in which step, with the text of each. Their texts joined are the answer's."""
+"""The tokens of each step with their texts, which joined are the answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 from ...session.answer import Event
 from ...text.tokenizer import Text, TextStream
 
-LEAST = 1e-30  # a probability whose logarithm is written down
+LEAST = 1e-30  # lowest probability for a logarithm
 
 How = Literal["accepted", "verified", "forced"]
 
 
 @dataclass(slots=True)
 class Token:
-    """`how` it came: verified (proposed, and held), forced (by a grammar), else accepted from the model."""
+    """`how` it was chosen: verified (a proposal), forced (by a grammar), else accepted."""
 
     id: int
     text: str
@@ -37,8 +37,8 @@ class Token:
 
 
 @dataclass(slots=True)
-class Step:
-    """`number` counts from 0; `end` is where its text ends in the answer's."""
+class AnswerStep:
+    """`number` counts from 0; `end` is the end of its text in the answer."""
 
     number: int
     tokens: list[Token]
@@ -49,15 +49,15 @@ class Step:
 
 
 class Steps:
-    """The steps of one answer. A step is handed out once all its text was shown."""
+    """The steps of one answer. A step is returned when all of its text was returned."""
 
     def __init__(self, text: Text | None) -> None:
         self._stream = TextStream(text) if text is not None else None
-        self._held: deque[Step] = deque()
+        self._pending: deque[AnswerStep] = deque()
         self._spelled = self._shown = self._num = 0
 
-    def push(self, event: Event) -> list[Step]:
-        """Take in an event; the steps that are complete now, all of them with the last event."""
+    def push(self, event: Event) -> list[AnswerStep]:
+        """Add an event, and return the complete steps; with the last event all of them."""
         if event.token_ids:
             forced = set(event.forced)
             tokens = []
@@ -65,20 +65,20 @@ class Steps:
                 how: How = "forced" if i in forced else "verified" if i < event.verified else "accepted"
                 tokens.append(Token(token, self._spell(token), p, how))
             self._spelled += sum(len(token.text) for token in tokens)
-            self._held.append(Step(self._num, tokens, self._spelled))
+            self._pending.append(AnswerStep(self._num, tokens, self._spelled))
             self._num += 1
         self._shown += len(event.text)
         if event.finish_reason is not None:
             return self._rest()
         ready = []
-        # The last step waits while its last token is a part of a character: an answer that ends there gets
-        # what it is for that token's text.
+        # A last step waits while its last token has only a part of a character: if the answer ends there,
+        # that token gets the rest of the text.
         while (
-            self._held
-            and self._held[0].end <= self._shown
-            and (self._held[0].tokens[-1].text or len(self._held) > 1)
+            self._pending
+            and self._pending[0].end <= self._shown
+            and (self._pending[0].tokens[-1].text or len(self._pending) > 1)
         ):
-            ready.append(self._held.popleft())
+            ready.append(self._pending.popleft())
         return ready
 
     def _spell(self, token: int) -> str:
@@ -87,10 +87,10 @@ class Steps:
         self._stream.push(token)
         return self._stream.read()
 
-    def _rest(self) -> list[Step]:
-        """What was held, its text cut where the answer ends: before a stop string."""
-        rest = list(self._held)
-        self._held.clear()
+    def _rest(self) -> list[AnswerStep]:
+        """The pending steps, without text after the end of the answer (from a stop string on)."""
+        rest = list(self._pending)
+        self._pending.clear()
         if rest and self._stream is not None:
             tail = self._stream.finish()
             rest[-1].tokens[-1].text += tail

@@ -1,4 +1,4 @@
-"""Server-sent events: the chunks of one reply, with a sign of life in silences. Knows no form of a chunk."""
+"""Streaming a reply as server-sent events."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .service import Answering
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies must not collect what is said token by token
+    (b"x-accel-buffering", b"no"),  # tells nginx not to buffer the stream
 ]
 PING, DONE = b": ping\n\n", b"data: [DONE]\n\n"
 
 
 class EventStream:
-    """A response that streams an ask which has begun. Its errors are chunks: the status is sent before."""
+    """A response that streams an ask which has begun. Errors are chunks, since the status is sent first."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
@@ -29,22 +29,22 @@ class EventStream:
         assert reply is not None, "begin first"
         with answering:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            await _say(send, b"".join(_data(chunk) for chunk in reply.opening()))
-            said = b""
+            await _write(send, b"".join(_data(chunk) for chunk in reply.opening()))
+            data = b""
             try:
-                async for grown in answering.pieces():
-                    said += PING if grown is None else b"".join(map(_data, reply.chunks(*grown)))
-                    if said and not answering.has_more:  # else it goes out with what follows
-                        await _say(send, said)
-                        said = b""
-                await _say(send, said + DONE)
+                async for piece in answering.pieces():
+                    data += PING if piece is None else b"".join(map(_data, reply.chunks(*piece)))
+                    if data and not answering.has_more:  # else it is sent with the next piece
+                        await _write(send, data)
+                        data = b""
+                await _write(send, data + DONE)
             except Refused as refusal:
                 if refusal.status != 499:
-                    await _say(send, said + _data(refusal.body))
+                    await _write(send, data + _data(refusal.body))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _say(send: Send, data: bytes) -> None:
+async def _write(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 

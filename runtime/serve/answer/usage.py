@@ -1,4 +1,4 @@
-"""What an answer says of how it was made: usage, settings, times, and how proposals fared. Values only."""
+"""The statistics in a reply: `usage`, `mars` and `timings`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MS = 1000.0
 
 
 def usage(admitted: Admitted) -> dict[str, Any]:
-    """OpenAI's counts. A prompt counts once, however many answers it gets."""
+    """Token counts as in OpenAI's API. A prompt with several answers counts once."""
     stats = _stats(admitted)
     prompts = stats[:: admitted.ask.n]
     num_prompt = sum(s.prompt_tokens for s in prompts)
@@ -31,27 +31,29 @@ def usage(admitted: Admitted) -> dict[str, Any]:
 
 
 def settings(admitted: Admitted, choices: Sequence[Choice] = ()) -> dict[str, Any]:
-    """What was used; a stream may have been steered meanwhile."""
+    """The settings in use; those of a stream may have been changed since it began."""
     first, config = admitted.requests[0], admitted.config
-    is_as_given = (first.exact, first.tau) == (config.exact, config.tau)
-    found: dict[str, Any] = {
+    is_unchanged = (first.exact, first.tau) == (config.exact, config.tau)
+    values: dict[str, Any] = {
         "exact": first.exact,
         "tau": first.tau,
         "metric": config.metric,
-        "profile": admitted.profile if is_as_given else None,
+        "profile": admitted.profile if is_unchanged else None,
         "window": config.window,
         "level": admitted.level,
     }
     if not config.is_greedy:
-        found["seed"] = config.seed
+        values["seed"] = config.seed
     if choices:
         reasons = ["stop" if choice.is_cut else choice.reason for choice in choices]
-        found["finish_reason"] = reasons[0] if len(reasons) == 1 else reasons
-    return found
+        values["finish_reason"] = reasons[0] if len(reasons) == 1 else reasons
+    return values
 
 
 def timings(admitted: Admitted) -> dict[str, Any]:
-    """In llama-server's way, milliseconds; of several answers the sums of counts and the longest times."""
+    """Times in milliseconds with the names of llama-server. Several answers: sums of counts,
+    longest times.
+    """
     stats = _stats(admitted)
     tokens, forwards = sum(s.tokens for s in stats), sum(s.forwards for s in stats)
     seconds = max(s.decode_time for s in stats)

@@ -1,4 +1,4 @@
-"""A body's fields, taken one by one with their types checked; what is left at the end is refused by name."""
+"""Typed reading of a body's fields. Fields that are left over at the end are refused by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..refusals import Refused
 
 T = TypeVar("T")
 
-# Known to OpenAI's clients and others, and nothing that an answer depends on.
+# Fields of OpenAI's API and others that do not change the answer. They are ignored.
 HARMLESS = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_retention", "request_id", "timings_per_token", "priority"),
     )
 )
-# They would change the answer and are not done here: the value with which nothing changes.
+# Unsupported fields that would change the answer, with the values that would not.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -49,8 +49,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class Fields:
-    """The fields that are not null."""
+class BodyFields:
+    """The fields of a body that are not null."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
@@ -91,19 +91,19 @@ class Fields:
         return tuple(texts)
 
     def finish(self) -> None:
-        """Refuse what was not taken and is not harmless."""
+        """Refuse unread fields, except harmless ones."""
         for name, value in self._left.items():
             if name in HARMLESS:
                 continue
             if name not in NEUTRAL:
                 raise Refused(
-                    400, f"unknown field {name[:60]!r}; take it out, or correct its name", param=name[:60]
+                    400, f"unknown field {name[:60]!r}; remove it, or correct its name", param=name[:60]
                 )
             if not any(_is_same(value, neutral) for neutral in NEUTRAL[name]):
                 neutral = f" (except {json.dumps(NEUTRAL[name][0])})" if NEUTRAL[name] else ""
                 raise Refused(
                     400,
-                    f"{name} is not supported{neutral} and would change the answer; take it out",
+                    f"{name} is not supported{neutral} and would change the answer; remove it",
                     param=name,
                     code="unsupported_parameter",
                 )
@@ -128,5 +128,5 @@ def shown(value: object) -> str:
 
 
 def _is_same(value: object, neutral: object) -> bool:
-    """0 is not False here."""
+    """Equality, in which 0 differs from False."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,4 +1,4 @@
-"""Chat messages in OpenAI's form, made what the chat templates of checkpoints expect. Knows no template."""
+"""Chat messages: from the form of OpenAI's API to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MOST_MESSAGES = 4096
 
 
 def read_messages(value: object) -> list[dict[str, Any]]:
-    """The messages of a body. Raises Refused for what cannot be any."""
+    """The messages of a body. Raises Refused if they are invalid."""
     if value is None:
         raise _wrong("messages is missing")
     if not isinstance(value, list) or not value:
         raise _wrong(f"messages must be a list of at least one message, not {shown(value) if value else []}")
     if len(value) > MOST_MESSAGES:
-        raise _wrong(f"{len(value)} messages, at most {MOST_MESSAGES} are taken")
+        raise _wrong(f"{len(value)} messages are too many; at most {MOST_MESSAGES} are allowed")
     return [_message(i, message) for i, message in enumerate(value)]
 
 
@@ -31,16 +31,16 @@ def _message(i: int, message: object) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise _wrong(f"messages[{i}].role must be a text, not {shown(role)}")
-    given = {name: value for name, value in message.items() if value is not None}
-    content = given.get("content", "" if "tool_calls" in given else None)
+    fields = {name: value for name, value in message.items() if value is not None}
+    content = fields.get("content", "" if "tool_calls" in fields else None)
     if not isinstance(content, str | list):
         raise _wrong(f"messages[{i}].content must be a text or a list of parts, not {shown(content)}")
-    calls = given.get("tool_calls", [])
+    calls = fields.get("tool_calls", [])
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
         raise _wrong(
             f"messages[{i}].tool_calls must be a list of {{id, type, function: {{name, arguments}}}}"
         )
-    return {**given, "content": content}
+    return {**fields, "content": content}
 
 
 def _is_call(call: object) -> bool:
@@ -53,8 +53,8 @@ def _is_call(call: object) -> bool:
 
 
 def as_template(messages: list[dict[str, Any]], dialect: Dialect) -> list[Message]:
-    """What a template is given: calls with their arguments as objects, or, where it knows none, as the text
-    that the model itself would have written.
+    """Messages for the template: calls with their arguments as objects, or in dialect `list` as the text that
+    the model would have written.
     """
     return [_with_calls(message, dialect) if message.get("tool_calls") else message for message in messages]
 
@@ -71,7 +71,7 @@ def _with_calls(message: Mapping[str, Any], dialect: Dialect) -> Message:
 
 
 def _object(arguments: str) -> Any:
-    """The arguments of a call; what is no JSON stays text."""
+    """The arguments of a call; text that is not JSON stays text."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):

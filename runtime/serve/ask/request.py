@@ -1,4 +1,4 @@
-"""What a request asks for, read from its JSON. Knows fields and their meaning; no model, no session."""
+"""A request for answers, read from its JSON body."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Literal
 from ...rules import is_integer
 from ..options import MOST_CHOICES, MOST_PROMPTS
 from ..refusals import Refused
-from .fields import Fields, shown, wrong
+from .fields import BodyFields, shown, wrong
 from .messages import read_messages
 
-KNOB = ("exact", "tau", "metric", "profile", "window")
-TEXT_TOKENS = 16  # of a text completion that does not say, as OpenAI has it
+KNOBS = ("exact", "tau", "metric", "profile", "window")
+TEXT_TOKENS = 16  # default `max_tokens` of text completions, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that an answer may call, or with `must` has to; `once`: no more than one call."""
+    """Functions that an answer may call, or must call with `must`. `once`: at most one call."""
 
     functions: list[Any]
     must: bool
@@ -26,8 +26,21 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request for answers. `settings` are fields of a GenerationConfig; `prompts` are texts, token ids,
-    or for "chat" the messages alone.
+    """One request for answers.
+
+    kind: the path, /v1/chat/completions or /v1/completions
+    model: its name, with or without a profile
+    prompts: texts or lists of token ids; for "chat" one list of messages
+    settings: fields of GenerationConfig
+    max_tokens: of each answer
+    profile: the name of a profile
+    tools: functions that the answer may or must call
+    n: answers to each prompt
+    stream: whether the answer is streamed
+    include_usage: whether the stream ends with `usage`
+    return_steps: whether the tokens of each step are returned
+    logprobs: whether the log-probabilities of tokens are returned
+    knobs: the fields of KNOBS that the request sets
     """
 
     kind: Literal["chat", "text"]
@@ -42,12 +55,11 @@ class Ask:
     include_usage: bool = False
     return_steps: bool = False
     logprobs: bool = False
-    given: frozenset[str] = field(default_factory=frozenset)
-    """Which of exact, tau, metric, profile and window the request names."""
+    knobs: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def is_structured(self) -> bool:
-        """Whether it comes with a schema, a regex, choices or tools."""
+        """Whether it has a schema, a regex, choices or tools."""
         return self.tools is not None or bool({"schema", "regex", "choice"} & self.settings.keys())
 
     @property
@@ -56,8 +68,8 @@ class Ask:
 
 
 def read_ask(kind: Literal["chat", "text"], body: dict[str, Any]) -> Ask:
-    """Raises Refused for the first thing that is wrong."""
-    fields = Fields(body)
+    """Read the body of a request. Raises Refused for the first invalid field."""
+    fields = BodyFields(body)
     model = fields.text("model")
     if kind == "chat":
         prompts: list[Any] = [read_messages(fields.any("messages"))]
@@ -76,24 +88,24 @@ def read_ask(kind: Literal["chat", "text"], body: dict[str, Any]) -> Ask:
         raise wrong("n", f"1 to {MOST_CHOICES}", n)
     if most is not None and most < 1:
         raise wrong("max_tokens", "an integer of 1 or more", most)
-    given = frozenset(name for name in KNOB if body.get(name) is not None)
+    knobs = frozenset(name for name in KNOBS if body.get(name) is not None)
     settings, profile = _settings(fields), fields.text("profile")
-    _check_knob(given, settings)
+    _check_knobs(knobs, settings)
     if tools is not None and (structured := sorted({"schema", "regex", "choice"} & settings.keys())):
-        raise Refused(400, f"tools and {structured[0]} exclude each other; give one", param="response_format")
+        raise Refused(400, f"tools and {structured[0]} exclude each other; use one", param="response_format")
     stream = bool(fields.flag("stream"))
     include_usage = _include_usage(fields, stream)
     return_steps = bool(fields.flag("return_steps"))
     fields.finish()
     return Ask(
         kind, model, prompts, settings, most, profile, tools, n or 1, stream, include_usage, return_steps,
-        logprobs, given,
+        logprobs, knobs,
     )  # fmt: skip
 
 
-def _settings(fields: Fields) -> dict[str, Any]:
-    """Fields that a GenerationConfig has, under its names."""
-    found: dict[str, Any] = {
+def _settings(fields: BodyFields) -> dict[str, Any]:
+    """The fields of GenerationConfig, under its names."""
+    values: dict[str, Any] = {
         "temperature": fields.number("temperature"),
         "top_p": fields.number("top_p"),
         "top_k": fields.integer("top_k"),
@@ -113,21 +125,21 @@ def _settings(fields: Fields) -> dict[str, Any]:
         "schema": _schema(fields.object("response_format")),
         "eos_ids": () if fields.flag("ignore_eos") else None,
     }
-    if found["top_k"] == -1:
-        found["top_k"] = 0  # off, as some clients write it
-    if isinstance(found["seed"], int) and -(2**63) <= found["seed"] < 0:
-        found["seed"] += 2**64
-    return {name: value for name, value in found.items() if value is not None}
+    if values["top_k"] == -1:
+        values["top_k"] = 0  # off, in some APIs
+    if isinstance(values["seed"], int) and -(2**63) <= values["seed"] < 0:
+        values["seed"] += 2**64
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _check_knob(given: frozenset[str], settings: dict[str, Any]) -> None:
-    """Exact, a tau and a profile exclude each other."""
-    if "profile" in given and (others := sorted(given - {"profile"})):
-        raise Refused(400, f"a profile sets {others[0]}; give one of them", param=others[0])
-    if settings.get("exact") and "tau" in given:
-        raise Refused(400, "tau and exact exclude each other; give one of them", param="tau")
-    if "metric" in given and "tau" not in given:
-        raise Refused(400, "metric says what tau is compared with; give tau, too", param="metric")
+def _check_knobs(knobs: frozenset[str], settings: dict[str, Any]) -> None:
+    """Refuse combinations of exact, tau and profile."""
+    if "profile" in knobs and (others := sorted(knobs - {"profile"})):
+        raise Refused(400, f"a profile sets {others[0]}; use one of them", param=others[0])
+    if settings.get("exact") and "tau" in knobs:
+        raise Refused(400, "tau and exact exclude each other; use one of them", param="tau")
+    if "metric" in knobs and "tau" not in knobs:
+        raise Refused(400, "metric is the confidence that tau is compared with; add tau", param="metric")
 
 
 def _window(value: object) -> Any:
@@ -139,7 +151,7 @@ def _window(value: object) -> Any:
 
 
 def _schema(form: dict[str, Any] | None) -> Any:
-    """The JSON schema that a response_format asks for."""
+    """The JSON schema of a response_format."""
     kind = None if form is None else form.get("type")
     if form is None or kind == "text":
         return None
@@ -156,7 +168,7 @@ def _schema(form: dict[str, Any] | None) -> Any:
     )
 
 
-def _tools(fields: Fields) -> Tools | None:
+def _tools(fields: BodyFields) -> Tools | None:
     functions, choice = fields.list("tools"), fields.any("tool_choice")
     parallel = fields.flag("parallel_tool_calls")
     if not functions:
@@ -176,10 +188,10 @@ def _tools(fields: Fields) -> Tools | None:
             f" ...}}}}, not {shown(choice)}",
             param="tool_choice",
         )
-    chosen = [tool for tool in functions if _name(tool) == name]
-    if not chosen:
-        raise Refused(400, f"tool_choice names {name[:60]!r}, which no tool is called", param="tool_choice")
-    return Tools(chosen[:1], True, True)
+    tools = [tool for tool in functions if _name(tool) == name]
+    if not tools:
+        raise Refused(400, f"tool_choice {name[:60]!r} is not among the tools", param="tool_choice")
+    return Tools(tools[:1], True, True)
 
 
 def _name(tool: object) -> object:
@@ -201,25 +213,25 @@ def _prompts(value: object) -> list[Any]:
     raise wrong("prompt", what, value)
 
 
-def _text_logprobs(fields: Fields) -> bool:
-    """The number of alternatives that the older path takes: only the chosen token's is known."""
+def _text_logprobs(fields: BodyFields) -> bool:
+    """Whether a text completion wants logprobs. Only those of the chosen tokens are known."""
     number = fields.integer("logprobs")
     if number is not None and number not in (0, 1):
         raise Refused(
             400,
-            f"logprobs {number}: only the chosen token's is known; give 0 or 1",
+            f"logprobs {number}: only those of the chosen tokens are known; use 0 or 1",
             param="logprobs",
             code="unsupported_parameter",
         )
     return number is not None
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _include_usage(fields: BodyFields, stream: bool) -> bool:
     options = fields.object("stream_options")
     if options is None:
         return False
     if not stream:
-        raise Refused(400, "stream_options are for streams; give stream: true", param="stream_options")
+        raise Refused(400, "stream_options needs stream: true", param="stream_options")
     include = options.get("include_usage", False)
     if not isinstance(include, bool):
         raise wrong("stream_options.include_usage", "true or false", include)

@@ -1,5 +1,5 @@
-"""The server on Ray Serve: replicas behind one address. `build` makes an application from a configuration's
-arguments, `app` is one made from the environment. Nothing here is imported unless it is asked for.
+"""The server on Ray Serve: replicas behind one address. `build` makes an application of the arguments in a
+configuration file, `app` one of environment variables. Both are imported at first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Which replica has read the beginning of a prompt before, and which one a request goes to. Knows no Ray."""
+"""Choosing a replica whose prefix cache is likely to have the beginning of a prompt."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
-CHARACTERS, IDS = 256, 64  # of a text completion's prompt, in one piece
-MOST_ENDS = 32  # keys of the beginning, and of the end, that one request has
-MOST_HOMES = 4  # replicas that are remembered for one key
+CHARACTERS, IDS = 256, 64  # in a piece of a text completion's prompt
+MOST_ENDS = 32  # keys of the first, and of the last pieces of a request
+MOST_HOMES = 4  # replicas that are stored for one key
 MOST_KEYS = 65_536
 
 Route = Literal["conversation", "beginning", "spill", "balance"]
-"""Why a request is where it is: its longest known beginning was there, or a shorter one; what knew it was too
-busy; nobody knew it.
+"""Why a replica was chosen: it has the longest known beginning, or a shorter one; the replicas that have one
+are too busy; or no replica has one.
 """
 
 
 def keys_of(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Hashes of what the prompt begins with, each of more than the one before: of the system message, of it
-    and the first turn, and so on. Requests share a key where the prefix store may share entries.
+    """Hashes of longer and longer beginnings of the prompt: of the system message, of the system message with
+    the first turn, and so on. Requests with a common key may share entries of the prefix cache.
     """
     digest = blake2b(_canonical([body.get("cache_salt"), body.get("tools")]), digest_size=12)
     keys = []
@@ -39,7 +39,7 @@ def _pieces(body: Mapping[str, Any]) -> Sequence[Any]:
         return messages
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # of several prompts the first decides
+        prompt = prompt[0]  # the first of several prompts decides
     if not isinstance(prompt, str | list):
         return []
     size = CHARACTERS if isinstance(prompt, str) else IDS
@@ -51,18 +51,18 @@ def _canonical(value: Any) -> bytes:
 
 
 class Homes:
-    """Where beginnings were read last, by their keys; what was not asked for longest is forgotten first."""
+    """The replicas that have read beginnings, by key. The least recently used keys are dropped."""
 
     def __init__(self, most: int = MOST_KEYS) -> None:
         self._most = most
         self._replicas: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def of(self, key: str) -> tuple[str, ...]:
-        """The replicas that read it, the latest first."""
+        """The replicas that have read it, the latest one first."""
         return self._replicas.get(key, ())
 
     def put(self, keys: Sequence[str], replica: str) -> None:
-        """A request with these keys went there."""
+        """Note that a request with these keys went to `replica`."""
         for key in keys:
             others = [other for other in self._replicas.pop(key, ()) if other != replica]
             self._replicas[key] = (replica, *others[: MOST_HOMES - 1])
@@ -70,7 +70,7 @@ class Homes:
             self._replicas.popitem(last=False)
 
     def forget(self, replica: str) -> None:
-        """It is gone, with all that it had read."""
+        """Remove a replica."""
         for key, replicas in list(self._replicas.items()):
             if replica in replicas:
                 left = tuple(other for other in replicas if other != replica)
@@ -80,7 +80,7 @@ class Homes:
                     del self._replicas[key]
 
     def why(self, keys: Sequence[str], replica: str) -> Route:
-        """What a request with these keys finds at the replica that it is sent to."""
+        """Why a request with these keys goes to `replica`."""
         known = [key for key in keys if self.of(key)]
         if not known:
             return "balance"
@@ -97,19 +97,20 @@ def choose(
     bound: int,
     draw: random.Random,
 ) -> list[list[str]]:
-    """Ranks of replicas to try, of those in `loads` (their running requests): first the one that has most of
-    the prompt's beginning, unless it has more than `bound` requests beyond the idlest one's; then two drawn
-    at random: the caller takes the idler.
+    """The replicas to try, by rank. `loads` are the running requests of each replica.
+
+    First comes the replica with the longest beginning of the prompt, unless it has over `bound` more requests
+    than the least busy one. Then come two random ones, of which the caller takes the less busy.
     """
-    there = [replica for replica in loads if replica not in avoid] or list(loads)
-    if not there:
+    candidates = [replica for replica in loads if replica not in avoid] or list(loads)
+    if not candidates:
         return []
-    most = min(loads[replica] for replica in there) + bound
+    most = min(loads[replica] for replica in candidates) + bound
     ranks = []
     for key in reversed(keys):
-        having = [replica for replica in homes.of(key) if replica in there and loads[replica] <= most]
-        if having:
-            ranks.append([min(having, key=lambda replica: loads[replica])])
+        owners = [replica for replica in homes.of(key) if replica in candidates and loads[replica] <= most]
+        if owners:
+            ranks.append([min(owners, key=lambda replica: loads[replica])])
             break
-    ranks.append(draw.sample(there, min(2, len(there))))
+    ranks.append(draw.sample(candidates, min(2, len(candidates))))
     return ranks

@@ -1,4 +1,4 @@
-"""An application of Ray Serve: deployments of replicas, one for each bundle, and a front before them."""
+"""The Ray Serve application: a deployment of replicas for each bundle, and a front."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ..door import Door
 from ..logs import listen
 from ..options import MOST_CONNECTIONS
-from .counts import OF_PROCESS
 from .fleet import Fleet, Share, read_fleet
 from .front import Front, new_front
+from .front_counters import OF_PROCESS
 from .pool import HandlePool
 from .replica import Replica, with_keys
 from .router import PrefixRouter
 
 FRONT = "mars-front"
-LAST_WORDS = 10.0  # seconds beyond the drain after which a replica is ended
-CONSTRUCTIONS = 3  # tries to open a bundle, of each replica
+LAST_WRITES = 10.0  # seconds after the drain, until a replica is killed
+CONSTRUCTIONS = 3  # attempts of a replica to open its bundle
 HEALTH_PERIOD, HEALTH_TIMEOUT = 5.0, 30.0
 ENVIRONMENT = {"MARS_REPLICAS": "replicas", "MARS_THREADS": "threads", "MARS_MAX_ROWS": "max_rows"}
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """From the `args` of a configuration's file (docs/scale.md). Raises SessionError with every mistake."""
+    """The application of the `args` in a configuration file (docs/scale.md). Raises SessionError."""
     return application(read_fleet(args))
 
 
@@ -41,21 +41,21 @@ def application(fleet: Fleet) -> Application:
         num_replicas=fleet.fronts,
         ray_actor_options={"num_cpus": fleet.front_cpus},
         max_ongoing_requests=MOST_CONNECTIONS,
-        graceful_shutdown_timeout_s=fleet.options.drain + LAST_WORDS,
+        graceful_shutdown_timeout_s=fleet.options.drain + LAST_WRITES,
         max_surge_percent=100,
     )
     return front.bind(*replicas)
 
 
 class Holder:
-    """Names the deployments that a front needs, so that they are deployed with it."""
+    """The front's deployment, bound to those of the replicas so that they are deployed too."""
 
     def __init__(self, *replicas: Any) -> None:
         self.replicas = replicas
 
 
 def deployment_of(name: str) -> str:
-    """What the replicas of a bundle are called in the cluster."""
+    """The name of a bundle's deployment."""
     return f"mars-model-{name}"
 
 
@@ -79,7 +79,7 @@ def _replicas(share: Share, fleet: Fleet) -> Application:
         ray_actor_options=resources,
         max_ongoing_requests=fleet.ongoing,
         max_queued_requests=fleet.options.limits.max_waiting,
-        graceful_shutdown_timeout_s=fleet.options.drain + LAST_WORDS,
+        graceful_shutdown_timeout_s=fleet.options.drain + LAST_WRITES,
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=HEALTH_PERIOD,
         health_check_timeout_s=HEALTH_TIMEOUT,
@@ -90,10 +90,10 @@ def _replicas(share: Share, fleet: Fleet) -> Application:
 
 
 def _builder(fleet: Fleet) -> Callable[[], Any]:
-    """A function that makes the front, in its process."""
+    """A function that makes the front in its process."""
 
     def front() -> Any:
-        return _new_front(fleet)  # by its name: this function travels, what it names does not
+        return _new_front(fleet)  # this function is pickled, globals by name only
 
     return front
 
@@ -111,11 +111,11 @@ def _new_front(fleet: Fleet) -> Door[Front]:
 def _from_environment() -> Mapping[str, Any]:
     """MARS_BUNDLES: paths with the separator of PATH; MARS_REPLICAS, MARS_THREADS, MARS_MAX_ROWS."""
     paths = [Path(path) for path in os.environ.get("MARS_BUNDLES", "").split(os.pathsep) if path]
-    found: dict[str, Any] = {"bundles": {path.name.removesuffix(".bundle"): str(path) for path in paths}}
+    arguments: dict[str, Any] = {"bundles": {path.name.removesuffix(".bundle"): str(path) for path in paths}}
     for name, argument in ENVIRONMENT.items():
         if value := os.environ.get(name):
-            found[argument] = int(value) if value.isdigit() else value
-    return found
+            arguments[argument] = int(value) if value.isdigit() else value
+    return arguments
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What goes from the front to a replica, and what comes back, part by part. Values only."""
+"""The messages between the front and a replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Call:
     """One HTTP request for any replica of a bundle.
 
-    keys: what its prompt begins with, the longest last (`affinity`). avoid: replicas that were lost with it.
+    `keys` are hashes of its prompt's beginnings (see affinity.py), `avoid` replicas that failed with it.
     """
 
     method: str
@@ -24,14 +24,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The replica has it: the first part of every answer."""
+    """The replica has the request: the first part of every answer."""
 
     replica: str
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Status and headers, before the bytes of the body."""
+    """Status and headers."""
 
     status: int
     headers: Headers
@@ -42,7 +42,7 @@ Part = Begun | Start | bytes
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole answer of one replica."""
+    """The whole answer of one replica."""
 
     replica: str
     status: int
@@ -50,4 +50,4 @@ class Whole:
 
 
 class Lost(Exception):
-    """The replica that had a call is no more, or let go of it."""
+    """The replica of a call has ended, or dropped the call."""

@@ -1,4 +1,4 @@
-"""What is served with how many replicas of which size, read from the arguments of a configuration."""
+"""The configuration of a fleet: bundles, their replicas, and the front."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...rules import is_integer, number
 from ..logs import LEVELS
 from ..options import ServeOptions
 
-SPARE = 2  # requests beyond its rows that a replica is given, so that no row waits for the next one to come
+SPARE = 2  # requests beyond its rows that a replica may have, so that no row idles
 AMOUNT = number("a number of 0 or more")
 Routing = Literal["prefix", "even"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
@@ -21,8 +21,14 @@ ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One bundle and its replicas, from `least` to `most`. A replica is one session with `threads` threads of
-    its own, or with `gpus` of a GPU.
+    """One bundle and its replicas.
+
+    name: of the model
+    path: of the bundle
+    least, most: number of replicas
+    threads: of each replica
+    gpus: of each replica; a share of a GPU is allowed
+    device, variant, accuracy_level, cache_bytes, safe, parse_special: as in Session.open
     """
 
     name: str
@@ -41,9 +47,16 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All shares, and what holds for all. `bound`: how many more requests than the idlest replica one may
-    have that gets one more because it knows its beginning. `key_file` lies on every machine. `front_cpus`:
-    what a front takes of a node's CPUs; above 0, no front is put on a head without CPUs, and they outlive it.
+    """All bundles with their replicas, and the front.
+
+    shares: the bundles
+    options: of the server
+    key_file: file of API keys, on every machine
+    fronts: number of fronts
+    front_cpus: CPUs of a front; above 0, fronts are not placed on a head node without CPUs, and outlive it
+    routing: how a replica is chosen
+    bound: requests that a replica may have more than the least busy one to get a request for its prefix cache
+    log_level, json_logs: of the log
     """
 
     shares: tuple[Share, ...]
@@ -58,12 +71,12 @@ class Fleet:
 
     @property
     def ongoing(self) -> int:
-        """Requests that one replica is given at a time."""
+        """Most requests of a replica at a time."""
         return self.options.limits.max_rows + SPARE
 
     @property
     def most_threads(self) -> int:
-        """CPUs that all replicas take."""
+        """CPUs of all replicas."""
         return sum(share.most * share.threads for share in self.shares)
 
 
@@ -74,23 +87,23 @@ OF_FLEET = {f.name for f in fields(Fleet)} - {"shares", "options"}
 
 
 def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
-    """`arguments`: `bundles`, names with paths or with mappings that have a `path`; what holds for all of
-    them, or for one in its mapping: replicas (N or "MIN:MAX"), threads, gpus, device, variant...; and fields
-    of Fleet, ServeOptions and Limits.
+    """Read the arguments of a configuration.
 
-    Raises SessionError that lists every mistake.
+    `bundles` has names with paths, or with mappings that have a `path`. Fields of Share, such as replicas (N
+    or "MIN:MAX") and threads, are for all bundles, or in such a mapping for one. Fields of Fleet,
+    ServeOptions and Limits follow. Raises a SessionError that lists every problem.
     """
     wrong: list[str] = []
     known = OF_LIMITS | OF_OPTIONS | OF_SHARE | OF_FLEET | {"bundles"}
-    there = ", ".join(sorted(known))
-    wrong += [f"unknown {name!r}; there are {there}" for name in arguments if name not in known]
+    names = ", ".join(sorted(known))
+    wrong += [f"unknown {name!r}; known are {names}" for name in arguments if name not in known]
     common = {name: arguments[name] for name in OF_SHARE if name in arguments}
     bundles = arguments.get("bundles")
     shares = []
     if not isinstance(bundles, Mapping) or not bundles:
         wrong.append("bundles must be a mapping of names to paths, with at least one")
     else:
-        shares = [_share(str(name), given, common, wrong) for name, given in bundles.items()]
+        shares = [_share(str(name), entry, common, wrong) for name, entry in bundles.items()]
     own = {name: arguments[name] for name in OF_FLEET if name in arguments}
     if own.get("routing", "prefix") not in ROUTINGS:
         wrong.append(f"routing must be one of {', '.join(ROUTINGS)}, not {own['routing']!r}")
@@ -115,17 +128,17 @@ def read_fleet(arguments: Mapping[str, Any]) -> Fleet:
 
 def _options(arguments: Mapping[str, Any]) -> ServeOptions:
     limits = Limits(**{name: arguments[name] for name in OF_LIMITS if name in arguments})
-    given = {name: arguments[name] for name in OF_OPTIONS if name in arguments}
+    values = {name: arguments[name] for name in OF_OPTIONS if name in arguments}
     for name in ("cors_origins", "adaptive"):
-        if name in given:
-            given[name] = tuple(given[name])
-    if given.get("hosts") is not None:
-        given["hosts"] = frozenset(given["hosts"])
-    return ServeOptions(limits=limits, **given)
+        if name in values:
+            values[name] = tuple(values[name])
+    if values.get("hosts") is not None:
+        values["hosts"] = frozenset(values["hosts"])
+    return ServeOptions(limits=limits, **values)
 
 
-def _share(name: str, given: Any, common: Mapping[str, Any], wrong: list[str]) -> Share | None:
-    own = {"path": given} if isinstance(given, str | Path) else given
+def _share(name: str, entry: Any, common: Mapping[str, Any], wrong: list[str]) -> Share | None:
+    own = {"path": entry} if isinstance(entry, str | Path) else entry
     if not isinstance(own, Mapping) or not isinstance(own.get("path"), str | Path):
         wrong.append(f"bundles.{name} must be a path, or a mapping with one")
         return None
@@ -133,11 +146,11 @@ def _share(name: str, given: Any, common: Mapping[str, Any], wrong: list[str]) -
     before = len(wrong)
     wrong += [f"bundles.{name}: unknown {key!r}" for key in own if key not in OF_SHARE | {"path"}]
     if not name or any(character in name for character in "#/ \n"):
-        wrong.append(f"bundles.{name}: a name has no space, / or #")
-    asked = values.get("replicas", 1)
-    replicas = read_replicas(asked)
+        wrong.append(f"bundles.{name}: a name must not have spaces, / or #")
+    number = values.get("replicas", 1)
+    replicas = read_replicas(number)
     if replicas is None:
-        wrong.append(f"bundles.{name}: replicas must be N or MIN:MAX, 1 or more, not {asked!r}")
+        wrong.append(f"bundles.{name}: replicas must be N or MIN:MAX, 1 or more, not {number!r}")
     if not is_integer(values.get("threads", 1), 1):
         wrong.append(f"bundles.{name}: threads must be an integer of 1 or more, not {values['threads']!r}")
     if not AMOUNT.holds(values.get("gpus", 0.0)):
@@ -146,12 +159,12 @@ def _share(name: str, given: Any, common: Mapping[str, Any], wrong: list[str]) -
         return None
     least, most = replicas
     names = {f.name for f in fields(Share)} - {"name", "least", "most"}
-    found = {key: values[key] for key in names if key in values}
-    return Share(name, least=least, most=most, **{**found, "path": str(found["path"])})
+    settings = {key: values[key] for key in names if key in values}
+    return Share(name, least=least, most=most, **{**settings, "path": str(settings["path"])})
 
 
 def read_replicas(value: Any) -> tuple[int, int] | None:
-    """The fewest and the most of "N" or "MIN:MAX"; None for what is neither."""
+    """The numbers of "N" or "MIN:MAX"; None for any other value."""
     least, colon, most = str(value).partition(":")
     numbers = [least, most if colon else least]
     if isinstance(value, bool) or not all(n.isascii() and n.isdigit() and 0 < len(n) < 6 for n in numbers):

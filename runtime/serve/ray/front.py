@@ -1,7 +1,4 @@
-"""What stands before the replicas: who may call, which bundle is meant, which questions go to all replicas.
-
-One ASGI object over pools; knows no Ray.
-"""
+"""The front: an ASGI application that sends requests to replicas."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from ..options import ServeOptions
 from ..refusals import Refused, encoded
 from .affinity import keys_of
 from .call import Call, Headers, Part, Whole
-from .counts import Counts
 from .exposition import merged
+from .front_counters import FrontCounters
 from .relay import Relay
 
 REPLICAS = "mars_front_replicas"
@@ -35,20 +32,22 @@ PASSED_ON = (b"authorization", b"content-type", b"user-agent")
 Handler = Callable[[Request], Awaitable[Any]]
 
 
-class Pool(Protocol):
+class ReplicaPool(Protocol):
     """The replicas of one bundle."""
 
     def send(self, call: Call) -> AsyncGenerator[Part, None]:
         """The parts of one replica's answer. Raises Lost and Refused."""
 
     async def ask(self, call: Call) -> list[Whole]:
-        """What all replicas say, of those that do."""
+        """The answers of all replicas that answer."""
 
 
 class Front:
-    """Pools by the names of their bundles; the first is what a request gets that names none."""
+    """Sends requests to the pools of bundles. A request without a model goes to the first one."""
 
-    def __init__(self, pools: Mapping[str, Pool], options: ServeOptions, counts: Counts) -> None:
+    def __init__(
+        self, pools: Mapping[str, ReplicaPool], options: ServeOptions, counts: FrontCounters
+    ) -> None:
         self.keys = Keys(options.keys)
         self._pools, self._options, self._counts = dict(pools), options, counts
         self._bodies = Bodies(options.max_body, options.body_timeout)
@@ -77,13 +76,13 @@ class Front:
         name = ""
         try:
             body = await self._bodies.read(request)
-            ask = read_ask(kind, body)  # what is wrong goes no further
+            ask = read_ask(kind, body)  # refuses invalid requests here
             name = self._find(ask.model)
         except Refused:
             self._counts.add("mars_front_requests", name, "refused")
             raise
         if ask.settings.get("temperature") and not ask.has_seed:
-            body["seed"] = secrets.randbits(63)  # another replica would draw the same
+            body["seed"] = secrets.randbits(63)  # so that another replica would draw the same tokens
         return self._relay(request, name, body, keys_of(body), is_stream=ask.stream)
 
     async def _pass_on(self, request: Request) -> Any:
@@ -110,7 +109,7 @@ class Front:
         )
 
     def _find(self, model: str | None) -> str:
-        """The bundle that a model's name means; what is behind its colon, the replica looks at."""
+        """The bundle of a model's name. The replica checks the profile after the colon."""
         if model is None:
             return next(iter(self._pools))
         for at in (len(model), *(i for i, character in enumerate(model) if character == ":")):
@@ -126,17 +125,17 @@ class Front:
     # --- to all replicas ---
 
     async def _steer(self, request: Request) -> Response:
-        """The stream is one replica's: the others know none of its name."""
+        """Only one replica has the stream; the others answer 404."""
         call = _call(request, encoded(await self._bodies.read(request)))
-        said = [each for pool in self._pools.values() for each in await pool.ask(call)]
-        for each in sorted(said, key=lambda each: each.status == 404):
-            return Response(each.body, each.status, media_type="application/json")
+        answers = [answer for pool in self._pools.values() for answer in await pool.ask(call)]
+        for answer in sorted(answers, key=lambda answer: answer.status == 404):
+            return Response(answer.body, answer.status, media_type="application/json")
         raise Refused(503, "no replica answers; try again", code="closing", headers={"retry-after": "5"})
 
     async def _health(self, request: Request) -> Response:
         silent = []
         for name, pool in self._pools.items():
-            if not any(each.status == 200 for each in await pool.ask(_call(request))):
+            if not any(answer.status == 200 for answer in await pool.ask(_call(request))):
                 silent.append(name)
         if silent:
             return _json({"status": "not ready", "models": silent}, 503, {"retry-after": "5"})
@@ -146,10 +145,10 @@ class Front:
         pages: dict[str, str] = {}
         replicas = []
         for name, pool in self._pools.items():
-            said = await pool.ask(_call(request))
-            pages |= {each.replica: each.body.decode() for each in said if each.status == 200}
-            replicas.append(f"{REPLICAS}{{model={json.dumps(name)}}} {len(said)}\n")
-        head = f"# HELP {REPLICAS} Replicas that answered for this page.\n# TYPE {REPLICAS} gauge\n"
+            answers = await pool.ask(_call(request))
+            pages |= {answer.replica: answer.body.decode() for answer in answers if answer.status == 200}
+            replicas.append(f"{REPLICAS}{{model={json.dumps(name)}}} {len(answers)}\n")
+        head = f"# HELP {REPLICAS} Replicas that answered this scrape.\n# TYPE {REPLICAS} gauge\n"
         text = merged(pages) + head + "".join(replicas) + self._counts.text()
         return Response(text.encode(), media_type=METRICS)
 
@@ -165,13 +164,13 @@ class Front:
         raise Refused(404, f"no model {model[:200]!r}", param="model", code="model_not_found")
 
     async def _entries(self, request: Request) -> list[dict[str, Any]]:
-        """What each bundle's replicas list; they are alike."""
+        """The entries of each bundle, which are the same in all replicas."""
         call = replace(_call(request), path="/v1/models")
         entries: list[dict[str, Any]] = []
         for pool in self._pools.values():
-            said = [each for each in await pool.ask(call) if each.status == 200]
-            for entry in json.loads(said[0].body)["data"] if said else []:
-                entry["mars"]["replicas"] = len(said)
+            answers = [answer for answer in await pool.ask(call) if answer.status == 200]
+            for entry in json.loads(answers[0].body)["data"] if answers else []:
+                entry["mars"]["replicas"] = len(answers)
                 entries.append(entry)
         return entries
 
@@ -179,14 +178,15 @@ class Front:
         return Response(page.page(), headers=page.headers())
 
 
-def new_front(pools: Mapping[str, Pool], options: ServeOptions, counts: Counts) -> Door[Front]:
-    """The ASGI object."""
+def new_front(pools: Mapping[str, ReplicaPool], options: ServeOptions, counts: FrontCounters) -> Door[Front]:
+    """The ASGI application of a front."""
     front = Front(pools, options, counts)
-    return Door(Router(front.table(), redirect_slashes=False), front, options)
+    table = front.table()
+    return Door(Router(table, redirect_slashes=False), front, options, [route.path for route in table])
 
 
 def _called(handler: Handler) -> Handler:
-    """A function, which the router asks for."""
+    """`handler` as a plain function, which Route requires."""
 
     async def handle(request: Request) -> Any:
         return await handler(request)

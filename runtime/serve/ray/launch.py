@@ -1,4 +1,4 @@
-"""A fleet on this machine, or on a cluster that runs: from its start to a signal."""
+"""Running a fleet on this machine until a signal, or deploying it to a Ray cluster."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LOG = logging.getLogger("mars_export.serve")
 NAME = "mars"
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # Ray's own 15 is for batch work: whatever else runs here would go first
+    "RAY_worker_niceness": "0",  # the default of 15 is for batch work
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable[[], None]) -> None:
-    """Serve until a signal, on a Ray of its own on this machine; with `address` put the fleet there, in the
-    place of the one before, and leave it. `ready` is called once all replicas are.
+    """Start Ray on this machine and serve until a signal. With `address`, deploy to that cluster instead,
+    where the fleet replaces an earlier one, and return. `ready` is called when all replicas are ready.
 
-    Raises MarsError where Ray is not installed or a bundle cannot be served.
+    Raises MarsError if Ray is not installed or a bundle cannot be served.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -44,12 +44,12 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
     num_cores = cores()
     if address is None and fleet.most_threads > num_cores:
         raise MarsError(
-            f"{fleet.most_threads} threads for all replicas, and {num_cores} cores here; give fewer"
-            " --replicas or --threads, or --address of a cluster"
+            f"all replicas need {fleet.most_threads} threads, and this machine has {num_cores} cores; lower"
+            " --replicas or --threads, or set --address to a cluster"
         )
     if address is None:
         for share in fleet.shares:
-            open_bundle(share.path)  # what is wrong with it is said here, not in the log of a replica
+            open_bundle(share.path)  # report problems here, not in the log of a replica
     listen(fleet.log_level, as_json=fleet.json_logs)
     try:
         if address is None:
@@ -79,13 +79,13 @@ def run(fleet: Fleet, host: str, port: int, address: str | None, ready: Callable
 
 
 def _drain(serve: Any, seconds: float) -> None:
-    """End replicas and fronts when they have answered. Ray's own shutdown ends its proxy first, and with it
-    every connection.
+    """End replicas and fronts after their answers. Ray's own shutdown ends its proxy, and every connection,
+    first.
     """
     until = monotonic() + seconds
     try:
         serve.delete(NAME, _blocking=False)
         while NAME in serve.status().applications and monotonic() < until:
             sleep(0.1)
-    except Exception as error:  # the signal was for Ray's own processes, too
+    except Exception as error:  # the signal reaches Ray's processes too
         LOG.warning("Ray ended before the running answers: %s", type(error).__name__)

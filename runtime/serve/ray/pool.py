@@ -1,4 +1,4 @@
-"""The replicas of one bundle, as a front calls them: over Ray's handle."""
+"""Calls from a front to the replicas of one bundle, over Ray."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ LOST = (
     *(RayActorError, WorkerCrashedError, NodeDiedError, OwnerDiedError, TaskCancelledError),
     ReplicaUnavailableError,
 )
-RETRY = 5.0  # seconds after which to ask again where all places are taken
-PATIENCE = 3.0  # seconds for an answer of all replicas
+RETRY = 5.0  # seconds until a client should try again
+PATIENCE = 3.0  # seconds for the answers of all replicas
 
 
 class HandlePool:
-    """Calls to any replica, and to all of them."""
+    """A ReplicaPool over a Ray handle."""
 
     def __init__(self, name: str, handle: DeploymentHandle[Any]) -> None:
         self.name, self._handle = name, handle
         self._answers = handle.options(method_name="answer", stream=True)
 
     async def send(self, call: Call) -> AsyncGenerator[Part, None]:
-        """The parts of one replica's answer. Raises Lost, and Refused where there is no place."""
+        """The parts of one replica's answer. Raises Lost, and Refused if all replicas are full."""
         response = self._answers.remote(call)
         try:
             async for part in response:
@@ -54,20 +54,18 @@ class HandlePool:
             ) from None
         except RayTaskError as error:
             LOG.error("%s: an answer failed: %s", self.name, type(error.cause).__name__)
-            raise Refused(
-                500, "the answer failed inside the server; its log says more", code="failed"
-            ) from None
+            raise Refused(500, "the answer failed inside the server; see its log", code="failed") from None
         finally:
-            with suppress(Exception):  # of what ended before it was sent
+            with suppress(Exception):  # the call may have ended before it was sent
                 response.cancel()
 
     async def ask(self, call: Call) -> list[Whole]:
-        """What all replicas say, of those that do."""
+        """The answers of all replicas that answer."""
         try:
-            said = await self._handle.broadcast("whole", call).results_async(
+            answers = await self._handle.broadcast("whole", call).results_async(
                 timeout_s=PATIENCE, return_exceptions=True
             )
-        except Exception as error:  # none is there, or not all answered
+        except Exception as error:  # no replica is running, or not all answered
             LOG.warning("%s: no answer of all replicas: %s", self.name, type(error).__name__)
             return []
-        return [each for each in said if isinstance(each, Whole)]
+        return [answer for answer in answers if isinstance(answer, Whole)]

@@ -1,7 +1,4 @@
-"""One request's way to a replica and back, to another one where the first is lost before it said anything.
-
-Knows the form of a stream; no Ray, and no model.
-"""
+"""Relaying a request to a replica, and to another one if the first is lost before its first token."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from ..answer.stream import HEADERS, PING
 from ..refusals import Refused, busy, encoded
 from .call import Begun, Headers, Lost, Part, Start
 
-ATTEMPTS = 3  # a request that kills its replica is not sent on for ever
-GONE = "the replica that had this request is gone"
+ATTEMPTS = 3  # a request may kill its replica
+GONE = "the replica of this request was lost"
 
 Outcome = Literal["answered", "lost", "refused", "overloaded", "failed", "left"]
 Attempt = Callable[[frozenset[str]], AsyncGenerator[Part, None]]
-"""Sends the request to a replica, to none of those named if there is another. Raises Lost."""
+"""Sends the request to a replica, if possible to none of those in the set. Raises Lost."""
 
 
 class Relay:
-    """A response: the parts of a replica's answer, sent on. Nothing goes out before the answer's first token,
-    signs of life excepted, so that until then another replica may begin anew.
+    """A response that relays a replica's answer. Until its first token only pings are sent, so that another
+    replica can start again.
     """
 
     def __init__(
@@ -40,13 +37,15 @@ class Relay:
         patience: float,
         done: Callable[[Relay], None],
     ) -> None:
-        """`patience`: seconds until a replica must have the request. `done` is told at the end."""
+        """`patience` is the time in seconds until a replica must have the request. `done` is called
+        at the end.
+        """
         self._attempt, self._is_stream = attempt, is_stream
         self._ping, self._done = ping, done
         self._patience, self._until = patience, monotonic() + patience
         self._start: Start | None = None  # of this attempt
         self._held = b""
-        self._has_replica = self._has_started = self._has_told = False
+        self._has_replica = self._has_started = self._has_text = False
         self.outcome: Outcome = "left"
         self.retries = 0
 
@@ -71,9 +70,9 @@ class Relay:
             await self._fail(send, refusal)
         except Lost:
             self.outcome = "lost"
-            words = "its answer ends here" if self._has_told else f"so were {self.retries} others"
+            reason = "its answer ends here" if self._has_text else f"so were {self.retries} others"
             headers = {"retry-after": "5"}
-            error = Refused(503, f"{GONE}; {words}; ask again", code="replica_lost", headers=headers)
+            error = Refused(503, f"{GONE}; {reason}; try again", code="replica_lost", headers=headers)
             await self._fail(send, error)
 
     async def _answer(self, send: Send) -> None:
@@ -93,60 +92,62 @@ class Relay:
                 await self._end(send)
                 return
             except Lost:
-                if self._has_told or self.retries + 1 >= ATTEMPTS:
+                if self._has_text or self.retries + 1 >= ATTEMPTS:
                     raise
                 self.retries += 1
-                self._until = monotonic() + self._patience  # it may have run for longer than that already
+                self._until = monotonic() + self._patience  # the lost attempt may have taken longer
                 avoid |= {replica} - {""}
 
     # --- parts ---
 
     def _silence(self) -> float:
-        """Seconds after which to look around."""
+        """Seconds of silence until `_keep_alive`."""
         return self._ping if self._has_replica else max(0.0, min(self._ping, self._until - monotonic()))
 
     async def _keep_alive(self, send: Send) -> None:
         if not self._has_replica and monotonic() >= self._until:
             raise busy(
-                f"no place came free within {self._patience:g} s; try again later",
+                f"no row was free within {self._patience:g} s; try again later",
                 max(1.0, self._patience / 2),
             )
         if self._is_stream and self._start is not None and self._start.status == 200:
-            await self._say(send, PING)
+            await self._write(send, PING)
 
     async def _take(self, send: Send, part: Start | bytes) -> None:
         if isinstance(part, Start):
             self._start = part
-        elif self._has_told:
-            await self._say(send, part)
+        elif self._has_text:
+            await self._write(send, part)
         else:
             self._held += part
             if self._is_stream and self._start is not None and self._start.status == 200:
                 self._look()
-                if self._has_told:
+                if self._has_text:
                     held, self._held = self._held, b""
-                    await self._say(send, held)
+                    await self._write(send, held)
 
     def _look(self) -> None:
-        """Whether what is held tells anything of the answer. Raises Lost for a mere farewell."""
+        """Look for text of the answer in the held bytes. Raises Lost if the replica only says that
+        it closes.
+        """
         for event in _events(self._held):
-            if _is_farewell(event):
+            if _is_closing(event):
                 raise Lost
             if not _is_opening(event):
-                self._has_told = True
+                self._has_text = True
                 return
 
     async def _end(self, send: Send) -> None:
-        """The replica said all that it had to say."""
+        """Finish the response after the replica's last part."""
         start = self._start
         if start is None:
             raise Lost
-        if self._has_told:
+        if self._has_text:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        elif start.status == 503 and _is_farewell(_json(self._held)):
+        elif start.status == 503 and _is_closing(_json(self._held)):
             raise Lost
         elif self._has_started:  # a stream: its status is sent
-            await self._say(send, self._held if start.status == 200 else b"data: " + self._held + b"\n\n")
+            await self._write(send, self._held if start.status == 200 else b"data: " + self._held + b"\n\n")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             await send(
@@ -155,7 +156,7 @@ class Relay:
             await send({"type": "http.response.body", "body": self._held, "more_body": False})
         self.outcome = _outcome(start.status)
 
-    async def _say(self, send: Send, data: bytes) -> None:
+    async def _write(self, send: Send, data: bytes) -> None:
         if not self._has_started:
             self._has_started = True
             headers: Headers = self._start.headers if self._start is not None else tuple(HEADERS)
@@ -165,7 +166,7 @@ class Relay:
     async def _fail(self, send: Send, refusal: Refused) -> None:
         if not self._has_started:
             raise refusal
-        await self._say(send, b"data: " + encoded(refusal.body) + b"\n\n")
+        await self._write(send, b"data: " + encoded(refusal.body) + b"\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -177,7 +178,7 @@ async def _disconnect(receive: Receive) -> None:
 async def _with_silences(
     parts: AsyncGenerator[Part, None], silence: Callable[[], float]
 ) -> AsyncGenerator[Part | None, None]:
-    """The parts as they come; None where none comes for the seconds that `silence` says."""
+    """The parts as they come; None after each silence of `silence()` seconds."""
     coming: asyncio.Future[Part | _End] | None = None
     try:
         while True:
@@ -197,7 +198,7 @@ async def _with_silences(
 
 
 class _End:
-    """Nothing comes any more."""
+    """The end of the parts."""
 
 
 async def _next(parts: AsyncGenerator[Part, None]) -> Part | _End:
@@ -205,7 +206,7 @@ async def _next(parts: AsyncGenerator[Part, None]) -> Part | _End:
 
 
 def _events(data: bytes) -> list[Any]:
-    """The whole events of a stream; comments are none."""
+    """The complete events of a stream, without comments."""
     whole = data.split(b"\n\n")[:-1]
     return [_json(line[6:]) for line in whole if line.startswith(b"data: ")]
 
@@ -217,7 +218,7 @@ def _json(data: bytes) -> Any:
 
 
 def _is_opening(event: Any) -> bool:
-    """The chunk that says who speaks, before anything is said."""
+    """Whether an event is the first chunk, which has the role only."""
     choices = event.get("choices") if isinstance(event, dict) else None
     return (
         isinstance(choices, list)
@@ -226,8 +227,8 @@ def _is_opening(event: Any) -> bool:
     )
 
 
-def _is_farewell(event: Any) -> bool:
-    """What a server says that closes."""
+def _is_closing(event: Any) -> bool:
+    """Whether an event is the error of a closing server."""
     error = event.get("error") if isinstance(event, dict) else None
     return isinstance(error, dict) and error.get("code") == "closing"
 

@@ -1,4 +1,4 @@
-"""One replica: a session, the whole server over it, and what Ray asks it. Each is a process of its own."""
+"""A replica: a process with a session and the server's application."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..options import ServeOptions
 from ..routes import app
 from .call import Begun, Call, Part, Whole
 from .fleet import Fleet, Share
-from .inside import ask, whole
+from .in_process import ask, whole
 
 
 class Replica:
-    """Opens the bundle and warms it up: the replica is there once it has answered."""
+    """Opens the bundle and warms it up. Ray routes to it when the constructor has returned."""
 
     def __init__(self, share: Share, fleet: Fleet) -> None:
         listen(fleet.log_level, as_json=fleet.json_logs)
@@ -43,11 +43,11 @@ class Replica:
             yield part
 
     async def whole(self, call: Call) -> Whole:
-        """For questions to all replicas."""
+        """The whole answer, for requests to all replicas."""
         return Whole(self.id, *await whole(self._door, call))
 
     async def check_health(self) -> None:
-        """A real step, where none is running anyway. Raises SessionError."""
+        """Run a step, unless one is running. Raises SessionError."""
         for served in self._models.served.values():
             await asyncio.to_thread(served.check)
         if not self._models.is_ready:
@@ -59,7 +59,7 @@ class Replica:
 
 
 def with_keys(fleet: Fleet, *, is_front: bool) -> ServeOptions:
-    """The options with the keys of this machine's file. Who may call from where is the front's to say."""
+    """The options with the keys of this machine's file. Only the front checks hosts and origins."""
     options = fleet.options
     if fleet.key_file is not None:
         options = replace(options, keys=read_keys(Path(fleet.key_file)))

@@ -1,4 +1,4 @@
-"""Which replica Ray sends a request to: where its beginning was read, else the idler of two."""
+"""Ray's choice of a replica: one that has read the prompt's beginning, else the less busy of two."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from .affinity import Homes, choose
 from .call import Call
-from .counts import routed
+from .front_counters import routed
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """One for each handle, in the process of the handle: fronts learn from what they sent themselves.
+    """The router of one handle. Each front has its own, which learns from the front's requests only.
 
-    Ray sends this class around by its code: what it names lies in other modules, which travel by name.
+    Ray pickles this class by value, so that its helpers must be in other modules, which are pickled by name.
     """
 
     def initialize_state(self, model: str, bound: int, routing: str) -> None:
         self._model, self._bound, self._is_even = model, bound, routing == "even"
         self._homes, self._draw = Homes(), random.Random()
-        self._running: dict[str, str] = {}  # requests that were sent from here, and where to
+        self._running: dict[str, str] = {}  # replica of each running request from here
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -29,12 +29,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         call = _call(pending_request)
-        there = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        loads = {name: self._load(replica) for name, replica in there.items()}
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        loads = {name: self._load(replica) for name, replica in replicas.items()}
         keys = () if self._is_even or call is None else call.keys
         avoid = call.avoid if call is not None else frozenset()
         ranks = choose(self._homes, keys, loads, avoid, self._bound, self._draw)
-        return [[there[name] for name in rank] for rank in ranks]
+        return [[replicas[name] for name in rank] for rank in ranks]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         super().on_request_routed(pending_request, replica_id, result)
@@ -51,14 +51,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        gone = replica_id.unique_id
-        self._homes.forget(gone)
-        self._running = {request: where for request, where in self._running.items() if where != gone}
+        lost = replica_id.unique_id
+        self._homes.forget(lost)
+        self._running = {request: replica for request, replica in self._running.items() if replica != lost}
 
     def _load(self, replica: RunningReplica) -> int:
-        """Requests that it has: as Ray saw last, and at least those from here."""
+        """Its requests: the last number that Ray saw, and at least those from here."""
         name: str = replica.replica_id.unique_id
-        own = sum(where == name for where in self._running.values())
+        own = sum(replica_name == name for replica_name in self._running.values())
         return max(int(self.replica_queue_len_cache.get(replica.replica_id) or 0), own)
 
 

@@ -15,9 +15,9 @@ need("starlette", "serve")
 
 from mars_export.runtime.serve.options import ServeOptions  # noqa: E402
 from mars_export.runtime.serve.ray.call import Begun, Call, Lost, Part, Start, Whole  # noqa: E402
-from mars_export.runtime.serve.ray.counts import Counts  # noqa: E402
 from mars_export.runtime.serve.ray.front import new_front  # noqa: E402
-from mars_export.runtime.serve.ray.inside import ask, whole  # noqa: E402
+from mars_export.runtime.serve.ray.front_counters import FrontCounters  # noqa: E402
+from mars_export.runtime.serve.ray.in_process import ask, whole  # noqa: E402
 from mars_export.runtime.serve.refusals import Refused, busy, error_body  # noqa: E402
 
 JSON = ((b"content-type", b"application/json"),)
@@ -66,7 +66,7 @@ class Fronted:
     """A front over one pool or several."""
 
     def __init__(self, *pools: Scripted, **options: Any) -> None:
-        self.counts = Counts()
+        self.counts = FrontCounters()
         self.pools = {f"model{i}" if i else "tiny": pool for i, pool in enumerate(pools)}
         self.door = new_front(self.pools, ServeOptions(**options), self.counts)
 

@@ -20,7 +20,7 @@ from support.served import Answer, Serving, serving  # noqa: E402
 
 from mars_export import GenerationConfig, Limits, Session  # noqa: E402
 from mars_export.runtime.serve import ServeOptions  # noqa: E402
-from mars_export.runtime.serve.turns import Turns  # noqa: E402
+from mars_export.runtime.serve.fair_semaphore import FairSemaphore  # noqa: E402
 from mars_export.runtime.structured.grammar import Grammars  # noqa: E402
 
 MOST_SECONDS = 60
@@ -99,13 +99,13 @@ def test_who_waits_to_compile_has_a_place_and_a_turn(sessions: Sessions, gate: G
 def test_clients_take_turns() -> None:
     order: list[str] = []
 
-    async def work(turns: Turns, client: str) -> None:
+    async def work(turns: FairSemaphore, client: str) -> None:
         async with turns.of(client):
             order.append(client)
             await asyncio.sleep(0)
 
     async def run() -> None:
-        turns = Turns(1)
+        turns = FairSemaphore(1)
         tasks = [asyncio.create_task(work(turns, client)) for client in "aaaabb"]
         await asyncio.sleep(0)
         tasks[2].cancel()

@@ -320,3 +320,11 @@ def _steer(server: Serving, path: str, pace: Paced) -> None:
     assert server.call(path, {"exact": True}).json["mars"] == {
         "exact": True, "tau": None, "metric": "probability", "profile": None, "window": "auto", "level": None,
     }  # fmt: skip
+
+
+def test_an_unknown_path_names_the_known_ones(server: Serving) -> None:
+    missing = server.call("/v1/responses", {"input": "hi"})
+    assert missing.status == 404
+    message = missing.json["error"]["message"]
+    assert message.startswith("no /v1/responses here; there are /v1/chat/completions, /v1/completions,")
+    assert server.call("/v1/chat/completions").json["error"]["message"].endswith("GET; use POST")

@@ -158,7 +158,7 @@ def test_nobody_waits_for_ever(slow: tuple[Session, Paced]) -> None:
         until(lambda: pace.is_waiting)
         for stream in (False, True):
             refused = server.chat(max_tokens=3, stream=stream)
-            assert refused.status == 429 and "no place came free" in refused.json["error"]["message"]
+            assert refused.status == 429 and "no row was free" in refused.json["error"]["message"]
             assert "retry-after" in refused.headers
         pace.open()
         assert first.result().status == 200, "what has a row may take its time"

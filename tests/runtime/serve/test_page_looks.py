@@ -73,6 +73,20 @@ def test_every_control_has_a_name(visit: Open) -> None:
     assert [c for c in controls if not c[1].strip().startswith('"')] == []
 
 
+def test_the_system_message_is_in_sight_and_the_page_says_what_it_is(visit: Open) -> None:
+    tab = visit(FakeServe([tokens_of(WORDS)]))
+    assert "A chat with a language model on this server" in tab.locator("#empty").inner_text()
+    for name in ("Colours", "New chat", "Settings"):
+        assert tab.locator("header").get_by_text(name, exact=True).is_visible()
+    tab.get_by_role("button", name="No system message").click()
+    tab.get_by_label("System message", exact=True).fill("be kind")
+    tab.get_by_role("button", name="Done").click()
+    write(tab, "go")
+    ended(tab)
+    assert tab.get_by_role("button", name="System: be kind").is_visible()
+    assert tab.locator(".system").inner_text() == "system: be kind"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours(visit: Open, scheme: str) -> None:
     tab = visit(FakeServe([tokens_of(WORDS)]), color_scheme=scheme)
@@ -102,7 +116,7 @@ def test_on_a_phone(visit: Open) -> None:
 
 def test_less_motion(visit: Open) -> None:
     tab = visit(FakeServe([tokens_of(WORDS)]), reduced_motion="reduce")
-    tab.get_by_role("button", name="Beside one token").click()
+    tab.get_by_role("button", name="Compare with one token").click()
     write(tab, "go")
     ended(tab)
     tab.get_by_role("group", name="Comparison").wait_for()

@@ -80,7 +80,7 @@ def test_reload_keeps_the_talk(visit: Open) -> None:
     assert texts[0] == "the first answer" and texts[1].startswith("w0")
     assert "interrupted" in tab.locator("article .state").nth(1).inner_text()
     assert tab.locator("article").nth(0).locator(".t.verified").count(), "shades, too"
-    tab.get_by_role("button", name="New talk").click()
+    tab.get_by_role("button", name="New chat").click()
     tab.reload()
     assert tab.locator("article").count() == 0
     other = tab.context.new_page()
@@ -91,7 +91,7 @@ def test_reload_keeps_the_talk(visit: Open) -> None:
 def test_beside_one_token(visit: Open) -> None:
     fake = FakeServe([tokens_of(WORDS)], pace=0.005)
     tab = visit(fake)
-    tab.get_by_role("button", name="Beside one token").click()
+    tab.get_by_role("button", name="Compare with one token").click()
     write(tab, "go")
     ended(tab)
     asked = [(r.get("exact"), r.get("tau"), r.get("cache_salt")) for r in fake.requests]

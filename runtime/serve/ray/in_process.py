@@ -1,4 +1,4 @@
-"""An ASGI application called without HTTP: a call goes in, the parts of its answer come out."""
+"""Calling an ASGI application without HTTP."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from starlette.types import ASGIApp, Message
 
 from .call import Call, Start
 
-MOST_WAITING = 64  # messages that are not fetched yet before the application waits
+MOST_WAITING = 64  # messages that may wait to be fetched
 
 
 async def ask(app: ASGIApp, call: Call) -> AsyncGenerator[Start | bytes, None]:
-    """Bytes that come faster than they are fetched come joined. Leaving it is the client's leaving."""
+    """The parts of the answer; waiting bytes are joined. Closing the generator disconnects the client."""
     messages: asyncio.Queue[Message | None] = asyncio.Queue(MOST_WAITING)
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
     body: list[Message] = [{"type": "http.request", "body": call.body, "more_body": False}]
 
     async def receive() -> Message:
         if body:
             return body.pop()
-        await gone.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def run() -> None:
         try:
             await app(_scope(call), receive, messages.put)
         finally:
-            if not gone.is_set():
+            if not disconnected.is_set():
                 await messages.put(None)
 
     task = asyncio.ensure_future(run())
     try:
         is_over = False
         while not is_over:
-            found = [await messages.get()]
+            batch = [await messages.get()]
             while not messages.empty():
-                found.append(messages.get_nowait())
+                batch.append(messages.get_nowait())
             joined = b""
-            for message in found:
+            for message in batch:
                 if message is None:
                     is_over = True
                 elif message["type"] == "http.response.start":
@@ -51,7 +51,7 @@ async def ask(app: ASGIApp, call: Call) -> AsyncGenerator[Start | bytes, None]:
                 yield joined
         await task
     finally:
-        gone.set()
+        disconnected.set()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

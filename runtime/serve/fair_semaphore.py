@@ -1,4 +1,4 @@
-"""Turns at something that takes long, of which only a few may go on at a time: clients take turns."""
+"""A semaphore whose waiting clients take turns."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 
-class Turns:
-    """`most` at a time. Used on one event loop only."""
+class FairSemaphore:
+    """At most `most` holders at a time. For one event loop only."""
 
     def __init__(self, most: int) -> None:
         self._free = most
-        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}  # clients in the order of their turns
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}  # in the order of turns
 
     @asynccontextmanager
     async def of(self, client: Hashable) -> AsyncIterator[None]:
-        """A turn of this client's, when it comes."""
+        """Hold the semaphore, when it is this client's turn."""
         if self._free:
             self._free -= 1
         else:
@@ -40,7 +40,7 @@ class Turns:
             turns = self._waiting.pop(client)
             turn = turns.popleft()
             if turns:
-                self._waiting[client] = turns  # the last of all clients now
+                self._waiting[client] = turns  # its next turn comes last
             if not turn.done():
                 turn.set_result(None)
                 return

@@ -1,4 +1,4 @@
-"""What a front and the router in its process count, as Prometheus' text."""
+"""The counters of a front and of the router in its process, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 from threading import Lock
 
 HELP = {
-    "mars_front_requests": "Requests by how they ended at the front.",
-    "mars_front_retries": "Requests that were sent on because their replica was gone.",
-    "mars_front_routes": "Requests by why they went where they went.",
+    "mars_front_requests": "Requests by outcome at the front.",
+    "mars_front_retries": "Requests that were sent again because their replica was lost.",
+    "mars_front_routes": "Requests by the reason for the choice of their replica.",
 }
 LABEL = {"mars_front_requests": "outcome", "mars_front_retries": "", "mars_front_routes": "route"}
 
 
-class Counts:
-    """Three counters. May be used from any thread: routers have one of their own."""
+class FrontCounters:
+    """Three counters. Thread-safe, since a router has its own thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -27,11 +27,11 @@ class Counts:
 
     def text(self) -> str:
         with self._lock:
-            found = sorted(self._counts.items())
+            counts = sorted(self._counts.items())
         lines = []
         for metric, words in HELP.items():
             lines += [f"# HELP {metric}_total {words}", f"# TYPE {metric}_total counter"]
-            for (name, model, value), number in found:
+            for (name, model, value), number in counts:
                 if name == metric:
                     label = f',{LABEL[name]}="{value}"' if LABEL[name] else ""
                     lines.append(f'{metric}_total{{model="{_escaped(model)}"{label}}} {float(number)}')
@@ -42,9 +42,9 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-OF_PROCESS = Counts()
+OF_PROCESS = FrontCounters()
 
 
 def routed(model: str, route: str) -> None:
-    """A router of this process sent a request."""
+    """Count a request that a router of this process sent."""
     OF_PROCESS.add("mars_front_routes", model, route)
