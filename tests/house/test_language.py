@@ -73,7 +73,6 @@ UNCLEAN = (
     "examples/",
     "exporter/checkpoint/",
     "runtime/cpp/",
-    "runtime/serve/",
     "runtime/text/",
 )
 # The same of errors and pages.
