@@ -1,9 +1,12 @@
-"""The commands over the rows of a task: calibrate picks a tau, bench measures. Parse, one call, print."""
+"""The commands `calibrate`, which chooses a tau, and `bench`, which measures, on the rows of a task."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -13,25 +16,17 @@ from ..runtime.cli.console import (
     Json,
     Level,
     VariantName,
+    advance,
+    at_most_cores,
+    err,
     listed,
     out,
     print_json,
     print_table,
+    progress_bars,
 )
-from .task_command import (
-    AllowExec,
-    DryRun,
-    Force,
-    Output,
-    Resume,
-    Schema,
-    Score,
-    TaskName,
-    TaskThreads,
-    numbers,
-    print_result,
-    progress_of,
-)
+from ..runtime.cli.options import takes_options
+from ..runtime.errors import MarsError
 
 if TYPE_CHECKING:
     from ..runtime.decode.config import Window
@@ -39,59 +34,120 @@ if TYPE_CHECKING:
     from .bench.report import BenchReport
     from .tau.run import Estimate
 
+T = TypeVar("T")
 app = typer.Typer()
+# Panels of --help
+ROWS = "Rows and scores"
+RUN = "The run"
+SETTINGS = "Settings to compare"
+
+
+def option(panel: str, text: str, *names: str, **settings: Any) -> Any:
+    """An option that --help shows in a panel with others of its kind."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
+TASK = option(ROWS, "A JSONL file of rows, or a built-in task: assistant, arithmetic.", "--task", "-t")
+MostRows = Annotated[int | None, option(ROWS, "Use at most this many rows.", min=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """The options of a command over the rows of a task: those of a TaskRequest."""
+
+    score: Annotated[
+        str | None, option(ROWS, "Score of rows that name none: a known one, or your own as module:function.")
+    ] = None
+    schema: Annotated[
+        str | None,
+        option(
+            ROWS,
+            "A JSON schema for the answers of rows without a form of their own; `assistant`: the built-in"
+            " schema of its 25 tools.",
+            metavar="FILE",
+        ),
+    ] = None
+    allow_exec: Annotated[
+        bool,
+        option(
+            ROWS, "Allow scores that run the model's output as code. There is no sandbox.", "--allow-exec"
+        ),
+    ] = False
+    output: Annotated[
+        Path | None,
+        option(
+            RUN,
+            "Folder of the report and the state; by default named after task and bundle.",
+            "--output",
+            "-o",
+        ),
+    ] = None
+    resume: Annotated[
+        bool, option(RUN, "Continue an earlier run from its state in the output folder.", "--resume")
+    ] = False
+    force: Annotated[bool, option(RUN, "Discard the state of an earlier run.", "--force")] = False
+    device: Device = "cpu"
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            metavar="N",
+            min=1,
+            callback=at_most_cores,
+            help="Compute threads; the backend decides by default. Here -t is the task.",
+        ),
+    ] = None
+    accuracy_level: Level = None
+
+
+DryRun = Annotated[bool, option(RUN, "Decode a few rows and estimate the cost of all.", "--dry-run")]
 
 
 @app.command()
+@takes_options
 def calibrate(
     bundle: BundleArgument,
-    task: TaskName,
+    task: Annotated[str, TASK],
     max_drop: Annotated[
         float,
-        typer.Option(help="Largest mean quality loss against tau 1 that is bearable; 0.02 is two points."),
+        typer.Option(help="The largest acceptable mean quality loss against tau 1; 0.02 is two points."),
     ] = 0.02,
-    confidence: Annotated[float, typer.Option(help="How sure the bound has to be.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="The confidence of the bound.")] = 0.95,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; by default the task's.")] = None,
+    store: Annotated[
+        bool, typer.Option("--store/--no-store", help="Whether to store the profile in the bundle.")
+    ] = True,
     compare: Annotated[
-        str, typer.Option(help="Confidence metrics to try, with commas between; they share the error.")
+        str, option(SETTINGS, "Confidence metrics to try, separated by commas; they share the error.")
     ] = "probability",
     taus: Annotated[
-        str | None, typer.Option(help="Candidates of the one metric, from safe to fast, with commas between.")
+        str | None, option(SETTINGS, "Candidates of the only metric, from safe to fast, separated by commas.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the profile; the task's by default.")] = None,
-    output: Output = None,
+    batch: Annotated[int, option(SETTINGS, "Rows decoded together.", min=1)] = 1,
+    limit: MostRows = None,
     confirm: Annotated[
-        Path | None, typer.Option(help="Rows that the choice never sees, to check it on.")
+        Path | None, option(ROWS, "Rows that the choice does not see, to confirm it on.")
     ] = None,
-    score: Score = None,
-    schema: Schema = None,
-    allow_exec: AllowExec = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most N rows.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 1,
-    resume: Resume = False,
-    force: Force = False,
+    *,
+    options: TaskOptions,
     dry_run: DryRun = False,
-    store: Annotated[
-        bool, typer.Option("--store/--no-store", help="Whether the bundle gets the profile.")
-    ] = True,
-    device: Device = "cpu",
-    threads: TaskThreads = None,
-    accuracy_level: Level = None,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest tau that keeps the quality of a task, with a guarantee, compare it with exact mode,
+    """Find the fastest tau that keeps the quality of a task, with a guarantee; compare it with exact mode,
     and store it in the bundle as a profile."""
     from .tau.options import CalibrationOptions
     from .tau.report import COLUMNS
-    from .tau.run import PAGE_FILE, Request, estimate, run
+    from .tau.run import PAGE_FILE, CalibrationRequest, estimate, run
 
     candidates = numbers("--taus", taus, float)
-    options = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
-    where = (bundle, task, output, score, allow_exec, device, threads, None, accuracy_level, resume, force)
-    request = Request(*where, schema=schema, name=name, confirm=confirm, store=store, options=options)
+    goal = CalibrationOptions(max_drop, confidence, listed(compare), candidates, limit, batch)
+    request = CalibrationRequest(
+        bundle, task, **asdict(options), name=name, confirm=confirm, store=store, options=goal
+    )
     if dry_run:
-        print_result(estimate(request), as_json, _show_estimate)
+        _print_result(estimate(request), as_json, _print_estimate)
         return
-    with progress_of(request.folder) as progress:
+    with _progress(request.folder) as progress:
         report = run(request, progress)
     if as_json:
         print_json(report.to_dict())
@@ -104,7 +160,7 @@ def calibrate(
         if text is not None:
             out.print(text, markup=False)
     if report.num_changed:
-        out.print(f"answers changed: {report.num_changed}; the report has them, worst first", markup=False)
+        out.print(f"answers changed: {report.num_changed}; the report shows them, worst first", markup=False)
     out.print(f"report    {request.folder / PAGE_FILE}", markup=False)
     exact = report.calibration.exact
     if exact is not None and exact.suffices:
@@ -114,83 +170,105 @@ def calibrate(
 
 
 @app.command()
+@takes_options
 def bench(
     bundle: BundleArgument,
-    task: TaskName = "assistant",
+    task: Annotated[str, TASK] = "assistant",
     tau: Annotated[
-        str, typer.Option(help="Bounds to compare with one-token mode, with commas between.")
+        str, option(SETTINGS, "Taus to compare with one-token mode, separated by commas.")
     ] = "0.95",
     exact: Annotated[
-        bool, typer.Option("--exact/--no-exact", help="Whether exact mode is compared, too.")
+        bool, option(SETTINGS, "Whether to compare exact mode, too.", "--exact/--no-exact")
     ] = True,
-    batch: Annotated[str, typer.Option(help="Rows decoded at once, with commas between.")] = "1",
+    batch: Annotated[str, option(SETTINGS, "Rows decoded at once, separated by commas.")] = "1",
     window: Annotated[
         str,
-        typer.Option(
-            help="Most predictions of a step, with commas between: auto (step by step), full, or numbers."
+        option(
+            SETTINGS,
+            "Most predictions of a step, separated by commas: auto (step by step), full, or numbers.",
         ),
     ] = "auto",
     commit: Annotated[
-        str, typer.Option(help="Cache loops, with commas between: cursor, block (the paper's).")
+        str, option(SETTINGS, "Cache loops, separated by commas: cursor, block (the paper's).")
     ] = "cursor",
-    cache_block: Annotated[int, typer.Option(min=1, help="Tokens of a cache block with block commit.")] = 32,
+    cache_block: Annotated[int, option(SETTINGS, "Tokens of a cache block with block commit.", min=1)] = 32,
     limit: Annotated[
         int | None,
-        typer.Option(help="Use at most N rows. Default: 16, or four times the largest batch."),
+        option(ROWS, "Use at most this many rows: by default 16, or four times the largest batch."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="How often each setting decodes the rows.")] = 3,
-    cursor: Annotated[
-        int, typer.Option(help="Tokens in the cache where the cost of a step is measured.")
-    ] = 256,
-    output: Output = None,
-    score: Score = None,
-    schema: Schema = None,
-    allow_exec: AllowExec = False,
-    resume: Resume = False,
-    force: Force = False,
-    dry_run: DryRun = False,
-    device: Device = "cpu",
+    rounds: Annotated[int, option(RUN, "How often each setting decodes the rows.")] = 3,
+    cursor: Annotated[int, option(RUN, "Tokens in the cache when the cost of a step is measured.")] = 256,
     variant: VariantName = None,
-    threads: TaskThreads = None,
-    accuracy_level: Level = None,
+    *,
+    options: TaskOptions,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure what a step costs here, and one-token mode against exact mode and tau on the rows of a task."""
+    """Measure the cost of a step, and compare one-token mode, exact mode and taus on the rows of a task."""
     from .bench.bench import BenchRequest, estimate
     from .bench.bench import bench as measure
     from .bench.settings import BenchOptions
 
-    options = BenchOptions(
-        taus=numbers("--tau", tau, float),
-        batches=numbers("--batch", batch, int),
-        windows=_windows(window),
-        commits=listed(commit),
-        cache_block=cache_block,
-        rounds=rounds,
-        limit=limit,
-        cursor=cursor,
+    comparison = BenchOptions(
+        taus=numbers("--tau", tau, float), batches=numbers("--batch", batch, int), windows=_windows(window),
+        commits=listed(commit), cache_block=cache_block, rounds=rounds, limit=limit, cursor=cursor,
         exact=exact,
-    )
-    where = (bundle, task, output, score, allow_exec, device, threads, variant, accuracy_level, resume, force)
-    request = BenchRequest(*where, schema=schema, options=options)
+    )  # fmt: skip
+    request = BenchRequest(bundle, task, **asdict(options), variant=variant, options=comparison)
     if dry_run:
-        print_result(estimate(request), as_json, _show_bench_estimate)
+        _print_result(estimate(request), as_json, _print_bench_estimate)
         return
-    with progress_of(request.folder) as progress:
+    with _progress(request.folder) as progress:
         report = measure(request, progress)
-    print_result(report, as_json, _show_bench)
+    _print_result(report, as_json, _print_bench)
     if not as_json:
         out.print(f"report    {request.folder}", markup=False)
 
 
-def _show_bench(report: BenchReport) -> None:
+@contextmanager
+def _progress(folder: Path) -> Iterator[Any]:
+    """Progress bars. After Ctrl-C, say where the state is kept and how to continue."""
+    try:
+        with progress_bars() as bars:
+            yield advance(bars)
+    except KeyboardInterrupt:
+        err.print(
+            f"stopped; finished work is kept in {folder}: continue with the same command and --resume",
+            markup=False,
+        )
+        raise typer.Exit(130) from None
+
+
+def numbers(name: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """The numbers of an option, separated by commas. Raises MarsError for other values."""
+    try:
+        return tuple(kind(word) for word in listed(text or ""))
+    except ValueError as error:
+        kinds = "whole numbers" if kind is int else "numbers"
+        raise MarsError(f"{name} must be {kinds} separated by commas, not {text!r}") from error
+
+
+def _windows(text: str) -> tuple[Window, ...]:
+    """The values of --window. BenchOptions checks them."""
+    return tuple(int(word) if word.isdecimal() else word for word in listed(text))  # type: ignore[misc]
+
+
+def _print_result(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    if as_json:
+        print_json(value.to_dict())
+    else:
+        show(value)
+
+
+def _print_bench(report: BenchReport) -> None:
     out.print(report.headline, style="bold", markup=False)
-    waits = "what a reader waits for, ms: median and 99th percentile"
     tables = {
-        "whole answers; speed-up and its lowest and highest round; score's interval": report.speed_table,
-        waits: report.latency_table,
-        "a service whose batch is full": report.load_table,
-        f"a step, {report.cursor} tokens in the cache": report.cost_table,
+        "whole answers; speed-up with its lowest and highest round; score with its interval": (
+            report.speed_table
+        ),
+        "latency of a reader, ms: median and 99th percentile": report.latency_table,
+        "a service with a full batch": report.load_table,
+        f"a step with {report.cursor} tokens in the cache": report.cost_table,
     }
     for title, (head, *lines) in tables.items():
         out.print(f"\n{title}", style="dim", markup=False)
@@ -200,15 +278,15 @@ def _show_bench(report: BenchReport) -> None:
         out.print(line, markup=False)
 
 
-def _show_bench_estimate(cost: BenchEstimate) -> None:
+def _print_bench_estimate(cost: BenchEstimate) -> None:
     rows = f"{cost.num_rows} rows at {cost.num_settings} settings, {cost.too_long} left out as too long"
     out.print(rows, markup=False)
     out.print(f"cost of a step {cost.step_seconds / 60:.1f} min, answers {cost.decode_seconds / 60:.1f} min")
 
 
-def _show_estimate(cost: Estimate) -> None:
+def _print_estimate(cost: Estimate) -> None:
     rows = f"{cost.num_rows} rows, {cost.too_long} left out as too long"
-    out.print(f"{rows}; the bound needs {cost.items_needed} rows at least")
+    out.print(f"{rows}; the bound needs at least {cost.items_needed} rows")
     minutes = (
         f"record pass {cost.record_seconds / 60:.1f} min, everything at most {cost.seconds / 60:.1f} min"
     )
@@ -216,8 +294,3 @@ def _show_estimate(cost: Estimate) -> None:
     lines = [(metric, f"{tau:g}", f"{seconds / 60:.1f}") for metric, tau, seconds in cost.candidates]
     print_table(("metric", "tau", "minutes"), lines)
     print_table(("bound", "rows needed"), [(f"{drop:g}", str(rows)) for drop, rows in cost.needed])
-
-
-def _windows(text: str) -> tuple[Window, ...]:
-    """A word that is no number goes on as it is: what a window may be is said where one is built."""
-    return tuple(int(word) if word.isdecimal() else word for word in listed(text))  # type: ignore[misc]

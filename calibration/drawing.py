@@ -1,4 +1,4 @@
-"""The style of our pictures, and what two of them have in common. Matplotlib's only home."""
+"""The style and common parts of the pictures, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..runtime.errors import CalibrationError
 
 COLORS = ("#2f7ebc", "#d1703c", "#5f9e52", "#8a62b0", "#b5912a", "#3a9a9a")
 INK, PAPER, QUIET = "#24292f", "#ffffff", "#8a8f98"
-NAME = "name"  # of a point, as against other texts in a picture
+NAME = "name"  # marks the name of a point among other texts in a picture
 INKED = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
 STYLE = dict.fromkeys(INKED, INK) | {
     "font.family": "sans-serif", "font.sans-serif": ["Inter", "Helvetica Neue", "Arial", "DejaVu Sans"],
@@ -22,7 +22,7 @@ STYLE = dict.fromkeys(INKED, INK) | {
 
 
 def require_matplotlib() -> None:
-    """Raise CalibrationError now rather than after hours of decoding."""
+    """Raise CalibrationError without matplotlib, now rather than after hours of decoding."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError as error:
@@ -31,7 +31,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def two_panels(path: Path) -> Iterator[tuple[Any, Any, Any]]:
-    """(figure, left axes, right axes); written to `path` as a PNG at the end of the `with`."""
+    """(figure, left axes, right axes), written to `path` as a PNG at the end of the `with`."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -48,17 +48,17 @@ def two_panels(path: Path) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def name_point(axes: Any, text: str, x: float, y: float, above: float, weight: str = "normal") -> None:
-    """Write `text` so many points above a point of the data."""
+    """Write `text` `above` points above a point of the data."""
     place = {"xytext": (0, above), "textcoords": "offset points", "ha": "center"}
     axes.annotate(text, (x, y), **place, fontsize=8.5, weight=weight, gid=NAME)
 
 
 def part_names(figure: Any, axes: Any) -> None:
-    """Move names that lie on each other or on another named point, until each can be read."""
+    """Move names that overlap each other or another named point, until each can be read."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.transforms import Bbox
 
-    FigureCanvasAgg(figure)  # something must measure text
+    FigureCanvasAgg(figure)  # needed to measure text
     figure.draw_without_rendering()
     names = [text for text in axes.texts if text.get_gid() == NAME]
     points = axes.transData.transform([name.xy for name in names])

@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness asks of a model, answered by a session. Only lm_eval.py imports the harness."""
+"""Answers the requests of lm-evaluation-harness with a session. Only lm_eval.py imports the harness."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..runtime.decode.config import GenerationConfig
 from ..runtime.errors import CalibrationError
 from ..runtime.session.session import Session
 
-LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # the harness's names of the same thing
+LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # the harness's names for one setting
 KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "seed", *LIMITS}
 NO_LIKELIHOOD = (
-    "this task asks for log-likelihoods of given text (multiple choice, perplexity). tau changes nothing"
-    " there, because nothing is generated; evaluate the checkpoint itself with --model hf. mars_export"
-    " answers generate_until tasks only"
+    "this task needs log-likelihoods of a text (multiple choice, perplexity). tau has no effect there,"
+    " because nothing is generated: evaluate the checkpoint itself with --model hf. mars_export supports only"
+    " generate_until tasks"
 )
 
 
@@ -40,33 +40,35 @@ class Answers:
         threads: int | None = None,
         batch: int = 1,
     ) -> Answers:
-        """Open the bundle; exact mode unless tau, or a profile instead of it, is given. Raises MarsError."""
-        wrong = [] if bundle else ["bundle=PATH is missing"]
-        wrong += [
+        """Open the bundle, in exact mode unless tau or a profile is given. Raises MarsError."""
+        problems = [] if bundle else ["bundle=PATH is missing"]
+        problems += [
             f"{name} must be a positive number, not {value!r}"
             for name, value in (("threads", threads), ("max_gen_toks", max_gen_toks))
             if value is not None and (type(value) is not int or value < 1)
         ]
         if profile is not None and (tau is not None or metric is not None):
-            wrong.append("a profile sets tau and metric; give profile=, or them, not both")
+            problems.append("a profile sets tau and metric; give profile=, or them, not both")
         elif metric is not None and tau is None:
-            wrong.append("metric says what tau bounds; give tau= too")
-        if wrong:
-            raise CalibrationError("; ".join(wrong))
+            problems.append("metric says what tau bounds; give tau= too")
+        if problems:
+            raise CalibrationError("; ".join(problems))
         config = GenerationConfig(tau=tau, metric=metric or "probability")
         session = Session.open(str(bundle), run_on, threads=threads, cache_bytes=0)
         if session.text is None:
-            raise CalibrationError(f"{bundle}: this bundle has no tokenizer, and the harness speaks text")
+            raise CalibrationError(f"{bundle}: this bundle has no tokenizer, but the harness sends text")
         if profile is not None:
             config = session.profile(str(profile))
         session.check(config)
         return cls(session, config.with_values(max_new_tokens=max_gen_toks), batch)
 
     def answer(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Texts for (context, generation settings). A context that does not fit is an error, never cut."""
+        """Texts for (context, generation settings). A context that does not fit is an error."""
         configs = [self.settings(kwargs) for _, kwargs in requests]
         prompts = [self.encode(context) for context, _ in requests]
-        return [done.text for done in self.session.generate_each(prompts, configs, batch=self.batch)]
+        return [
+            completion.text for completion in self.session.generate_each(prompts, configs, batch=self.batch)
+        ]
 
     def encode(self, context: str) -> list[int]:
         assert self.session.text is not None
@@ -91,7 +93,7 @@ class Answers:
         return self.config.with_values(**changes)
 
     def render(self, history: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
-        """The chat template's text; from now on contexts are taken to have its special tokens."""
+        """The chat template's text. From now on, contexts are expected to contain its special tokens."""
         if not add_generation_prompt:
             raise CalibrationError(
                 "a prefilled answer (gen_prefix) in a chat template is not supported; run without"
@@ -103,7 +105,7 @@ class Answers:
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells the harness's request caches of two bundles apart."""
+        """A name for the harness's request caches, different for different bundles."""
         return (
             f"mars_export-{self.session.bundle.manifest.files[0].sha256[:16]}-{self.session.bundle.path.name}"
         )

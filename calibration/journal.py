@@ -1,4 +1,4 @@
-"""The state of a run, a JSON line per finished piece, so that an interrupted run goes on. No statistics."""
+"""The state of a run: a JSON line for each finished piece, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Journal:
-    """Values by key in a file that only grows. A last line cut short by a crash is dropped on opening."""
+    """Values by key in a file that only grows. A last line that a crash cut short is dropped on opening."""
 
     def __init__(self, path: Path, values: dict[str, Any], end: int) -> None:
         self.path, self._values = path, values
@@ -27,10 +27,10 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, identity: Mapping[str, Any], *, resume: bool, force: bool) -> Journal:
-        """Open the state at `path` for work on what `identity` names.
+        """Open the state at `path` for the work that `identity` names.
 
-        A state that is there is used with `resume`, thrown away with `force`, and refused otherwise. Raises
-        CalibrationError, also for a state of other work, with what differs.
+        An existing state is used with `resume` and discarded with `force`. Raises CalibrationError for one
+        without either, or if it is of other work, with what differs.
         """
         head = {"version": VERSION, **identity}
         if path.is_dir():
@@ -41,18 +41,18 @@ class Journal:
             journal._write(head)
             return journal
         old, values, end = _read(path)
-        if not old:  # cut short before its first line was whole
+        if not old:  # not even its first line is complete
             return cls.open(path, identity, resume=resume, force=True)
         if old != head:
-            odd = ", ".join(sorted(k for k in head.keys() | old.keys() if head.get(k) != old.get(k)))
+            names = ", ".join(sorted(k for k in head.keys() | old.keys() if head.get(k) != old.get(k)))
             raise CalibrationError(
-                f"{path}: a state of other work is there (another {odd}); --force throws it away,"
-                " --output puts this elsewhere"
+                f"{path}: this is the state of other work (another {names}); --force discards it, --output"
+                " chooses another folder"
             )
         if values and not resume:
             raise CalibrationError(
-                f"{path}: {len(values)} finished pieces of this work are there; --resume uses them,"
-                " --force throws them away"
+                f"{path}: it holds {len(values)} finished pieces of this work; --resume uses them, --force"
+                " discards them"
             )
         return cls(path, values, end)
 
@@ -67,7 +67,7 @@ class Journal:
         self._write([key, value])
 
     def read(self, key: str, kind: type[T]) -> T:
-        """The value of `key` as the dataclass that it was written as."""
+        """The value of `key`, as the dataclass it was before it was written."""
         value = self._values[key]
         return value if isinstance(value, kind) else restore(kind, value)
 
@@ -77,11 +77,11 @@ class Journal:
     def _write(self, line: Any) -> None:
         text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain)
         self._file.write(text.encode("utf-8", "surrogatepass") + b"\n")
-        self._file.flush()  # survives the end of this process; a loss of power may cost some work
+        self._file.flush()  # it survives the end of this process, but not always a power failure
 
 
 def restore(kind: Any, value: Any) -> Any:
-    """A JSON value as what an annotation names: dataclasses, tuples, dicts of them, None; else as it is."""
+    """A JSON value as an annotation's type: dataclasses, tuples, dicts of them, None; others unchanged."""
     if value is None:
         return None
     if isinstance(kind, type) and is_dataclass(kind):
@@ -110,7 +110,7 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """(head, values, end of the last whole line)."""
+    """(head, values, end of the last complete line)."""
     head: dict[str, Any] = {}
     values: dict[str, Any] = {}
     end = 0

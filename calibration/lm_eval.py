@@ -1,8 +1,7 @@
-"""The model class of lm-evaluation-harness: its only home, imported by the harness (entry point
-lm_eval.models) or run as a module.
+"""The model class for lm-evaluation-harness, which imports it by its entry point lm_eval.models.
 
-A harness that finds entry points takes `lm_eval --model mars_export`; 0.4.13 and before do not look for them,
-and there `python -m mars_export.calibration.lm_eval` takes the same arguments.
+Harnesses with entry points support `lm_eval --model mars_export`. For 0.4.13 and earlier, `python -m
+mars_export.calibration.lm_eval` takes the same arguments.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ class MarsLM(LM):  # type: ignore[misc]
     """A bundle at one setting: --model_args bundle=PATH (exact mode), with tau=0.95 or profile=NAME; also
     metric, threads, max_gen_toks, run_on.
 
-    `run_on` is cpu or cuda. The harness passes a `device` whether its user gave one or not, a GPU by default,
-    so that is not heeded.
+    `run_on` is cpu or cuda. The harness always passes a `device`, by default a GPU, so it is ignored.
     """
 
     def __init__(
@@ -78,4 +76,4 @@ if __name__ == "__main__":
     except ValueError as error:
         if not str(error).startswith("Tasks not found"):
             raise
-        sys.exit(f"error: {error}; --include_path names a folder of your own")
+        sys.exit(f"error: {error}; --include_path adds a folder of your own")

@@ -1,5 +1,4 @@
-"""Figures taken in interleaved rounds: the order of things, the middle and ends of many values, and whether
-the machine was busy meanwhile. Knows not what is measured."""
+"""Measurements in interleaved rounds: their order, medians and ranges, and the load of the machine."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from typing import TypeVar
 import numpy as np
 
 Progress = Callable[[str, int, int], None]
-"""(phase, pieces done, pieces in all)."""
-BUSY = 0.5  # running programs for each core, before our own work began
+"""Called with (phase, pieces done, all pieces)."""
+BUSY = 0.5  # running programs for each core before the measurement
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """One figure over several rounds: its median, and the lowest and highest."""
+    """One figure over several rounds: its median, lowest and highest value."""
 
     median: float
     low: float
@@ -37,10 +36,9 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of `count` measurements the median and the 99th percentile, with linear interpolation between
-    neighbours.
+    """The median and the 99th percentile of `count` measurements, with linear interpolation.
 
-    Of fewer than about a hundred the 99th percentile is nearly the largest one.
+    With fewer than about a hundred, the 99th percentile is nearly the largest one.
     """
 
     p50: float
@@ -49,7 +47,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Percentiles | None:
-        """None of no measurements at all."""
+        """None without any measurements."""
         if not values:
             return None
         p50, p99 = np.percentile(values, (50, 99))
@@ -61,15 +59,15 @@ def slices(rows: Sequence[T], size: int) -> list[Sequence[T]]:
 
 
 def interleaved(settings: Sequence[T], num_slices: int, num_rounds: int) -> Iterator[tuple[int, int, T]]:
-    """(round, slice, setting): every slice goes through all settings before the next one, each time another
-    setting first, so that none always runs after the same one, or always last."""
+    """(round, slice, setting): each slice goes through all settings before the next slice. The first setting
+    rotates, so that none always runs last or after the same one."""
     for turn, (number, at) in enumerate(product(range(num_rounds), range(num_slices))):
         first = turn % len(settings)
         yield from ((number, at, setting) for setting in (*settings[first:], *settings[:first]))
 
 
 def machine_load() -> float | None:
-    """What keeps the machine busy: the mean number of running programs in the last minute."""
+    """The mean number of running programs in the last minute."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):  # not on Windows
@@ -77,7 +75,7 @@ def machine_load() -> float | None:
 
 
 def busy_note(load: float | None) -> str | None:
-    """What a reader should know of a machine that had other work when ours began."""
+    """A note for the reader if the machine was busy before the measurement."""
     cores = os.cpu_count() or 1
     if load is None or load <= BUSY * cores:
         return None

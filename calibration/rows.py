@@ -1,5 +1,5 @@
-"""What every command over task rows begins with: what was asked for, the rows that can be used, each prompt
-tokenised once, and the folder for what comes of them. Decodes nothing."""
+"""The request of a command over task rows, the rows to decode with their tokenized prompts, and the output
+folder."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .tasks.tasks import DATA, SUFFIX, Task, find, load
 
 STATE_FILES = "state-*.jsonl"
 SCHEMA = ".schema.json"  # of a built-in task's answers
-SEED = 20260407  # of the order in which rows are used
+SEED = 20260407  # of the order of rows
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows that will be decoded, their prompts as token ids, in the order in which they are used."""
+    """The rows to decode in their order, with their prompts as token ids."""
 
     tasks: tuple[Task, ...]
     too_long: tuple[int, ...] = ()  # row numbers, from 1, whose prompt does not fit the context
@@ -40,16 +40,16 @@ class Plan:
 
     @property
     def judges(self) -> str:
-        """The scores in use."""
+        """The names of the scores."""
         return ", ".join(sorted({task.score_name for task in self.tasks}))
 
 
 def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None) -> Plan:
-    """The rows to decode, at most `limit`, in a seeded order. Raises CalibrationError that names bad rows."""
+    """The rows to decode, at most `limit`, in a seeded order. Raises CalibrationError that lists bad rows."""
     if session.text is None:
         raise CalibrationError(
-            f"{session.bundle.path}: this bundle has no tokenizer, and tasks are text; export a checkpoint"
-            " that has one"
+            f"{session.bundle.path}: this bundle has no tokenizer, but tasks are text: export a checkpoint"
+            " with a tokenizer"
         )
     order = list(range(len(tasks)))
     random.Random(SEED).shuffle(order)
@@ -79,13 +79,13 @@ def make_plan(session: Session, tasks: Sequence[Task], limit: int | None = None)
         raise CalibrationError("rows that cannot be decoded:\n  " + "\n  ".join(refusals[:20]))
     if not rows:
         raise CalibrationError(
-            f"every prompt is longer than the context of {most} tokens; nothing is left to decode"
+            f"every prompt is longer than the context of {most} tokens, so there is nothing to decode"
         )
     return Plan(tuple(rows), tuple(sorted(too_long)))
 
 
 def identity(session: Session) -> dict[str, Any]:
-    """What finished work belongs to: a graph with its weights, and how it is run."""
+    """What finished work depends on: the graph, its weights, and how it runs."""
     files = {entry.path: entry.sha256 for entry in session.bundle.manifest.files}
     variant = session.variant
     weights = files.get(variant.weights) if variant.weights else None
@@ -95,25 +95,22 @@ def identity(session: Session) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """`task` is a built-in task's name or a file; `score` the score of rows that name none. `resume` goes on
-    with what an earlier run left in the output folder, `force` throws it away. `schema`: a file with what
-    the answers of rows that ask for no form of their own must satisfy, or the name of a built-in task that
-    has one."""
+    """What a command over task rows needs."""
 
     prefix: ClassVar[str] = "work"  # of the folder
     kind: ClassVar[str] = "work"
     bundle: Path
-    task: str
+    task: str  # a built-in task's name or a file
     output: Path | None = None
-    score: str | None = None
+    score: str | None = None  # of rows that name none
     allow_exec: bool = False
     device: str = "cpu"
     threads: int | None = None
     variant: str | None = None
     accuracy_level: int | None = None
-    resume: bool = False
-    force: bool = False
-    schema: str | None = None
+    resume: bool = False  # continue from the state of an earlier run
+    force: bool = False  # discard the state of an earlier run
+    schema: str | None = None  # for rows without a form: a file, or the name of a built-in task with a schema
 
     @property
     def file(self) -> Path:
@@ -121,34 +118,34 @@ class TaskRequest:
 
     @property
     def task_name(self) -> str:
-        """The built-in task's name, or the file's without its folder."""
+        """The built-in task's name, or the file's name."""
         return self.file.name.removesuffix(SUFFIX) if self.file.parent == DATA else self.file.name
 
     @property
     def stem(self) -> str:
-        """The task's name without what says that it is a file of rows."""
+        """The task's name without the suffix of its file."""
         return self.file.name.removesuffix(SUFFIX).removesuffix(".jsonl")
 
     @property
     def label(self) -> str:
-        """What the folder is named after, beside the bundle."""
+        """The part of the folder's name before the bundle's."""
         return self.stem
 
     @property
     def folder(self) -> Path:
-        """Of the report and the state: one for each task and bundle."""
+        """The folder of the report and the state, one for each task and bundle."""
         bundle = self.bundle.resolve().name.removesuffix(".bundle")
         return self.output or Path(f"{self.prefix}-{self.label}-{bundle}")
 
     @property
     def machine(self) -> str:
-        """Where the figures come from, in words."""
+        """The machine of the figures, in words."""
         count = self.threads
         threads = "default threads" if not count else f"{count} thread{'s' if count > 1 else ''}"
         return f"{platform.machine()}, {cores()} logical cores, {self.device}, {threads}"
 
     def rows(self, path: Path | None = None) -> list[Task]:
-        """The task's rows, or those of another file by the same rules."""
+        """The task's rows, or those of another file with the same options."""
         tasks = load(path or self.file, score=self.score, allow_exec=self.allow_exec)
         if self.schema is None:
             return tasks
@@ -163,30 +160,30 @@ class TaskRequest:
         )
 
     def journal(self, session: Session, work: Mapping[str, Any]) -> Journal:
-        """The state of this bundle and task in the folder, which is made; other bundles' states lie beside
-        it.
+        """The state of this bundle and task in the folder, which is created. It may hold other bundles'
+        states.
 
-        Raises CalibrationError for a folder where a report must not or cannot be written, and as Journal.open
-        does.
+        Raises CalibrationError for a folder in which a report must not or cannot be written, and as
+        Journal.open does.
         """
         self._make_folder()
-        known = json.dumps([identity(session), self.task_name], sort_keys=True)
-        name = STATE_FILES.replace("*", hashlib.sha256(known.encode()).hexdigest()[:12])
-        whole = {**identity(session), **work}
-        return Journal.open(self.folder / name, whole, resume=self.resume, force=self.force)
+        key = json.dumps([identity(session), self.task_name], sort_keys=True)
+        name = STATE_FILES.replace("*", hashlib.sha256(key.encode()).hexdigest()[:12])
+        work = {**identity(session), **work}
+        return Journal.open(self.folder / name, work, resume=self.resume, force=self.force)
 
     def _make_folder(self) -> None:
         folder, problem = self.folder, None
         if folder.exists() and not folder.is_dir():
-            problem = "a file is where the report's folder should be"
+            problem = "the report's folder is a file"
         elif folder.is_dir() and not (self.force or any(folder.glob(STATE_FILES))) and any(folder.iterdir()):
-            problem = f"the folder holds other files and no {self.kind} (--force writes into it)"
+            problem = f"the folder has other files but no {self.kind} (--force writes to it)"
         else:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                problem = f"the report's folder cannot be made: {error.strerror}"
+                problem = f"the report's folder cannot be created: {error.strerror}"
             if problem is None and not os.access(folder, os.W_OK):
                 problem = "the report's folder is read-only"
         if problem is not None:
-            raise CalibrationError(f"{folder}: {problem}; give another with --output")
+            raise CalibrationError(f"{folder}: {problem}; choose another with --output")

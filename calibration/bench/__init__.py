@@ -1,1 +1,1 @@
-"""How fast a bundle is here, beside one token at a time."""
+"""Measures the speed of a bundle on this machine, compared with one-token mode."""

@@ -1,4 +1,4 @@
-"""A benchmark from a command's request to its report: times steps, decodes in interleaved rounds, writes."""
+"""Runs a benchmark: times steps, decodes rows in interleaved rounds, and writes the report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATA_FILE, PICTURE_FILE = "bench.json", "bench.png"
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest(TaskRequest):
-    """What `mars-export bench` is asked for."""
+    """A request of `mars-export bench`."""
 
     prefix, kind = "bench", "benchmark"
     options: BenchOptions = field(default_factory=BenchOptions)
@@ -39,7 +39,7 @@ class BenchRequest(TaskRequest):
 
 @dataclass(frozen=True, slots=True)
 class BenchEstimate:
-    """What a benchmark would take, in seconds."""
+    """The estimated duration of a benchmark, in seconds."""
 
     num_rows: int
     too_long: int
@@ -56,9 +56,9 @@ class BenchEstimate:
 
 
 def bench(request: BenchRequest, progress: Progress | None = None) -> BenchReport:
-    """Measure and write the report folder. What was measured before an interruption is kept there.
+    """Measure, and write the report's folder. After an interruption it keeps the measurements.
 
-    Raises CalibrationError for a task, options or a folder that do not allow it, before anything is measured.
+    Raises CalibrationError for an unsuitable task, option or folder, before anything is measured.
     """
     busy, tasks, session = machine_load(), request.rows(), request.open()
     plan = _plan(session, tasks, request.options)
@@ -72,7 +72,7 @@ def bench(request: BenchRequest, progress: Progress | None = None) -> BenchRepor
 
 
 def write(report: BenchReport, folder: Path) -> BenchReport:
-    """Write bench.json and, with matplotlib, bench.png into `folder`; returns the report as written."""
+    """Write bench.json and, with matplotlib, bench.png to `folder`; returns the report as written."""
     try:
         require_matplotlib()
         figure.save_png(report, folder / PICTURE_FILE)
@@ -84,7 +84,7 @@ def write(report: BenchReport, folder: Path) -> BenchReport:
 
 
 def estimate(request: BenchRequest) -> BenchEstimate:
-    """Decode a handful of rows at each setting and say what everything would take. Writes nothing."""
+    """Decode a few rows at each setting and estimate the duration of all. Writes nothing."""
     options, session = request.options, request.open()
     plan = _plan(session, request.rows(), options)
     timer = StepTimer(session, options.batches, options.cursor)
@@ -98,7 +98,7 @@ def estimate(request: BenchRequest) -> BenchEstimate:
 
 
 class Measurement:
-    """Sweeps and laps with a journal: what is in there is not measured again."""
+    """Sweeps and laps with a journal: what it holds is not measured again."""
 
     def __init__(
         self, session: Session, journal: Journal, options: BenchOptions, progress: Progress | None = None
@@ -107,7 +107,7 @@ class Measurement:
         self.report: Progress = progress or (lambda phase, done, total: None)
 
     def sweeps(self, timer: StepTimer) -> list[Sweep]:
-        """The cost of a step in interleaved sweeps over all shapes."""
+        """The cost of a step, in interleaved sweeps over all shapes."""
         keys = [f"sweep {i + 1}" for i in range(SWEEPS * self.options.rounds)]
         if any(key not in self.journal for key in keys):
             timer.sweep(0)  # the first steps of a shape are slow
@@ -119,7 +119,9 @@ class Measurement:
         return [self.journal[key] for key in keys]
 
     def laps(self, tasks: Sequence[Task]) -> dict[Setting, list[list[Lap]]]:
-        """Every setting's laps by round. Each slice of the rows goes through all settings before the next."""
+        """Each setting's laps by round. Each slice of the rows goes through all settings before the next
+        slice.
+        """
         settings, rounds, size = self.options.settings, self.options.rounds, self.options.slice_rows
         parts = slices(tasks, size)
         laps: dict[Setting, list[list[Lap]]] = {s: [[] for _ in range(rounds)] for s in settings}
@@ -149,14 +151,14 @@ def _plan(session: Session, tasks: Sequence[Task], options: BenchOptions) -> Pla
     plan = make_plan(session, tasks, options.most_rows)
     if "block" in options.commits and any(task.form for task in plan.tasks):
         raise CalibrationError(
-            "block commit takes no schema, regex, choice or tools, which rows of this task have; leave"
-            " --commit block out"
+            "block commit does not support schema, regex, choice or tools, which rows of this task have;"
+            " leave out --commit block"
         )
     return plan
 
 
 def _work(request: BenchRequest, plan: Plan) -> dict[str, Any]:
-    """What a state's work belongs to. Rounds may be added later, settings not: they were not interleaved."""
+    """The identity of the work. Rounds may be added later; settings may not, as they are interleaved."""
     return {
         "kind": "bench",
         "device": request.device,
@@ -174,7 +176,7 @@ def _measured(
     timer = StepTimer(session, options.batches, options.cursor)
     slots, cursor, capacity = timer.slots, timer.cursor, timer.capacity
     costs = tuple(curves(measurement.sweeps(timer), options.batches, slots))
-    del timer  # its KV memory is no part of what decoding takes
+    del timer  # its KV memory must not count as decoding's
     return BenchReport(
         task=request.task_name,
         bundle=request.bundle.name,

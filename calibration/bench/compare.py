@@ -1,4 +1,4 @@
-"""What the laps of all settings say: speeds and ratios by round, waiting times, scores. Measures nothing."""
+"""Compares the laps of all settings: speeds and ratios by round, latencies, scores."""
 
 from __future__ import annotations
 
@@ -17,49 +17,39 @@ from .settings import Setting
 
 CONFIDENCE = 0.95  # of the interval of a score
 SettingLaps = Sequence[Sequence[Lap]]
-"""The laps of one setting: of each round, those of its slices in the order of the rows."""
+"""The laps of one setting: for each round, those of its slices in the order of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One setting. Times are in seconds, `peak_memory` in bytes, `score` and `same_answers` from 0 to 1.
-
-    requests_per_second is with `batch` requests running at any time; within `answer_p95` seconds 95 of 100 of
-    them had their whole answer. tokens_per_second counts everything, prompts too; speed_up is its ratio to
-    one-token mode at the same batch in the same round. ttft, itl and tpot are over all answers (itl: events)
-    of all rounds.
-    `score_interval` is where the mean of the first round's answers would be with any number of rows.
-    `proposals_held`: share of exact mode's proposals that held, None where none were fed. `forced`: share of
-    the tokens that the rows' grammars gave, which no rule accepted.
-    `unsteady` answers were not the same in all rounds; `cut_short` ones ended because the context was full.
-    """
+    """The figures of one setting. Times are in seconds."""
 
     setting: Setting
-    tokens_per_second: Rounds
-    speed_up: Rounds
+    tokens_per_second: Rounds  # of everything, including prompts
+    speed_up: Rounds  # over one-token mode at the same batch, in the same round
     tokens_per_forward: float
-    ttft: Percentiles | None
-    itl: Percentiles | None
+    ttft: Percentiles | None  # over all answers of all rounds, like the next two
+    itl: Percentiles | None  # over events with tokens
     tpot: Percentiles | None
-    score: float
-    score_interval: tuple[float, float]
-    same_answers: float
-    proposals_held: float | None
-    peak_memory: int | None
-    requests_per_second: Rounds
-    answer_p95: float | None
+    score: float  # 0 to 1, of the first round
+    score_interval: tuple[float, float]  # of the score's mean for any number of rows
+    same_answers: float  # share of answers that are those of one-token mode
+    proposals_held: float | None  # share of exact mode's proposals that were verified; None without proposals
+    peak_memory: int | None  # bytes
+    requests_per_second: Rounds  # with `batch` requests at any time
+    answer_p95: float | None  # 95 of 100 of them had their whole answer within this time
     answers: int
     tokens: int
-    unsteady: int
-    cut_short: int
-    forced: float = 0.0
+    unsteady: int  # answers that differ between rounds
+    cut_short: int  # answers that ended because the context was full
+    forced: float = 0.0  # share of tokens that the rows' grammars forced, which no rule accepted
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"setting": self.setting.to_dict()}
 
 
 def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Iterator[Comparison]:
-    """One line for each setting; `laps` must hold each one's baseline too."""
+    """A Comparison for each setting. `laps` must also hold its baseline."""
     for setting, rounds in laps.items():
         baseline = laps[setting.baseline]
         speeds = [_speed(lap) for lap in rounds]
@@ -71,7 +61,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
         known = [value for value in memory if value is not None]
         forwards = sum(answer.forwards for answer in every)
         proposed = sum(answer.proposed for answer in every)
-        whole = [a.seconds for a in every if a.seconds is not None]
+        durations = [a.seconds for a in every if a.seconds is not None]
         others = [_answers(lap) for lap in rounds]
         yield Comparison(
             setting=setting,
@@ -87,7 +77,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
             proposals_held=sum(a.verified for a in every) / proposed if proposed else None,
             peak_memory=max(known) if len(known) == len(memory) else None,
             requests_per_second=Rounds.of([len(_answers(lap)) / _seconds(lap) for lap in rounds]),
-            answer_p95=float(np.percentile(whole, 95)) if whole else None,
+            answer_p95=float(np.percentile(durations, 95)) if durations else None,
             answers=len(first),
             tokens=sum(len(a.token_ids) for a in first),
             unsteady=sum(
@@ -99,7 +89,7 @@ def compare(tasks: Sequence[Task], laps: Mapping[Setting, SettingLaps]) -> Itera
 
 
 def wilson(right: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's interval of a share of `count` rows, `right` of them right; wide for partial scores."""
+    """Wilson's interval for `right` of `count` rows; it is wide for partial scores."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share, weight = right / count, 1 + z * z / count
     middle = (share + z * z / (2 * count)) / weight

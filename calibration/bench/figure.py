@@ -1,4 +1,4 @@
-"""The plots of a benchmark: speed against score, what a step costs against what it yields. Reads a report."""
+"""The plots of a benchmark: speed against score, and a step's cost against its yield."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .report import BenchReport
 from .settings import Setting
 
 MARKERS = {"cursor": "o", "block": "s"}
-EXACT_MARKER = "*"  # no point of a line: there is nothing to turn
+EXACT_MARKER = "*"  # not on a line, because exact mode has no tau to vary
 Series = tuple[int, Window, str]
-"""Batch, window and commit: settings that differ in nothing but tau, and are joined by a line."""
+"""Batch, window and commit: settings that differ only in tau, which a line connects."""
 Colors = Mapping[tuple[int, Window], str]
-"""By batch and window; the commit is told by the marker."""
+"""By batch and window; the marker shows the commit."""
 
 
 def save_png(report: BenchReport, path: Path) -> None:
@@ -37,13 +37,13 @@ def _series(one: Comparison) -> Series:
 
 
 def _color(setting: Setting, colors: Colors) -> str:
-    """One-token mode has no window: it takes the first colour of its batch."""
-    found = colors.get((setting.batch, setting.window))
-    return found or next(color for (batch, _), color in colors.items() if batch == setting.batch)
+    """The colour of a setting. One-token mode has no window: it has the first colour of its batch."""
+    color = colors.get((setting.batch, setting.window))
+    return color or next(color for (batch, _), color in colors.items() if batch == setting.batch)
 
 
 def _fastest(some: Sequence[Comparison]) -> list[Comparison]:
-    """The series with the fastest setting, from slow to fast: the one that is labelled."""
+    """The series with the fastest setting, from slow to fast, which gets labels."""
     if not some:
         return []
     best = _series(max(some, key=lambda one: one.tokens_per_second.median))
@@ -70,7 +70,7 @@ def _pareto(axes: Any, report: BenchReport, colors: Colors) -> None:
     name_point(axes, "one token", *_place(plain[0]), 9)
     if exact:
         name_point(axes, "exact", *_place(max(exact, key=lambda one: one.tokens_per_second.median)), -17)
-    for i, one in enumerate(_fastest(others)):  # by turns above and below: neighbours are often close
+    for i, one in enumerate(_fastest(others)):  # alternately above and below: neighbours are often close
         offset, side = ((6, -5), "top") if i % 2 else ((6, 5), "bottom")
         _note(axes, one.setting.mode, _place(one), offset, ha="left", va=side)
     _legend(axes, report, colors)
@@ -84,7 +84,7 @@ def _place(one: Comparison) -> tuple[float, float]:
 
 
 def _point(axes: Any, one: Comparison, color: str) -> None:
-    """The median speed, a bar from the slowest to the fastest round, and one for the score's interval."""
+    """The median speed, a bar from the slowest to the fastest round, and a bar for the score's interval."""
     speed, score = one.tokens_per_second, 100 * one.score
     axes.plot(
         [speed.low, speed.high], [score] * 2, color=color, alpha=0.3, linewidth=3, solid_capstyle="butt"
@@ -106,7 +106,7 @@ def _note(
 
 
 def _scores(axes: Any, scores: list[float]) -> None:
-    """Several points from bottom to top, so that a difference of next to nothing does not look like one."""
+    """Show at least several points from bottom to top, so that a tiny difference does not look large."""
     low, high = min(scores), max(scores)
     margin = max(3.0, 0.3 * (high - low))
     axes.set_ylim(low - margin, min(high + margin, 101.5))
@@ -142,7 +142,7 @@ def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
         middle = [p.median for p in curve.relative]
         axes.plot(curve.slots, middle, "-", color=color, linewidth=1.6, label=label)
     _break_evens(axes, report, colors)
-    # A window that changes has no number of slots, so it has no dot.
+    # A variable window has no fixed number of slots, so it has no dot.
     yields = [one for one in report.compared if report.window_size(one.setting) is not None]
     axes.set_title("Cost of a step (lines), and what it yields (dots)" if yields else "Cost of a step")
     for one in yields:
@@ -163,12 +163,12 @@ def _costs(axes: Any, report: BenchReport, colors: Colors) -> None:
 
 
 def _slots(report: BenchReport, one: Comparison) -> float:
-    """Of its usual step: what the last one yielded is pending, and a full window less one are masks."""
+    """The slots of a typical step: the last step's tokens, and the masks of a full window."""
     return one.tokens_per_forward + (report.window_size(one.setting) or 1) - 1
 
 
 def _break_evens(axes: Any, report: BenchReport, colors: Colors) -> None:
-    """A line from the axis to where a step costs as much as it yields."""
+    """A line from the axis to the point where a step costs as much as it yields."""
     known = [(batch, window, k) for batch, window, k in report.break_evens if k is not None]
     for batch, window, k in known:
         slots, color = k + window - 1, _color(Setting(batch), colors)
@@ -180,7 +180,7 @@ def _break_evens(axes: Any, report: BenchReport, colors: Colors) -> None:
 
 
 def _apart(values: Sequence[float], least: float) -> list[float]:
-    """The values, each moved up as far as it takes to stand `least` above the one below it."""
+    """The values, each moved up until it is `least` above the one below it."""
     placed = list(values)
     below = -least
     for i in sorted(range(len(values)), key=values.__getitem__):

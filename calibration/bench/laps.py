@@ -1,4 +1,4 @@
-"""Decodes task rows at one setting as a service would, and notes when each event came. Compares nothing."""
+"""Decodes task rows at one setting as a service does, and records the time of each event."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from ..tasks.scores import Output
 from ..tasks.tasks import Task
 from .settings import Setting
 
-DIGITS = 6  # of seconds that are written down
+DIGITS = 6  # of recorded seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """An answer and when it came, in seconds.
+    """An answer and its times in seconds, as its reader sees them.
 
-    `ttft` is the time from the request to the first event with tokens, None if there was none. `gaps` are the
-    times between two events with tokens; an event brings all tokens that one step accepted. Both are the
-    reader's; `forwards`, `proposed`, `verified` and `forced` are the row's own
-    counts.
+    `ttft` is the time from the request to the first event with tokens; None if there was none. `gaps` are the
+    times between events with tokens; an event brings all tokens that one step accepted.
     """
 
     text: str
@@ -44,10 +42,10 @@ class Timeline:
 
     @classmethod
     def of(
-        cls, text: str, ids: Sequence[int], stats: Stats, reason: str, began: float, events: Sequence[float]
+        cls, text: str, ids: Sequence[int], stats: Stats, reason: str, start: float, events: Sequence[float]
     ) -> Timeline:
-        """From clock times: of the request, and of its `events` with tokens."""
-        first = round(events[0] - began, DIGITS) if events else None
+        """From the clock times of the request and of its `events` with tokens."""
+        first = round(events[0] - start, DIGITS) if events else None
         gaps = tuple(round(after - before, DIGITS) for before, after in pairwise(events))
         counts = (stats.proposed, stats.verified, stats.forced)
         return cls(text, tuple(ids), stats.forwards, reason, first, gaps, *counts)
@@ -63,13 +61,15 @@ class Timeline:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: from first to last event, over all tokens but one. None for a single one."""
+        """Time per output token: from the first event to the last, for all tokens but one. None for one
+        token.
+        """
         return sum(self.gaps) / (len(self.token_ids) - 1) if len(self.token_ids) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """Rows decoded once at one setting, in wall-clock seconds, with the process's peak memory in bytes."""
+    """Rows decoded once at one setting: wall-clock seconds, and the process's peak memory in bytes."""
 
     seconds: float
     peak_memory: int | None
@@ -81,22 +81,21 @@ class Lap:
 
 
 def serve(session: Session, tasks: Sequence[Task], setting: Setting) -> Lap:
-    """Decode all tasks, at most `setting.batch` at once: by the service, or with block commit in batches."""
-    is_known = forget_peak()
-    began = perf_counter()
+    """Decode all tasks, at most `setting.batch` at once, with a Batcher, or with block commit in batches."""
+    has_peak = forget_peak()
+    start = perf_counter()
     if setting.commit.kind == "cursor":
         answers = _by_service(session, tasks, setting)
     else:
         parts = slices(tasks, setting.batch)
         answers = [answer for part in parts for answer in _by_blocks(session, part, setting)]
-    seconds = perf_counter() - began
-    return Lap(seconds, (peak() or None) if is_known else None, tuple(answers))
+    seconds = perf_counter() - start
+    return Lap(seconds, (peak() or None) if has_peak else None, tuple(answers))
 
 
 def _by_service(session: Session, tasks: Sequence[Task], setting: Setting) -> list[Timeline]:
-    """As many clients as the batch has rows, each with one request at a time: the batch is full."""
-    # The service is left first: it ends what still runs, and no client is waited for after an error or
-    # Ctrl-C.
+    """Keep the batch full: as many clients as it has rows, each with one request at a time."""
+    # The Batcher closes first, which ends running requests, so that an error or Ctrl-C waits for no client.
     limits = Limits(max_rows=setting.batch)
     with ThreadPoolExecutor(setting.batch) as clients, Batcher(session, limits) as service:
         waiting = [clients.submit(_ask, service, task, setting) for task in tasks]
@@ -111,7 +110,7 @@ def _ask(service: Batcher, task: Task, setting: Setting) -> Timeline:
     text, reason = "", "cancelled"
     token_ids: list[int] = []
     events: list[float] = []
-    began = perf_counter()
+    start = perf_counter()
     request = service.submit(task.source, task.config(setting.config(task.max_new_tokens)))
     for event in request:
         if event.token_ids:
@@ -119,12 +118,12 @@ def _ask(service: Batcher, task: Task, setting: Setting) -> Timeline:
         text += event.text
         token_ids += event.token_ids
         reason = event.finish_reason or reason
-    return Timeline.of(text, token_ids, request.stats, reason, began, events)
+    return Timeline.of(text, token_ids, request.stats, reason, start, events)
 
 
 def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Iterator[Timeline]:
-    """What `generate_batch` does with block commit, with a look at the clock after every step."""
-    manifest, began = session.bundle.manifest, perf_counter()
+    """`generate_batch` with block commit, with the time of every step."""
+    manifest, start = session.bundle.manifest, perf_counter()
     streams = [session.new_row(i, t.source, setting.config(t.max_new_tokens)) for i, t in enumerate(tasks)]
     rows, size = [row for row, _ in streams], setting.commit.cache_block
     events: list[list[float]] = [[] for _ in streams]
@@ -139,4 +138,4 @@ def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Ite
         if text is not None:
             text.finish()
         shown, ids = text.text if text is not None else "", row.tokens[row.stats.prompt_tokens :]
-        yield Timeline.of(shown, ids, row.stats, row.finish_reason or "cancelled", began, times)
+        yield Timeline.of(shown, ids, row.stats, row.finish_reason or "cancelled", start, times)

@@ -1,4 +1,4 @@
-"""What a benchmark found, in words and tables. Measures nothing, draws nothing and writes no file."""
+"""The report of a benchmark: its figures in words and tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .settings import BenchOptions, Setting
 from .steps import CostCurve
 
 SCHEMA = 3
-COMPUTED = ("curves", "compared", "options", "no_picture")  # of a report, not written as they are
+COMPUTED = ("curves", "compared", "options", "no_picture")  # fields that are written in another form
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Everything that a report shows. `machine` and `load` say where and beside what it was measured."""
+    """The figures of a report. `machine` describes the machine, `load` what else was running on it."""
 
     task: str
     bundle: str
@@ -66,7 +66,7 @@ class BenchReport:
         )
 
     def _beside(self, best: Comparison) -> str:
-        """The fastest exact setting at the batch of a tau that is the fastest."""
+        """The fastest setting in exact mode at the batch of `best`, if that has a tau."""
         exact = [o for o in self.compared if o.setting.is_exact and o.setting.batch == best.setting.batch]
         if best.setting.is_exact or not exact:
             return ""
@@ -75,7 +75,7 @@ class BenchReport:
 
     @property
     def break_evens(self) -> list[tuple[int, int, float | None]]:
-        """(batch, window, tokens per forward below which nothing is gained) of each curve."""
+        """(batch, window, tokens per forward below which nothing is gained) for each curve."""
         sizes = [self.window_size(line.setting) for line in self.compared]
         windows = dict.fromkeys([self.block, *(size for size in sizes if size is not None)])
         return [
@@ -83,8 +83,8 @@ class BenchReport:
         ]
 
     def window_size(self, setting: Setting) -> int | None:
-        """Predictions of a full step with cursor commit; None where it is not known: one-token mode and block
-        commit aside, a window that is chosen while decoding, and exact mode, whose steps also verify."""
+        """Predictions of a full step with cursor commit. None for one-token mode, block commit, exact mode
+        (whose steps also verify), and a window that is chosen while decoding."""
         if (
             setting.one_token
             or setting.is_exact
@@ -96,7 +96,7 @@ class BenchReport:
 
     @property
     def facts(self) -> list[str]:
-        """What the figures rest on, and what they mean, in sentences."""
+        """The conditions of the figures, and what they mean, in sentences."""
         rounds = f"{self.options.rounds} round{'s' if self.options.rounds > 1 else ''}"
         low, high = self.prompt_tokens
         return [
@@ -108,7 +108,7 @@ class BenchReport:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know before quoting a figure."""
+        """Warnings for readers of the figures."""
         notes = [note] if (note := busy_note(self.load)) else []
         if self.too_long:
             notes.append(
@@ -124,11 +124,11 @@ class BenchReport:
                 " rule accepted them"
             )
         if any(line.peak_memory is None for line in self.compared):
-            notes.append("this system does not tell the peak memory of a part of a run")
+            notes.append("this system does not report the peak memory of a part of a run")
         largest = max(self.options.batches)
         if self.num_rows < 2 * largest:
-            short = f"{self.num_rows} rows keep a batch of {largest} full for a short time only"
-            notes.append(f"{short}; --limit gives more")
+            short = f"{self.num_rows} rows keep a batch of {largest} full only for a short time"
+            notes.append(f"{short}; use more with --limit")
         if self.no_picture is not None:
             notes.append(f"no picture: {self.no_picture}")
         return notes
@@ -154,19 +154,14 @@ class BenchReport:
     def latency_table(self) -> list[tuple[str, ...]]:
         """Milliseconds."""
         cells = [
-            (
-                *_names(line.setting),
-                *_times(line.ttft),
-                *_times(line.itl),
-                *_times(line.tpot),
-            )
+            (*_names(line.setting), *_times(line.ttft), *_times(line.itl), *_times(line.tpot))
             for line in self.compared
         ]
         return _table(("TTFT", "p99", "ITL", "p99", "TPOT", "p99"), cells)
 
     @property
     def load_table(self) -> list[tuple[str, ...]]:
-        """Requests a second of a batch that is full at any time, and what they wait for, in seconds."""
+        """Requests a second of a batch that is always full, and the time to the whole answer in seconds."""
         cells = [
             (
                 *_names(line.setting),
@@ -179,7 +174,7 @@ class BenchReport:
 
     @property
     def cost_table(self) -> list[tuple[str, ...]]:
-        """Milliseconds of a step by its slots, and in steps of one slot."""
+        """The cost of a step by its slots, in milliseconds and in steps of one slot."""
         lines: list[tuple[str, ...]] = [("slots", *(str(slots) for slots in self.curves[0].slots))]
         for curve in self.curves:
             lines.append((f"batch {curve.batch}, ms", *(_short(p.median) for p in curve.milliseconds)))
@@ -195,12 +190,12 @@ def _names(setting: Setting) -> Iterator[str]:
 
 
 def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """A head and lines that begin with batch, tau, window and commit; the last two if any is unusual."""
-    usual: list[set[str]] = [set(), set(), {"-", "auto"}, {"cursor"}]
-    columns = [i for i in range(4) if not {line[i] for line in lines} <= usual[i]]
+    """A head and lines that begin with batch, tau, window and commit; the last two only if one is unusual."""
+    default: list[set[str]] = [set(), set(), {"-", "auto"}, {"cursor"}]
+    columns = [i for i in range(4) if not {line[i] for line in lines} <= default[i]]
     columns += range(4, 4 + len(head))
-    whole = [("batch", "tau", "window", "commit", *head), *lines]
-    return [tuple(line[i] for i in columns) for line in whole]
+    table = [("batch", "tau", "window", "commit", *head), *lines]
+    return [tuple(line[i] for i in columns) for line in table]
 
 
 def _break_even_line(batch: int, window: int, k: float | None) -> str:
@@ -215,7 +210,7 @@ def _speed(line: Comparison) -> str:
 
 
 def _score(line: Comparison) -> str:
-    """With its interval: of few rows it says little."""
+    """A score with its interval."""
     low, high = line.score_interval
     return f"{percent(line.score)[:-2]} ({100 * low:.0f}-{100 * high:.0f})"
 

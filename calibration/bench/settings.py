@@ -1,4 +1,4 @@
-"""The ways of decoding that a benchmark compares, and how long it may take. Knows no device and no rows."""
+"""The settings that a benchmark compares, and its options."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...runtime.session.session import Commit
 
 Count = Annotated[int, integer(1, "1 or more")]
 MIN_ROWS = 16
-WAVES = 4  # rows of a slice, as a multiple of the largest batch: fewer, and a batch is seldom full
+WAVES = 4  # rows of a slice, as a multiple of the largest batch; with fewer, a batch is seldom full
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Rows at once, a tau (None: exact mode), a window and the cache loop. Raises MarsError for values out of
-    range."""
+    """Rows at once, a tau (None: exact mode), a window and the cache loop. Raises MarsError for invalid
+    values."""
 
     batch: Count
     tau: float | None = 1.0
@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def is_baseline(self) -> bool:
-        """One-token mode with cursor commit: what the others at the same batch are held against."""
+        """One-token mode with cursor commit, with which the others at the same batch are compared."""
         return self.one_token and self.commit.kind == "cursor"
 
     @property
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def mode(self) -> str:
-        """How tokens are accepted: exact, or at which tau."""
+        """How tokens are accepted: exact, or the tau."""
         return "exact" if self.tau is None else f"tau {self.tau:g}"
 
     @property
@@ -72,12 +72,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What is compared: every tau, window and commit at every batch, beside one-token mode and, with `exact`,
+    """What to compare: every tau, window and commit at every batch, with one-token mode and, with `exact`,
     exact mode at every window. Exact mode needs cursor commit.
 
-    `rounds`: how often each setting decodes the rows. `limit`: most rows, None for 16 or four times the
-    largest batch. `cursor`: final KV entries of a row where the cost of a step is measured. Raises
-    CalibrationError that lists every bad value.
+    Raises CalibrationError that lists every bad value.
     """
 
     taus: tuple[float, ...] = (0.95,)
@@ -85,18 +83,20 @@ class BenchOptions:
     windows: tuple[Window, ...] = ("auto",)
     commits: tuple[str, ...] = ("cursor",)
     cache_block: int = 32
-    rounds: Count = 3
-    limit: Annotated[int | None, integer(1, "1 or more")] = None
-    cursor: Count = 256
+    rounds: Count = 3  # how often each setting decodes the rows
+    limit: Annotated[int | None, integer(1, "1 or more")] = (
+        None  # most rows; 16, or four times the largest batch
+    )
+    cursor: Count = 256  # final KV entries of a row when the cost of a step is measured
     exact: bool = True
 
     def __post_init__(self) -> None:
         lists: dict[str, tuple[object, ...]] = {"batch": self.batches, "window": self.windows}
         lists["commit"] = self.commits
-        if not self.exact:  # exact mode alone can be held against one token
+        if not self.exact:  # exact mode alone can be compared with one-token mode
             lists["tau"] = self.taus
         problems = [f"give at least one {name}" for name, values in lists.items() if not values]
-        # One value at a time, so that each bad one is named once.
+        # One value at a time, so that each bad value is named once.
         problems += _refusals(lambda batch: Setting(batch), self.batches)
         problems += _refusals(lambda tau: Setting(1, tau=tau), self.taus)
         problems += _refusals(lambda window: Setting(1, window=window), self.windows)
@@ -107,7 +107,7 @@ class BenchOptions:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """Every setting once; at each batch one-token mode first, then exact mode."""
+        """Every setting once: at each batch one-token mode first, then exact mode."""
         settings: list[Setting] = []
         for batch in self.batches:
             settings.append(Setting(batch))
@@ -115,13 +115,13 @@ class BenchOptions:
             for kind, window, tau in product(self.commits, self.windows, self.taus):
                 commit = Commit(kind, self.cache_block) if kind == "block" else Commit()
                 setting = Setting(batch, tau, window, commit)
-                # One-token mode has no window, and with cursor commit it is there already.
+                # One-token mode has no window, and with cursor commit it is already in the list.
                 settings.append(Setting(batch, commit=commit) if setting.one_token else setting)
         return tuple(dict.fromkeys(settings))
 
     @property
     def slice_rows(self) -> int:
-        """Rows that one setting decodes before the next one's turn."""
+        """Rows that a setting decodes before the next setting."""
         return max(MIN_ROWS, WAVES * max(self.batches))
 
     @property

@@ -1,4 +1,4 @@
-"""What a step costs on this device by its slots, and how many tokens it must yield. Knows no rows."""
+"""Measures the cost of a step by its slots, and computes how many tokens it must yield."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ...runtime.session.session import Session
 from ..rounds import Rounds
 
 SLOTS = (1, 2, 3, 4, 6, 8, 12)
-REPEATS = 3  # timed steps of one shape in a sweep; their median counts
-SWEEPS = 3  # for each round of decoding
+REPEATS = 3  # timed steps of one shape in a sweep, of which the median is taken
+SWEEPS = 3  # in each round of decoding
 
 Sweep = Mapping[str, float]
 """Milliseconds by the key of a shape."""
@@ -24,7 +24,9 @@ Sweep = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Milliseconds of a step of `batch` rows by its slots; `relative` in steps of one slot, by sweep."""
+    """The cost of a step of `batch` rows by its slots: in milliseconds, and relative to one slot in the same
+    sweep.
+    """
 
     batch: int
     slots: tuple[int, ...]
@@ -37,15 +39,15 @@ class CostCurve:
         return {"batch": self.batch, "points": [dict(zip(names, point, strict=True)) for point in points]}
 
     def cost(self, slots: float) -> float:
-        """Of a step in steps of one slot, with straight lines between what was measured."""
+        """The cost of a step in steps of one slot, interpolated linearly."""
         return float(np.interp(slots, self.slots, [point.median for point in self.relative]))
 
     def break_even(self, window: int) -> float | None:
-        """Fewest tokens per forward at which a window of so many predictions is as fast as one-token mode;
-        None if none is enough.
+        """The fewest tokens per forward with which a window of `window` predictions is as fast as one-token
+        mode; None if no number is enough.
 
-        A step that yields k tokens is followed by one of k pending tokens and window - 1 masks. So it is the
-        k whose step costs k steps of one slot.
+        The step after one that yields k tokens has k pending tokens and window - 1 masks. The result is the k
+        for which this step costs k steps of one slot.
         """
         if window == 1:
             return 1.0
@@ -55,7 +57,7 @@ class CostCurve:
 
 
 class StepTimer:
-    """Steps of all shapes, timed in turn. Holds KV memory for the largest batch, all of one capacity."""
+    """Times steps of all shapes in turn, with KV memory for the largest batch."""
 
     def __init__(self, session: Session, batches: Sequence[int], cursor: int) -> None:
         self.session, self.batches = session, tuple(dict.fromkeys(batches))
@@ -68,7 +70,7 @@ class StepTimer:
             self._cache.reserve(self.cursor + self.slots[-1])
         except MemoryError as error:
             raise CalibrationError(
-                f"there is no memory for a batch of {max(self.batches)} rows of {self.cursor} tokens; give a"
+                f"a batch of {max(self.batches)} rows of {self.cursor} tokens does not fit in memory; give a"
                 " smaller one"
             ) from error
 
@@ -77,7 +79,7 @@ class StepTimer:
         return self._cache.capacity
 
     def sweep(self, turn: int) -> Sweep:
-        """One look at every shape; each turn begins with another one."""
+        """Time every shape once, starting with another one in each turn."""
         shapes = [(batch, slots) for batch in self.batches for slots in self.slots]
         turn %= len(shapes)
         return {shape_key(*shape): self._time(*shape) for shape in shapes[turn:] + shapes[:turn]}
@@ -97,7 +99,7 @@ def shape_key(batch: int, slots: int) -> str:
 
 
 def curves(sweeps: Sequence[Sweep], batches: Sequence[int], slots: Sequence[int]) -> Iterator[CostCurve]:
-    """One curve a batch, from all sweeps."""
+    """One curve for each batch, from all sweeps."""
     for batch in dict.fromkeys(batches):
         times = [[sweep[shape_key(batch, s)] for sweep in sweeps] for s in slots]
         relative = [[one / unit for one, unit in zip(row, times[0], strict=True)] for row in times]

@@ -1,1 +1,1 @@
-"""Rows with prompts and what a good answer is."""
+"""Task rows: prompts, and how to judge their answers."""

@@ -1,4 +1,4 @@
-"""Runs code that a model wrote in another process, with limits. It is no sandbox: opt in."""
+"""Runs code that a model wrote in another process with limits, if allowed. It is not a sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 10  # of wall clock and of processor time
 MEMORY = 1 << 30  # bytes of address space
 FILE_SIZE = 1 << 20  # bytes
 
-# The program lowers its own limits before it runs anything else; hard limits cannot be raised again.
+# The program first lowers its own limits; hard limits cannot be raised again.
 _PRELUDE = f"""\
 import resource as _r
 for _kind, _most in dict(CPU={SECONDS}, AS={MEMORY}, FSIZE={FILE_SIZE}, CORE=0).items():
@@ -31,11 +31,10 @@ def is_supported() -> bool:
 
 
 def passes_tests(code: str, tests: str, seconds: float = SECONDS) -> bool:
-    """Whether `code` (in a Markdown fence or not) followed by `tests` runs to its end without an error,
-    within the limits.
+    """Whether `code` (with or without a Markdown fence) followed by `tests` runs to its end within the limits
+    and without an error.
 
-    A program that ends itself early passes nothing: the last line, which only the end of the tests reaches,
-    must be printed.
+    A program that exits early fails, because the last line, after the tests, must be printed.
     """
     fenced = _FENCE.search(code)
     proof = os.urandom(16).hex()
@@ -46,7 +45,7 @@ def passes_tests(code: str, tests: str, seconds: float = SECONDS) -> bool:
 
 
 def _last_line(directory: str, seconds: float) -> str:
-    """The last line of a program that ends well and in time, else "". What it started ends with it."""
+    """The last line of a program that succeeds in time, else "". Processes that it started are ended."""
     output = Path(directory, "output")
     with output.open("wb") as sink:
         process = subprocess.Popen(

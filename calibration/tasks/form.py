@@ -1,4 +1,4 @@
-"""What a task row asks of the form of its output: a schema, a regex, choices or tools. Knows no grammar."""
+"""The form that a task row requires of its answer: a schema, a regex, choices or tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = ("schema", "regex", "choice", "tools")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """At most one of them, as a GenerationConfig has it: schema and tools are JSON text."""
+    """At most one form, as in GenerationConfig: schema and tools are JSON text."""
 
     schema: str | None = None
     regex: str | None = None
@@ -27,13 +27,13 @@ class Form:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The fields of a GenerationConfig that it sets."""
+        """The fields of a GenerationConfig that this form sets."""
         return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Form:
-        """From a row's fields of these names. Raises CalibrationError for values that cannot be."""
-        values = {name: given[name] for name in FIELDS if given.get(name) is not None}
+    def of(cls, row: dict[str, Any]) -> Form:
+        """The form in a row's fields. Raises CalibrationError for invalid values."""
+        values = {name: row[name] for name in FIELDS if row.get(name) is not None}
         if isinstance(values.get("choice"), list):
             values["choice"] = tuple(values["choice"])
         try:
@@ -50,6 +50,6 @@ class Form:
         except OSError as error:
             raise CalibrationError(f"{path}: cannot be read: {error.strerror}; give a JSON schema") from error
         except (ValueError, RecursionError) as error:
-            raise CalibrationError(f"{path}: no JSON schema: {error}") from error
+            raise CalibrationError(f"{path}: not a JSON schema: {error}") from error
         except CalibrationError as error:
             raise CalibrationError(f"{path}: {error}") from error

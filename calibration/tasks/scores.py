@@ -1,4 +1,4 @@
-"""How good an answer is: the named scores, each from 0 to 1. Knows no task file, no model and no tau."""
+"""The named scores of answers, from 0 to 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .execution import passes_tests
 
 _FINAL = re.compile(r"####\s*(-?[\d,]*\.?\d+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_MOST_DIGITS = 300  # a longer "number" is no number: float() of it would be infinite
+_MOST_DIGITS = 300  # float() of a longer number would be infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ Judge = Callable[[Output, Output], float]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A named score. `needs` says what the output is compared with; `runs_code` that it executes what the
-    model wrote; `library` what it cannot do without."""
+    """A named score. `needs`: what the output is compared with. `runs_code`: it runs the output as code.
+    `library`: a package it needs."""
 
     name: str
     needs: Literal["answer", "reference", "nothing"]
@@ -47,7 +47,7 @@ class Score:
 
 
 def exact_match(output: Output, expected: Output) -> float:
-    """The same text, but for white space around it."""
+    """The same text, except for surrounding white space."""
     return float(output.text.strip() == expected.text.strip())
 
 
@@ -126,9 +126,10 @@ SCORES: dict[str, Score] = {
 
 
 def own(name: str) -> Score:
-    """A user's score, `module:function`: called with two texts, output and answer, it returns 0 to 1.
+    """A user's score, `module:function`, which is called with two texts, output and answer, and returns 0 to
+    1.
 
-    The module is looked for in the working directory too. Raises CalibrationError when it cannot be had.
+    The module may be in the working directory. Raises CalibrationError if it cannot be imported.
     """
     module, _, function = name.partition(":")
     if not module or not function.isidentifier():

@@ -1,4 +1,4 @@
-"""Task rows and the JSONL files that hold them, the built-in ones included. Knows no model and no tau."""
+"""Task rows, and the JSONL files that hold them, including the built-in ones."""
 
 from __future__ import annotations
 
@@ -18,15 +18,7 @@ from .form import Form
 from .scores import SCORES, Output, Score
 
 ROLES = ("system", "user", "assistant")
-FIELDS = (
-    "messages",
-    "prompt",
-    "answer",
-    "score",
-    "metric",
-    "max_new_tokens",
-    *form.FIELDS,
-)  # metric: an older name of score
+FIELDS = ("messages", "prompt", "answer", "score", "metric", "max_new_tokens", *form.FIELDS)
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".calibration.jsonl"
 NOTHING, NO_FORM = Output(""), Form()
@@ -42,43 +34,37 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row: a prompt, how its output is judged, and the longest output.
+    """One row: a prompt, how its output is judged, and the longest output."""
 
-    `messages` go through the chat template; where there are none, `text` is continued as it stands.
-    `prompt_ids` is either of them tokenised. `answer` may be None where the score does not need one.
-    `score_name` is one of SCORES, or `own_score` is a user's. `number` is the row's in its file, from 1.
-    `form`: what every output of the row must look like, whatever the setting.
-    """
-
-    messages: tuple[Message, ...]
-    score_name: str
-    answer: str | None
+    messages: tuple[Message, ...]  # for the chat template
+    score_name: str  # one of SCORES, unless `own_score` is set
+    answer: str | None  # None if the score does not need one
     max_new_tokens: int
-    text: str | None = None
+    text: str | None = None  # to be continued, instead of messages
     own_score: Score | None = None
-    number: int = 0
-    prompt_ids: tuple[int, ...] | None = None
-    form: Form = NO_FORM
+    number: int = 0  # of the row in its file, from 1
+    prompt_ids: tuple[int, ...] | None = None  # the tokenized prompt
+    form: Form = NO_FORM  # of every output of the row
 
     @property
     def source(self) -> str | list[dict[str, str]]:
-        """The prompt as it was written."""
+        """The prompt of the file."""
         if self.text is not None:
             return self.text
         return [{"role": m.role, "content": m.content} for m in self.messages]
 
     @property
     def prompt(self) -> str | list[dict[str, str]] | tuple[int, ...]:
-        """The prompt as the runtime takes it, tokenised if it has been."""
+        """The prompt for the runtime: tokenized if that was done."""
         return self.source if self.prompt_ids is None else self.prompt_ids
 
     def config(self, base: GenerationConfig) -> GenerationConfig:
-        """`base` with the row's own limit and form."""
+        """`base` with the row's limit and form."""
         return base.with_values(max_new_tokens=self.max_new_tokens, **self.form.settings)
 
     @property
     def shown(self) -> str:
-        """The text that was continued, or the last message."""
+        """The text to continue, or the last message."""
         return self.text if self.text is not None else self.messages[-1].content
 
     @property
@@ -86,7 +72,7 @@ class Task:
         return self.own_score or SCORES[self.score_name]
 
     def score(self, output: Output, reference: Output | None = None) -> float:
-        """How good an output is, 0 to 1; `reference` is the one-token output, for the scores that need it."""
+        """The score of an output, 0 to 1. `reference` is the one-token output, for scores that need it."""
         needs = self.judge.needs
         answer = None if self.answer is None else Output(self.answer)
         expected = {"reference": reference, "answer": answer, "nothing": NOTHING}[needs]
@@ -101,7 +87,7 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """Changes with anything that changes the row's prompt, judgement or limit."""
+        """A hash of the row's prompt, score, answer, limit and form."""
         values: tuple[Any, ...] = (
             [asdict(m) for m in self.messages],
             self.text,
@@ -109,18 +95,18 @@ class Task:
             self.answer,
             self.max_new_tokens,
         )
-        if self.form:  # rows without one keep the digest of before
+        if self.form:  # so that rows without one keep their earlier digest
             values = (*values, self.form.settings)
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def builtin_names() -> list[str]:
-    """Names of the tasks that come with the package."""
+    """Names of the built-in tasks."""
     return sorted(path.name.removesuffix(SUFFIX) for path in DATA.glob(f"*{SUFFIX}"))
 
 
 def find(task: str) -> Path:
-    """The file of a built-in task, or the path as it stands."""
+    """The file of a built-in task, or the path itself."""
     return DATA / f"{task}{SUFFIX}" if task in builtin_names() else Path(task)
 
 
@@ -132,8 +118,8 @@ def data_hash(tasks: Sequence[Task]) -> str:
 def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False) -> list[Task]:
     """Read a JSONL file of tasks. Raises CalibrationError that lists every bad line.
 
-    `score` names that of rows that have none, a built-in one or `module:function`; only what is named here is
-    ever imported. `allow_exec` allows scores that run what the model wrote.
+    `score` is that of rows that name none, a built-in one or `module:function`; no other module is imported.
+    `allow_exec` allows scores that run the model's output as code.
     """
     path = Path(path)
     default = _default_score(score)
@@ -158,9 +144,9 @@ def load(path: str | Path, *, score: str | None = None, allow_exec: bool = False
         except CalibrationError as error:
             problems.append(f"line {number}: {error}")
         except RecursionError:
-            problems.append(f"line {number}: nested too deep; make it flatter")
+            problems.append(f"line {number}: nested too deeply")
         except ValueError:
-            problems.append(f"line {number}: it has a number of too many digits; shorten it")
+            problems.append(f"line {number}: it has a number with too many digits")
     if problems:
         more = [f"and {len(problems) - 20} more lines"] if len(problems) > 20 else []
         raise CalibrationError(f"{path}:\n  " + "\n  ".join(problems[:20] + more))
@@ -196,7 +182,7 @@ def _task(row: Any, number: int, default: Score, allow_exec: bool) -> Task:
     shape = _form(row, problems)
     every = [text or "", answer if isinstance(answer, str) else "", *(m.content for m in messages)]
     if re.search("[\ud800-\udfff]", "".join(every)):
-        problems.append("half a surrogate pair is not text")
+        problems.append("half of a surrogate pair is not text")
     if problems:
         raise CalibrationError("; ".join(problems))
     own_score = score if score.name not in SCORES else None
@@ -213,7 +199,7 @@ def _form(row: dict[str, Any], problems: list[str]) -> Form:
 
 def _score(row: dict[str, Any], default: Score, allow_exec: bool, problems: list[str]) -> Score:
     if "score" in row and "metric" in row:
-        problems.append("'score' and 'metric', its older name, are both there; give 'score'")
+        problems.append("'score' and its older name 'metric' exclude each other; give 'score'")
     name = row.get("score", row.get("metric", default.name))
     score = default if name == default.name else SCORES.get(name) if isinstance(name, str) else None
     if score is None:
@@ -223,11 +209,11 @@ def _score(row: dict[str, Any], default: Score, allow_exec: bool, problems: list
         return default
     if score.runs_code and not allow_exec:
         problems.append(
-            f"score {score.name} runs what the model writes, on this machine and not in a sandbox: allow it"
-            " with --allow-exec"
+            f"score {score.name} runs the model's output as code, on this machine and without a sandbox:"
+            " allow it with --allow-exec"
         )
     elif score.runs_code and not execution.is_supported():
-        problems.append(f"score {score.name} needs a system that can limit a process; this one cannot")
+        problems.append(f"score {score.name} needs a system that can limit a process, unlike this one")
     if score.library is not None and not texts.is_there(score.library):
         problems.append(f"score {score.name} needs {score.library}; pip install 'mars-export[calibrate]'")
     return score
@@ -237,13 +223,13 @@ def _check_pattern(pattern: str, problems: list[str]) -> None:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        problems.append(f"'answer' is no regular expression: {error}")
+        problems.append(f"'answer' is not a regular expression: {error}")
 
 
 def _prompt(row: dict[str, Any], problems: list[str]) -> tuple[str | None, tuple[Message, ...]]:
-    """(text, messages) of a row: one of them."""
+    """(text, messages) of a row, of which one is empty."""
     if "messages" in row and "prompt" in row:
-        problems.append("'messages' and 'prompt' are both there; give one")
+        problems.append("'messages' and 'prompt' exclude each other; give one")
     elif "messages" in row:
         return None, _messages(row["messages"], problems)
     elif "prompt" not in row:

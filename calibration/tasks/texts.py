@@ -1,5 +1,4 @@
-"""How near a text is to another: ROUGE-L, the F1 of words, BLEU and chrF. Their only home is the libraries
-that the field's figures come from; they are imported on first use."""
+"""Similarity of texts: ROUGE-L, F1 of words, BLEU and chrF, by the usual libraries, imported on first use."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ def rouge_l(output: str, answer: str) -> float:
 
 
 def token_f1(output: str, answer: str) -> float:
-    """F1 of the words that both have, whatever their order (ROUGE-1)."""
+    """F1 of the common words in any order (ROUGE-1)."""
     return _rouge("rouge1", output, answer)
 
 
 def bleu(output: str, answer: str) -> float:
-    """BLEU of one text, with as many orders of n-grams as it has (sacrebleu's sentence score)."""
+    """BLEU of one text, with the orders of n-grams that it has (sacrebleu's sentence score)."""
     import sacrebleu
 
     return _share(sacrebleu.sentence_bleu(output, [answer], use_effective_order=True).score / 100)
@@ -48,5 +47,5 @@ def _scorer() -> Any:
 
 
 def _share(value: float) -> float:
-    """Without what floating point adds to 1."""
+    """Clip to 0 ... 1, because floating point may exceed 1."""
     return min(max(float(value), 0.0), 1.0)

@@ -1,1 +1,1 @@
-"""Which tau a task bears, with evidence."""
+"""Chooses a tau for a task, with evidence for its quality."""

@@ -1,12 +1,11 @@
-"""How sure a mean is: a test and a bound for values in [-1, 1], valid at every sample size. Knows no tau and
-no model.
+"""A test and a confidence bound for the mean of values in [-1, 1], valid at every sample size.
 
 The betting test of Waudby-Smith and Ramdas (Estimating means of bounded random variables by betting, 2020). A
 gambler starts with 1 and, before each value x, stakes a share s of the capital on "x falls below m": capital
-*= 1 + s * (m - x). If the mean is m or more the game is fair or worse, so the capital is a nonnegative
+*= 1 + s * (m - x). If the mean is m or more, the game is fair or worse. Then the capital is a nonnegative
 supermartingale, and by Ville's inequality it ever reaches 1 / level with a probability of at most `level`.
-The stake may depend on anything that came before: a good choice makes the test powerful, a bad one never
-makes it invalid.
+The stake may depend on all earlier values: a good choice makes the test powerful, but no choice makes it
+invalid.
 """
 
 from __future__ import annotations
@@ -16,27 +15,26 @@ from functools import cache
 import numpy as np
 
 LARGEST_STAKE = 0.75  # below 1, so that no single value can ruin the gambler
-PRIOR_VARIANCE, PRIOR_WEIGHT = 0.02, 10  # paired drops are mostly zero: a first guess that is soon outweighed
-_LOWEST_MEAN = 1 - 1 / LARGEST_STAKE  # below it a stake could lose more than there is
-_SEARCH = 10**7  # items; a bound that needs more is not worth a search
+PRIOR_VARIANCE, PRIOR_WEIGHT = 0.02, 10  # a first guess, soon outweighed: paired drops are mostly zero
+_LOWEST_MEAN = 1 - 1 / LARGEST_STAKE  # below it a stake could lose more than the capital
+_SEARCH = 10**7  # items; the search ends here
 
 
 def p_value(values: np.ndarray, mean: float, level: float) -> np.ndarray:
     """p-values of "the true mean is `mean` or more", along the last axis of float values [..., n] in [-1, 1].
 
-    `level` is the one the test will be made at: stakes are tuned to it and to n, both fixed beforehand. The
-    order of the values must not depend on them.
+    `level` is the level of the test: stakes are tuned to it and to n, both fixed beforehand. The order of the
+    values must not depend on them.
     """
     capital = np.cumsum(np.log1p(_stakes(values, level) * (mean - values)), axis=-1)
     return np.asarray(np.exp(-np.maximum(capital.max(axis=-1), 0.0)))
 
 
 def upper_bound(values: np.ndarray, level: float) -> float:
-    """What the true mean of `values` [n] in [-1, 1] is below, with confidence 1 - level; never less than
-    -1/3.
+    """An upper bound of the true mean of `values` [n] in [-1, 1], with confidence 1 - level; at least -1/3.
 
-    Stakes do not depend on the mean that is tested, so the capital grows with it, and a search finds where it
-    suffices.
+    Stakes do not depend on the tested mean, so the capital grows with the mean, and a search finds the
+    smallest mean with enough capital.
     """
     stakes = _stakes(values, level)
     low, high = _LOWEST_MEAN, 1.0
@@ -48,13 +46,13 @@ def upper_bound(values: np.ndarray, level: float) -> float:
 
 
 def interval(values: np.ndarray, level: float) -> tuple[float, float]:
-    """Where the true mean of `values` [n] in [0, 1] is, with confidence 1 - level."""
+    """A confidence interval of the true mean of `values` [n] in [0, 1], with confidence 1 - level."""
     return 1 - upper_bound(1 - values, level / 2), upper_bound(values, level / 2)
 
 
 @cache
 def items_needed(mean: float, level: float) -> int:
-    """Fewest items with which a bound of `mean` can be shown at all: every value is zero."""
+    """The fewest items that can show a bound of `mean`, which takes values of zero only."""
     if mean <= 0:
         raise ValueError("no number of items shows a bound of zero or less")
     low, high = 0, 1
@@ -73,7 +71,7 @@ def _suffices(count: int, mean: float, level: float) -> bool:
 
 
 def _stakes(values: np.ndarray, level: float) -> np.ndarray:
-    """The stake before each value, from the variance of those before it."""
+    """The stake before each value, from the variance of the earlier values."""
     count = values.shape[-1]
     seen = np.arange(1, count + 1)
     means = np.cumsum(values, axis=-1) / (seen + 1)

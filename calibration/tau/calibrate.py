@@ -1,5 +1,5 @@
-"""The calibration itself: record, predict, test real paired decodes from safe to fast, choose among those
-that passed by speed, and hold the choice against exact mode. Writes nothing but the journal."""
+"""The calibration: record, predict, test paired decodes from safe to fast, choose the fastest that passed,
+and compare it with exact mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .record import Trace, record, recorded_metrics
 from .replay import Prediction, predict
 
 CHECK_ROWS = 32  # rows decoded in plain one-token mode and in exact mode, to compare with the record pass
-SHORT_ANSWER = 4  # tokens: of so few, hardly any can be accepted together
+SHORT_ANSWER = 4  # tokens, too few for several to be accepted together
 MOST_CHANGES = 50
 T = TypeVar("T")
 Outcomes = Sequence[Outcome]
@@ -34,8 +34,10 @@ Outcomes = Sequence[Outcome]
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Rows decoded at one setting. Qualities are means of 0 to 1 with a confidence interval.
-    `tokens_per_second` is of the interleaved rounds where the setting took part in them; else of decoding
-    alone with one row at a time, and of everything in batches."""
+
+    `tokens_per_second` is measured in the interleaved rounds if the setting took part in them. Otherwise it
+    is that of decoding without prompts for single rows, and of everything for batches.
+    """
 
     metric: str
     tau: float
@@ -53,8 +55,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate: its figures, its paired drop against one-token mode, whether the bound was shown, and its
-    speed over one-token mode in interleaved rounds, if it was among those to choose from."""
+    """A candidate: its figures, its paired drop against one-token mode, whether the bound was shown, and, if
+    it passed, its speed-up over one-token mode in interleaved rounds."""
 
     measured: Figures
     drop: float
@@ -67,7 +69,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row whose answer at the chosen setting is not the one-token answer, with the scores of both."""
+    """A row whose answer at the chosen setting differs from the one-token answer, with the scores of both."""
 
     row: int
     prompt: str
@@ -79,9 +81,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A whole calibration. `chosen` is None where nothing faster than tau 1 could be shown; `choice` says why
-    it is what it is. `changed` are its changed answers, the worst first, at most MOST_CHANGES. `exact` is
-    None in reports that were made before there was such a mode."""
+    """The result of a calibration."""
 
     options: CalibrationOptions
     judges: str
@@ -96,21 +96,21 @@ class Calibration:
     recorded: tuple[str, ...]
     curve: tuple[Prediction, ...]
     tested: tuple[Trial, ...]
-    chosen: Trial | None
+    chosen: Trial | None  # None: no setting was shown to be faster than tau 1 within the bound
     notes: tuple[str, ...]
-    choice: str | None = None
-    changed: tuple[Change, ...] = ()
-    exact: ExactMode | None = None
+    choice: str | None = None  # the reason of the choice
+    changed: tuple[Change, ...] = ()  # its changed answers, the worst first, at most MOST_CHANGES
+    exact: ExactMode | None = None  # None in older reports
 
     @property
     def config(self) -> GenerationConfig:
-        """The choice as it was decoded."""
+        """The chosen setting."""
         return setting(self.chosen.measured.tau, self.chosen.measured.metric) if self.chosen else ONE_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The choice against one-token mode on other rows. One look, so its bound needs no correction."""
+    """The choice against one-token mode on other rows. Tested once, so the bound needs no correction."""
 
     one_token: Figures
     chosen: Figures
@@ -120,7 +120,7 @@ class Confirmation:
 
 
 class Calibrator:
-    """Decodes with a journal: what is in there is not decoded again."""
+    """Decodes with a journal: rows that it holds are not decoded again."""
 
     def __init__(
         self,
@@ -165,13 +165,13 @@ class Calibrator:
 
 
 def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
-    """Find the fastest tau whose quality drop on tasks like these is below the bound, with the confidence
-    asked for.
+    """Find the fastest tau whose quality drop on tasks like these is below the bound, with the confidence of
+    the options.
 
     Fixed-sequence testing (Learn then Test, Angelopoulos et al. 2021): candidates are tested from safe to
-    fast at the full level, and the first that does not pass ends the sequence, so the chance of passing any
-    that should not is at most the level. That covers all that passed at once, so any of them may be chosen,
-    by speed too.
+    fast at the full level, and the first that does not pass ends the sequence. So the probability of passing
+    any that should not pass is at most the level. This covers all candidates that passed, so any of them may
+    be chosen, for example by speed.
     """
     options, recorded = calibrator.options, recorded_metrics(calibrator.session)
     traces = calibrator.traces(plan.tasks)
@@ -185,35 +185,19 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
     num_exact = len(exact)
     exact_scores = _scores(plan.tasks[:num_exact], exact, references[:num_exact], qualities[:num_exact])
     one_token = figures(ONE_TOKEN, plain, qualities, 1.0, options.confidence)
-    notes = _reasons_not_to_test(plan, answers, options)
+    reasons = _reasons_not_to_test(plan, answers, options)
     trials: list[Trial] = []
-    for metric in () if notes else options.metrics:
+    for metric in () if reasons else options.metrics:
         trials += _sequence(calibrator, plan, traces, qualities, metric)
     speeds = _speeds(calibrator, plan, trials)
     one_token, trials = _timed(speeds, one_token, trials)
     choice, reason = None, None
     if any(trial.passed for trial in trials):
         choice, reason = _fastest(speeds, trials)
-    elif trials:
-        notes.append(
-            "the safest candidate did not pass: tau stays 1. More rows, or a larger bound than"
-            f" {options.max_drop:g}, may help"
-        )
     changes: list[Change] = []
     if choice is not None:
         config = setting(choice.measured.tau, choice.measured.metric)
         changes = changes_of(plan.tasks, references, calibrator.outcomes(plan.tasks, config))
-    if plan.too_long:
-        rows = ", ".join(map(str, plan.too_long[:10])) + (", ..." if len(plan.too_long) > 10 else "")
-        notes.append(
-            f"{len(plan.too_long)} rows were left out, their prompts are longer than the context: {rows}"
-        )
-    if forced := sum(outcome.forced for outcome in references):
-        notes.append(
-            f"{percent(forced / sum(answers))} of the one-token answers' tokens came from the rows' grammars:"
-            " they count in tokens per forward, cost no forward, and no rule accepted them; the predicted"
-            " speed assumes masks right after the cursor, so a real decode is faster"
-        )
     return Calibration(
         options=options,
         judges=plan.judges,
@@ -229,7 +213,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
         curve=tuple(sorted(curve, key=lambda p: (p.metric, p.tokens_per_forward))),
         tested=tuple(trials),
         chosen=choice,
-        notes=tuple(notes),
+        notes=(*reasons, *_notes(plan, trials, references, options)),
         choice=reason,
         changed=tuple(changes[:MOST_CHANGES]),
         exact=beside(
@@ -245,7 +229,7 @@ def calibrate(calibrator: Calibrator, plan: Plan) -> Calibration:
 
 
 def confirm(calibrator: Calibrator, plan: Plan, config: GenerationConfig) -> Confirmation:
-    """Decode other rows both ways. `held`: their mean drop is at most the bound."""
+    """Decode other rows in one-token mode and at `config`. `held`: their mean drop is at most the bound."""
     options = calibrator.options
     plain = calibrator.outcomes(plan.tasks, ONE_TOKEN)
     fast = plain if config.one_token else calibrator.outcomes(plan.tasks, config)
@@ -263,7 +247,7 @@ def confirm(calibrator: Calibrator, plan: Plan, config: GenerationConfig) -> Con
 def figures(
     config: GenerationConfig, outcomes: Outcomes, scores: np.ndarray, agreement: float, confidence: float
 ) -> Figures:
-    """What rows gave and cost at one setting. `scores` may be those of more rows than were decoded."""
+    """The figures of rows at one setting. `scores` may include rows that were not decoded."""
     tokens, forwards = sum(len(o.token_ids) for o in outcomes), sum(o.forwards for o in outcomes)
     timed, seconds = sum(o.tokens_timed for o in outcomes), sum(o.seconds for o in outcomes)
     assert config.tau is not None, "exact mode is an ExactMode"
@@ -282,7 +266,7 @@ def figures(
 def _sequence(
     calibrator: Calibrator, plan: Plan, traces: Sequence[Trace], qualities: np.ndarray, metric: str
 ) -> Iterator[Trial]:
-    """Test a metric's candidates from safe to fast, up to and with the first that does not pass."""
+    """Test a metric's candidates from safe to fast, up to and including the first that does not pass."""
     options, references = calibrator.options, [trace.outcome for trace in traces]
     for tau in options.candidates(metric):
         outcomes = calibrator.outcomes(plan.tasks, setting(tau, metric))
@@ -304,15 +288,15 @@ def _sequence(
 
 
 def _speeds(calibrator: Calibrator, plan: Plan, trials: Sequence[Trial]) -> race.Speeds:
-    """Of one-token mode, what passed and exact mode. The nearer a setting keeps to the one-token answers, the
-    safer it counts."""
+    """The speeds of one-token mode, the trials that passed and exact mode. A setting counts as safer the more
+    of its answers are the one-token answers."""
     passed = sorted((t for t in trials if t.passed), key=lambda t: -t.measured.agreement)
     configs = [ONE_TOKEN, *(setting(t.measured.tau, t.measured.metric) for t in passed), EXACT]
     return calibrator.speeds(plan.tasks, {name_of(config): config for config in configs})
 
 
 def _timed(speeds: race.Speeds, one_token: Figures, trials: Sequence[Trial]) -> tuple[Figures, list[Trial]]:
-    """One-token mode and the trials with their speeds in the same rounds, where they took part in them."""
+    """One-token mode and the trials that passed, with their speeds in the same rounds."""
     ratios = race.speed_ups(speeds)
 
     def timed(point: Figures, name: str) -> Figures:
@@ -334,17 +318,17 @@ def _fastest(speeds: race.Speeds, trials: Sequence[Trial]) -> tuple[Trial | None
 
 
 def _exact_rows(calibrator: Calibrator, plan: Plan, references: Outcomes) -> list[Outcome]:
-    """The first rows in exact mode, and all where some of them have not the one-token text."""
-    some = calibrator.outcomes(plan.tasks[:CHECK_ROWS], EXACT)
-    if num_same(some, references) == len(some):
-        return some
+    """The first rows in exact mode, or all rows if some of the first differ from the one-token text."""
+    first = calibrator.outcomes(plan.tasks[:CHECK_ROWS], EXACT)
+    if num_same(first, references) == len(first):
+        return first
     return calibrator.outcomes(plan.tasks, EXACT)
 
 
 def _scores(
     tasks: Sequence[Task], outcomes: Outcomes, references: Outcomes, qualities: np.ndarray | None = None
 ) -> np.ndarray:
-    """Score each outcome. With the references' `qualities` the same answer is not judged again."""
+    """Score each outcome. With the references' `qualities`, equal answers are not judged again."""
     scores = np.zeros(len(tasks)) if qualities is None else qualities.copy()
     for i, (task, outcome, reference) in enumerate(zip(tasks, outcomes, references, strict=True)):
         if qualities is None or outcome.output != reference.output:
@@ -358,7 +342,7 @@ def _agreement(outcomes: Outcomes, references: Outcomes) -> float:
 
 
 def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) -> list[Change]:
-    """All changed answers: those that lost most first, and among them those that changed most."""
+    """All changed answers: those that lost most first, then those that changed most."""
     changes = []
     for task, before, after in zip(tasks, references, outcomes, strict=True):
         if before.token_ids != after.token_ids:
@@ -367,6 +351,27 @@ def changes_of(tasks: Sequence[Task], references: Outcomes, outcomes: Outcomes) 
             changes.append((change, edit_similarity(after.output, before.output)))
     changes.sort(key=lambda pair: (pair[0].score_after - pair[0].score_before, pair[1], pair[0].row))
     return [change for change, _ in changes]
+
+
+def _notes(
+    plan: Plan, trials: Sequence[Trial], references: Outcomes, options: CalibrationOptions
+) -> Iterator[str]:
+    """Warnings for readers of the report."""
+    if trials and not any(trial.passed for trial in trials):
+        yield (
+            "the safest candidate did not pass: tau stays 1. More rows, or a larger bound than"
+            f" {options.max_drop:g}, may help"
+        )
+    if plan.too_long:
+        rows = ", ".join(map(str, plan.too_long[:10])) + (", ..." if len(plan.too_long) > 10 else "")
+        yield f"{len(plan.too_long)} rows were left out, their prompts are longer than the context: {rows}"
+    if forced := sum(outcome.forced for outcome in references):
+        share = forced / sum(len(outcome.token_ids) for outcome in references)
+        yield (
+            f"{percent(share)} of the one-token answers' tokens came from the rows' grammars: they count in"
+            " tokens per forward, cost no forward, and no rule accepted them; the predicted speed assumes"
+            " masks right after the cursor, so a real decode is faster"
+        )
 
 
 def _reasons_not_to_test(plan: Plan, answers: Sequence[int], options: CalibrationOptions) -> list[str]:

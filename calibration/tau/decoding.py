@@ -1,4 +1,4 @@
-"""Decodes task rows at one setting and keeps what each of them gave and cost. Judges and compares nothing."""
+"""Decodes task rows at one setting, with the cost of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..tasks.tasks import Task
 
 
 class Generator(Protocol):
-    """What decoding needs of a session."""
+    """The part of a session that decoding needs."""
 
     def generate_each(
         self, prompts: Sequence[Prompt], config: Sequence[GenerationConfig], *, batch: int
@@ -27,9 +27,9 @@ class Generator(Protocol):
 class Outcome:
     """One row decoded.
 
-    With one row at a time `seconds` and `tokens_timed` leave out the prompt and its first step: the speed of
-    decoding alone. In a batch rows start at different times: there `seconds` is the time since the row
-    before, and only sums mean anything. `forced` of the tokens were given by the row's grammar.
+    With one row at a time, `seconds` and `tokens_timed` exclude the prompt and its first step: they give the
+    speed of decoding alone. In a batch, rows start at different times: `seconds` is the time since the
+    previous row, and only sums are meaningful. The row's grammar forced `forced` of the tokens.
     """
 
     text: str
@@ -48,21 +48,21 @@ class Outcome:
 def decode_rows(
     session: Generator, tasks: Sequence[Task], config: GenerationConfig, batch: int
 ) -> Iterator[Outcome]:
-    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields
-    outcomes in their order. The rows' own limits and forms replace those of `config`."""
+    """Decode the tasks, at most `batch` rows at a time, and yield their outcomes in order. The rows' limits
+    and forms replace those of `config`."""
     configs = [task.config(config) for task in tasks]
-    began = time.perf_counter()
-    for done in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
-        ended, stats = time.perf_counter(), done.stats
+    start = time.perf_counter()
+    for row in session.generate_each([task.prompt for task in tasks], configs, batch=batch):
+        end, stats = time.perf_counter(), row.stats
         alone = (stats.tokens_after_first, stats.decode_time)
-        timed = alone if batch == 1 else (stats.tokens, ended - began)
-        yield Outcome(done.text, done.token_ids, stats.forwards, *timed, done.finish_reason, stats.forced)
-        began = ended
+        timed = alone if batch == 1 else (stats.tokens, end - start)
+        yield Outcome(row.text, row.token_ids, stats.forwards, *timed, row.finish_reason, stats.forced)
+        start = end
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one forward added: its text, and how many tokens that was."""
+    """The text that one forward added, and its number of tokens."""
 
     text: str
     num_tokens: int
@@ -70,8 +70,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row decoded at a setting, with the runs that were accepted together, for people to look at. `tau`
-    is None in exact mode."""
+    """One row decoded at a setting, with the runs that were accepted together, for the report. `tau` is None
+    in exact mode."""
 
     prompt: str
     tau: float | None
@@ -83,7 +83,7 @@ class Example:
 
 
 def decode_example(session: Session, task: Task, config: GenerationConfig) -> Example:
-    """Decode a task step by step and keep the runs."""
+    """Decode a task step by step, and collect its runs."""
     stream = session.stream(task.prompt, task.config(config))
     runs = tuple(Run(event.text, len(event.token_ids)) for event in stream if event.token_ids)
     return Example(task.shown, config.tau, runs)

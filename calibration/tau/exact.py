@@ -1,5 +1,4 @@
-"""Exact mode beside the choice of a calibration: what it keeps, how fast it is, whether a tau is worth its
-loss. Decodes nothing."""
+"""Compares exact mode with the choice of a calibration: quality, speed, and the worth of a tau."""
 
 from __future__ import annotations
 
@@ -19,13 +18,12 @@ Outcomes = Sequence[Outcome]
 
 @dataclass(frozen=True, slots=True)
 class ExactMode:
-    """Exact mode, which keeps the one-token text whatever it proposes, but for rounding: a step of more slots
-    may round otherwise, in w8a8 most of all. `same` of `num_rows` rows had that text in fact.
+    """Exact mode, which keeps the one-token text except for rounding: a step with more slots may round
+    differently, above all in w8a8. `same` of `num_rows` rows had the one-token text.
 
-    Where all had, it is held to lose nothing, and `quality` is that of one-token mode; where some had not,
-    all rows were decoded, and `drop` was measured and bounded. Its speed is of the same interleaved rounds as
-    the others'. `suffices`: the choice has no lead over it and the bound holds, so that no profile is needed;
-    `verdict` says so in words.
+    If all had, `quality` is that of one-token mode. Otherwise all rows were decoded, and `drop` was measured
+    and bounded. Its speed is from the same interleaved rounds as the others'. `suffices`: the choice has no
+    lead over it and the bound holds, so that no profile is needed; `verdict` says so in words.
     """
 
     num_rows: int
@@ -50,8 +48,8 @@ def beside(
     best: str,
     options: CalibrationOptions,
 ) -> ExactMode:
-    """Exact mode beside `best`, which is the choice, or one-token mode where there is none. `drops` are those
-    of the rows decoded in it, `one_token` the quality of one-token mode with its interval."""
+    """Exact mode compared with `best`: the choice, or else one-token mode. `drops` are those of the rows
+    decoded in it, `one_token` is the quality of one-token mode with its interval."""
     level, same = 1 - options.confidence, num_same(outcomes, references)
     is_same = same == len(outcomes)
     drop, bound = (0.0, 0.0) if is_same else (float(drops.mean()), bounds.upper_bound(drops, level))
@@ -74,7 +72,7 @@ def beside(
 
 
 def _kept(same: int, num_rows: int, drop: float, bound: float) -> str:
-    """What exact mode kept, as the end of a sentence."""
+    """How many texts exact mode kept, as the end of a sentence."""
     if same == num_rows:
         return "gives the one-token text"
     return (
@@ -99,5 +97,5 @@ def _verdict(speeds: race.Speeds, best: str, suffices: bool, kept: str) -> str:
 
 
 def num_same(outcomes: Outcomes, references: Outcomes) -> int:
-    """Rows with the same tokens, of the first ones."""
+    """The number of rows with the same tokens, among the first."""
     return sum(o.token_ids == r.token_ids for o, r in zip(outcomes, references, strict=False))

@@ -1,4 +1,4 @@
-"""The two plots of a calibration: what was measured, and what the record pass predicts."""
+"""The two plots of a calibration: the measurements, and the predictions of the record pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _measured(axes: Any, calibration: Calibration) -> None:
     axes.set_title("Measured")
     axes.set_xlabel("tokens per forward")
     axes.set_ylabel("quality (% of full score)")
-    # One-token mode is a line: as a point at 1 it would push all the others together.
+    # One-token mode is a line, because as a point at 1 it would compress all others.
     _level(axes, 100 * one.quality, "one-token mode", INK)
     drop = 100 * options.max_drop
     _level(axes, 100 * one.quality - drop, f"one-token quality less {drop:g} points", QUIET)
@@ -48,7 +48,7 @@ def _level(axes: Any, height: float, text: str, color: str) -> None:
 
 
 def _line_of(axes: Any, calibration: Calibration, trials: Sequence[Trial]) -> None:
-    """A metric's settings by their tokens per forward, so that the line never goes back."""
+    """Draw a metric's settings in the order of their tokens per forward."""
     trials = sorted(trials, key=lambda trial: trial.measured.tokens_per_forward)
     if not trials:
         return
@@ -95,7 +95,7 @@ def _predicted(axes: Any, calibration: Calibration) -> None:
 
 
 def _bars(axes: Any, points: Sequence[Figures], color: str) -> None:
-    """The intervals of the qualities."""
+    """Draw the intervals of the qualities."""
     x, y = [m.tokens_per_forward for m in points], [100 * m.quality for m in points]
     below = [100 * (m.quality - m.quality_interval[0]) for m in points]
     above = [100 * (m.quality_interval[1] - m.quality) for m in points]

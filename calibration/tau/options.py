@@ -1,4 +1,4 @@
-"""What a calibration looks for, and its candidates in their fixed order. Sees no data."""
+"""The options of a calibration, and its candidates in their fixed order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...runtime.errors import CalibrationError
 from ...runtime.rules import broken, integer, number
 from . import bounds
 
-# From safe to fast, and fixed before any data is seen: a sequence chosen with the rows it is tested on would
-# void the guarantee.
+# From safe to fast, and fixed in advance: a sequence that depends on the tested rows would void the
+# guarantee.
 GRID: Mapping[str, tuple[float, ...]] = {
     "probability": (0.99, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5),
     "margin": (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.2),
@@ -23,13 +23,13 @@ GRID: Mapping[str, tuple[float, ...]] = {
 
 
 def setting(tau: float, metric: str = "probability") -> GenerationConfig:
-    """A setting with full windows: what is judged must not depend on how fast this machine is."""
+    """A setting with full windows, so that answers do not depend on the speed of the machine."""
     return GenerationConfig(tau=tau, metric=metric, window="full")
 
 
 ONE_TOKEN = setting(1.0)
 BELOW_1 = math.nextafter(1, 0)
-EXACT = GenerationConfig()  # as it is by default: what it feeds changes its speed, and never its text
+EXACT = GenerationConfig()  # the default; its window changes the speed but not the text
 
 
 def name_of(config: GenerationConfig) -> str:
@@ -43,11 +43,10 @@ def name_of(config: GenerationConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """What to look for: the fastest tau whose mean quality drop is below `max_drop` (0 to 1) with
-    `confidence`.
+    """The goal: the fastest tau whose mean quality drop is below `max_drop` (0 to 1) with `confidence`.
 
     Several `metrics` share the error: each is tested at (1 - confidence) / their number. `taus` replaces the
-    grid of a single metric; `limit` is the most rows used, `batch` the rows decoded together. Raises
+    grid of a single metric. `limit` is the largest number of rows, `batch` the rows decoded together. Raises
     CalibrationError that lists every bad value.
     """
 
@@ -81,12 +80,12 @@ class CalibrationOptions:
 
     @property
     def level(self) -> float:
-        """The error that each metric's sequence may make."""
+        """The error probability of each metric's sequence."""
         return (1 - self.confidence) / len(self.metrics)
 
     @property
     def items_needed(self) -> int:
-        """Fewest rows that can show the bound at all."""
+        """The fewest rows that can show the bound."""
         return bounds.items_needed(self.max_drop, self.level)
 
     def candidates(self, metric: str) -> tuple[float, ...]:

@@ -1,5 +1,4 @@
-"""Which of several settings is the fastest here: the same rows through all of them, in interleaved rounds.
-Judges no answer; what may be chosen was tested before."""
+"""Finds the fastest of several settings: all decode the same rows, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -16,19 +15,19 @@ from ..tasks.tasks import Task
 from .decoding import decode_rows
 
 ROUNDS = 3
-ROWS = 32  # or four times the batch
+ROWS = 32  # at least; four times the batch if that is more
 WARM_TOKENS = 8
-TIE = 1.03  # a lead below it is no lead
+TIE = 1.03  # a smaller lead counts as a tie
 PHASE = "speed"
 
 Settings = Mapping[str, GenerationConfig]
 Speeds = Mapping[str, Sequence[float]]
-"""Tokens per second of each setting, by round; the safest setting first, which is one-token mode."""
+"""Tokens per second of each setting, by round. The safest setting, one-token mode, is the first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
-    """Some rows decoded once, prompts included."""
+class RaceLap:
+    """Rows decoded once, including prompts."""
 
     tokens: int
     seconds: float
@@ -44,9 +43,9 @@ def race(
 ) -> dict[str, list[float]]:
     """Decode the first rows at all `settings`, slice by slice, in interleaved rounds."""
     rows = tasks[: max(ROWS, 4 * batch)]
-    field = ", ".join(settings)  # laps of another field were not run beside these
+    field = ", ".join(settings)  # part of the key, because laps with other settings are not comparable
     total, done, is_warm = ROUNDS * len(rows) * len(settings), 0, False
-    laps: dict[str, list[list[Lap]]] = {name: [[] for _ in range(ROUNDS)] for name in settings}
+    laps: dict[str, list[list[RaceLap]]] = {name: [[] for _ in range(ROUNDS)] for name in settings}
     report(PHASE, 0, total)
     parts = slices(rows, max(8, 4 * batch))
     for number, at, name in interleaved(list(settings), len(parts), ROUNDS):
@@ -57,20 +56,20 @@ def race(
                 list(decode_rows(session, few, config, batch))
             is_warm = True
             journal[key] = _lap(session, parts[at], settings[name], batch)
-        laps[name][number].append(journal.read(key, Lap))
+        laps[name][number].append(journal.read(key, RaceLap))
         done += len(parts[at])
         report(PHASE, done, total)
     return {name: [_speed(lap) for lap in rounds] for name, rounds in laps.items()}
 
 
 def speed_ups(speeds: Speeds) -> dict[str, Rounds]:
-    """Of each setting the ratio to the first one, taken within each round."""
+    """Each setting's ratio to the first, within each round."""
     first = next(iter(speeds.values()))
     return {name: Rounds.of(_ratios(values, first)) for name, values in speeds.items()}
 
 
 def choose(speeds: Speeds) -> tuple[str, str]:
-    """The safest of the fastest, and why."""
+    """The safest of the settings that tie with the fastest, and the reason."""
     ratios = speed_ups(speeds)
     fastest = max(speeds, key=lambda name: ratios[name].median)
     choice = next(name for name in speeds if is_as_fast(speeds, name, fastest))
@@ -86,13 +85,15 @@ def choose(speeds: Speeds) -> tuple[str, str]:
 
 
 def is_as_fast(speeds: Speeds, name: str, other: str) -> bool:
-    """Whether `other` has no lead over `name`: one counts if its median is TIE and it is in every round."""
+    """Whether `other` has no lead over `name`: a lead has a median of at least TIE, and is there in every
+    round.
+    """
     lead = _ratios(speeds[other], speeds[name])
     return median(lead) < TIE or min(lead) <= 1
 
 
 def lead_of(speeds: Speeds, name: str, other: str) -> Rounds:
-    """How many times as fast `name` is as `other`, taken within each round."""
+    """How many times as fast `name` is as `other`, within each round."""
     return Rounds.of(_ratios(speeds[name], speeds[other]))
 
 
@@ -100,11 +101,11 @@ def _ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
     return [speed / other for speed, other in zip(speeds, others, strict=True)]
 
 
-def _lap(session: Session, rows: Sequence[Task], config: GenerationConfig, batch: int) -> Lap:
-    began = time.perf_counter()
+def _lap(session: Session, rows: Sequence[Task], config: GenerationConfig, batch: int) -> RaceLap:
+    start = time.perf_counter()
     tokens = sum(len(outcome.token_ids) for outcome in decode_rows(session, rows, config, batch))
-    return Lap(tokens, time.perf_counter() - began)
+    return RaceLap(tokens, time.perf_counter() - start)
 
 
-def _speed(laps: Sequence[Lap]) -> float:
+def _speed(laps: Sequence[RaceLap]) -> float:
     return sum(lap.tokens for lap in laps) / max(sum(lap.seconds for lap in laps), 1e-9)

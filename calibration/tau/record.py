@@ -1,4 +1,4 @@
-"""The record pass: one-token decoding that keeps what every mask predicted all the same. Judges nothing."""
+"""The record pass: one-token decoding that also records the predictions of every mask."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ DIGITS = 6  # of a recorded confidence
 class Trace:
     """One row decoded in one-token mode with full windows.
 
-    predicted[s] are the tokens that step s predicted for positions s, s + 1, ... of the answer;
-    confidences[metric][s] belong to them. Steps near the limits predict fewer. `outcome` is the one-token
-    answer, what it cost with the masks it did not use.
+    predicted[s] are the tokens that step s predicted for positions s, s + 1, ... of the answer, and
+    confidences[metric][s] their confidences. Steps near the limits predict fewer. `outcome` is the one-token
+    answer; its cost includes the unused masks.
 
-    Under a grammar the answer's positions `forced` took no step: step s predicts from the s-th of the others
-    on. What the grammar would force within is there in place of what the mask said, as sure as can be, and a
-    run ends where the grammar refuses it, or where the mask did not foresee what is forced.
+    With a grammar, the answer's positions `forced` took no step: step s predicts from the s-th of the other
+    positions on. Tokens that the grammar would force replace predictions, with the highest confidence. A run
+    ends where the grammar rejects it, or where a mask did not predict a forced token.
     """
 
     outcome: Outcome
@@ -44,18 +44,18 @@ class Trace:
 
 
 class Recording:
-    """What one row's masks predicted, step by step."""
+    """The predictions of one row's masks, step by step."""
 
     def __init__(self) -> None:
         self.predicted: list[tuple[int, ...]] = []
         self.confidences: dict[str, list[tuple[float, ...]]] = {}
-        self.places: list[int] = []  # of the answer, from which each step predicts
+        self.starts: list[int] = []  # the first position of the answer that each step predicts
         self.forced: list[int] = []
-        self.refused: dict[int, int] = {}  # step: the first place where the grammar allows something else
+        self.rejected: dict[int, int] = {}  # step: the first position whose prediction the grammar rejects
 
-    def add(self, place: int, output: StepOutput, i: int, count: int) -> None:
-        """Add `count` predictions of row `i` of `output`, which start at `place` of the answer."""
-        self.places.append(place)
+    def add(self, start: int, output: StepOutput, i: int, count: int) -> None:
+        """Add `count` predictions of row `i` of `output`, from position `start` of the answer on."""
+        self.starts.append(start)
         self.predicted.append(tuple(output.token_ids[i, :count].tolist()))
         for metric, name in OUTPUTS.items():
             values = getattr(output, name)
@@ -63,18 +63,18 @@ class Recording:
                 rounded = tuple(round(v, DIGITS) for v in values[i, :count].tolist())
                 self.confidences.setdefault(metric, []).append(rounded)
 
-    def see_refused(self, place: int, allowed: np.ndarray) -> None:
-        """Compare what earlier steps predicted for a place with what the grammar allows there."""
-        for step in range(len(self.places) - 1, -1, -1):
-            at = place - self.places[step]
+    def note_rejected(self, position: int, allowed: np.ndarray) -> None:
+        """Compare earlier steps' predictions for a position with the tokens that the grammar allows there."""
+        for step in range(len(self.starts) - 1, -1, -1):
+            at = position - self.starts[step]
             if at >= len(self.predicted[step]):
                 return
             if not allowed[self.predicted[step][at]]:
-                self.refused.setdefault(step, place)
+                self.rejected.setdefault(step, position)
 
     def follow(self, answer: Sequence[int]) -> None:
-        """Replace the predictions by what they come to under the grammar that wrote `answer`."""
-        runs = [self._run(step, answer) for step in range(len(self.places))]
+        """Replace the predictions by those under the grammar that led to `answer`."""
+        runs = [self._run(step, answer) for step in range(len(self.starts))]
         for metric, steps in self.confidences.items():
             self.confidences[metric] = [
                 tuple(SURE[metric] if at in sure else value for at, value in enumerate(values[: len(run)]))
@@ -83,10 +83,10 @@ class Recording:
         self.predicted = [tuple(run) for run, _ in runs]
 
     def _run(self, step: int, answer: Sequence[int]) -> tuple[list[int], set[int]]:
-        """A step's predictions under the grammar: tokens, and which of them are forced."""
-        first, forced = self.places[step], frozenset(self.forced)
-        end = min(self.refused.get(step, len(answer)), len(answer))
-        run: list[int] = [answer[first]]  # the best allowed token, whatever was predicted
+        """A step's predictions under the grammar: tokens, and the indices of forced ones."""
+        first, forced = self.starts[step], frozenset(self.forced)
+        end = min(self.rejected.get(step, len(answer)), len(answer))
+        run: list[int] = [answer[first]]  # the best allowed token, even if another was predicted
         sure: set[int] = set()
         follows = answer[first] == self.predicted[step][0]
         for at, token in enumerate(self.predicted[step][1 : end - first], start=1):
@@ -110,28 +110,28 @@ class Recording:
 
 
 def _most_masks(row: Row, block: int) -> int:
-    """A full window in every step, although the row accepts one token."""
+    """The masks of a full window in every step, although the row accepts one token."""
     return max(0, min(block - 1, row.remaining - 1))
 
 
 class RecordingRow(Row):
-    """A row in one-token mode that is fed full windows, and records what each mask predicted."""
+    """A row in one-token mode that is fed full windows, and records the prediction of each mask."""
 
     def __init__(
         self, index: int, prompt: Sequence[int], config: GenerationConfig, eos_ids: Sequence[int]
     ) -> None:
-        # tau 0 asks for full windows; `take` offers only the first prediction of each step for acceptance.
+        # tau 0 leads to full windows; `take` lets only the first prediction of each step be accepted.
         super().__init__(index, prompt, config.with_values(tau=0.0, window="full"), eos_ids)
         self.recording = Recording()
 
     most_masks = _most_masks
 
     def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        place = self.stats.tokens
+        start = self.stats.tokens
         self.cursor += feed.known
         self.stats.forwards += 1
         accepted = self.accept(Predictions.of(output, i, 1, "probability"))
-        self.recording.add(place, output, i, feed.outputs)
+        self.recording.add(start, output, i, feed.outputs)
         return accepted
 
 
@@ -157,28 +157,27 @@ class GuidedRecordingRow(GuidedRow):
         return begun
 
     def take(self, output: StepOutput, i: int, feed: Feed) -> Accepted | None:
-        place = self.stats.tokens
+        start = self.stats.tokens
         self.cursor += feed.known
         self.stats.forwards += 1
-        self.recording.see_refused(place, self.guide.allowed())
+        self.recording.note_rejected(start, self.guide.allowed())
         accepted = self.accept(Predictions.of(output, i, 1, "probability"))
-        self.proposals = NONE  # what a grammar makes likely is no prediction
+        self.proposals = NONE  # the grammar's proposals are not predictions of masks
         if accepted is None or not accepted.token_ids:
-            return accepted  # the same place is asked for again, with logits, or there is none
-        self.recording.forced += [place + at for at in accepted.forced]
-        self.recording.add(place, output, i, feed.outputs)
+            return accepted  # the row has ended, or the next step predicts this position again with logits
+        self.recording.forced += [start + at for at in accepted.forced]
+        self.recording.add(start, output, i, feed.outputs)
         return accepted
 
 
 def recorded_metrics(session: Session) -> tuple[str, ...]:
-    """The confidence metrics that the running graph puts out."""
+    """The confidence metrics that the running graph returns."""
     return tuple(metric for metric, name in OUTPUTS.items() if name in session.backend.outputs)
 
 
 def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trace]:
-    """Decode the tasks, at most `batch` rows at a time, a row that ends making room for the next; yields
-    traces in their order."""
-    assert session.text is not None, "the caller has made sure of a tokenizer"
+    """Decode the tasks, at most `batch` rows at a time, and yield their traces in order."""
+    assert session.text is not None, "the caller has checked for a tokenizer"
     manifest = session.bundle.manifest
     rows: list[RecordingRow | GuidedRecordingRow] = []
     for i, task in enumerate(tasks):
@@ -191,13 +190,13 @@ def record(session: Session, tasks: Sequence[Task], batch: int) -> Iterator[Trac
     forwards = run(
         Schedule(session.backend, manifest.block, manifest.tokens.mask, Limits.of_rows(batch)), rows
     )
-    began = time.perf_counter()
+    start = time.perf_counter()
     for row in rows:
         while row.finish_reason is None:
             for event in next(forwards):
                 if event.error is not None:
                     raise event.error
-        ended = time.perf_counter()
+        end = time.perf_counter()
         text = session.text.decode(row.tokens[row.stats.prompt_tokens :])
-        yield row.recording.trace(row, text, ended - began)
-        began = ended
+        yield row.recording.trace(row, text, end - start)
+        start = end

@@ -1,4 +1,4 @@
-"""What a tau would cost and keep, told from the record pass alone: no model runs here."""
+"""Predicts the speed and the agreement of a tau from the record pass, without running the model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .record import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """One row walked at a tau. `agrees`: it never left the one-token answer, nor would a real decode."""
+class RowReplay:
+    """One row replayed at a tau. `agrees`: it never left the one-token answer, nor would a real decode."""
 
     tokens: int
     forwards: int
@@ -21,7 +21,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All rows walked at a tau. `agreement` is the share of rows that never leave the one-token answer."""
+    """All rows replayed at a tau. `agreement` is the share of rows that never leave the one-token answer."""
 
     metric: str
     tau: float
@@ -29,13 +29,12 @@ class Prediction:
     agreement: float
 
 
-def walk(trace: Trace, metric: str, tau: float, eos_ids: Collection[int], limit: int) -> Walk:
-    """Walk a recorded row as a decode at `tau` would: at each cursor take what the rule accepts, then jump
-    past it.
+def replay(trace: Trace, metric: str, tau: float, eos_ids: Collection[int], limit: int) -> RowReplay:
+    """Replay a recorded row at `tau`: at each cursor take the accepted tokens, then continue after them.
 
     Up to the first accepted token that one-token decoding did not choose, this is exactly what a real decode
-    does. After it the real answer is another one; its confidences are taken to be like those of the recorded
-    answer. Under a grammar a decode is faster than is told here: its masks stand behind what is forced.
+    does. After it the real answer differs, and its confidences are assumed to be like those of the recorded
+    answer. With a grammar a real decode is faster, because its masks come after forced tokens.
     """
     answer = trace.outcome.token_ids
     confidences = trace.confidences[metric] if trace.predicted else ()
@@ -52,13 +51,12 @@ def walk(trace: Trace, metric: str, tau: float, eos_ids: Collection[int], limit:
         at += num
         if predicted[num - 1] in eos_ids:
             break
-    # Accepted tokens past the end of the recorded answer count as far as the limit: a real decode would have
-    # them too.
-    return Walk(at, forwards, agrees)
+    # Accepted tokens after the end of the recorded answer count up to the limit, as in a real decode.
+    return RowReplay(at, forwards, agrees)
 
 
 def _steps(trace: Trace) -> list[int | None]:
-    """The step that predicts from each position of the answer on; None where the grammar needs none."""
+    """The step that predicts from each position of the answer on; None for forced positions."""
     forced, number = frozenset(trace.forced), count()
     return [None if at in forced else next(number) for at in range(len(trace.outcome.token_ids))]
 
@@ -67,7 +65,7 @@ def predict(
     traces: Sequence[Trace], limits: Sequence[int], metric: str, tau: float, eos_ids: Collection[int]
 ) -> Prediction:
     """Tokens per forward and agreement of all rows at a tau. `limits` are the rows' max_new_tokens."""
-    walks = [walk(trace, metric, tau, eos_ids, limit) for trace, limit in zip(traces, limits, strict=True)]
-    tokens, forwards = sum(w.tokens for w in walks), sum(w.forwards for w in walks)
-    agreement = sum(w.agrees for w in walks) / len(walks)
+    rows = [replay(trace, metric, tau, eos_ids, limit) for trace, limit in zip(traces, limits, strict=True)]
+    tokens, forwards = sum(r.tokens for r in rows), sum(r.forwards for r in rows)
+    agreement = sum(r.agrees for r in rows) / len(rows)
     return Prediction(metric, tau, tokens / forwards if forwards else 0.0, agreement)

@@ -1,4 +1,4 @@
-"""What a calibration found, in words, tables and pages. Draws no picture and writes no file."""
+"""The report of a calibration in words, tables and Markdown."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MOST_TEXT = 600  # characters of an answer on a page
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that a report shows. `machine` says where the speeds were measured, `load` beside what."""
+class CalibrationReport:
+    """The contents of a report. `machine` describes the machine, `load` what else was running on it."""
 
     task: str
     bundle: str
@@ -60,12 +60,12 @@ class Report:
 
     @property
     def verdict(self) -> str | None:
-        """Whether tau is worth its loss here, beside exact mode, in one sentence."""
+        """Whether the tau is worth its loss compared with exact mode, in one sentence."""
         return f"{sentence(self.calibration.exact.verdict)}." if self.calibration.exact else None
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What the result rests on, as name and value."""
+        """The conditions of the result, as name and value."""
         result, profile = self.calibration, self.profile
         options = result.options
         left_out = f"; {len(result.too_long)} left out, too long" if result.too_long else ""
@@ -100,7 +100,7 @@ class Report:
         return [first, *exact, *(self._line(trial, was_raced) for trial in trials)]
 
     def _exact_line(self, exact: ExactMode) -> tuple[str, ...]:
-        """Its quality is that of one-token mode, where its texts are."""
+        """Exact mode's line. If its texts are those of one-token mode, so is its quality."""
         return (
             "-",
             "exact",
@@ -128,14 +128,14 @@ class Report:
             percent(m.agreement),
             f"{m.tokens_per_forward:.2f}",
             f"{trial.predicted.tokens_per_forward:.2f}",
-            _speed(m) if trial.speed_up or not was_raced else "",  # of other rounds: no neighbour of the rest
+            _speed(m) if trial.speed_up or not was_raced else "",  # other rounds would not be comparable
             str(trial.speed_up or ""),
             "chosen" if is_choice else "passed" if trial.passed else "not shown",
         )
 
     @property
     def confirmed(self) -> str | None:
-        """The check on other rows in one sentence."""
+        """The confirmation on other rows, in one sentence."""
         if (check := self.confirmation) is None:
             return None
         before, after = check.one_token, check.chosen
@@ -158,13 +158,13 @@ class Report:
 
     @property
     def num_changed(self) -> int:
-        """Rows whose answer at the chosen setting is not the one-token answer."""
+        """The number of rows whose answer at the chosen setting differs from the one-token answer."""
         choice = self.calibration.chosen
         return round((1 - choice.measured.agreement) * self.calibration.num_rows) if choice else 0
 
 
-def markdown(report: Report, picture: str) -> str:
-    """The page as Markdown; `picture` is the name of the picture's file beside it."""
+def markdown(report: CalibrationReport, picture: str) -> str:
+    """The page as Markdown; `picture` is the name of the picture's file."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     pages = jinja2.Environment(
         loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -183,7 +183,7 @@ def markdown(report: Report, picture: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A Markdown block of the text as it is, whatever backticks it holds."""
+    """The text as a Markdown block, with a fence longer than its backticks."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
@@ -195,7 +195,7 @@ def _cell(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Text in one line of a Markdown paragraph."""
+    """Text on one line of a Markdown paragraph."""
     return _cell(" ".join(_short(text).split()))
 
 

@@ -1,4 +1,4 @@
-"""One calibration from request to report: opens, decodes, writes the report, stores the profile."""
+"""Runs a calibration: opens the bundle, calibrates, writes the report and stores the profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .decoding import decode_example
 from .options import EXACT, CalibrationOptions, setting
 from .record import record, recorded_metrics
 from .replay import predict
-from .report import Report, markdown
+from .report import CalibrationReport, markdown
 
 EXAMPLES = 3
 TRIAL_ROWS = 4  # decoded for an estimate
@@ -34,9 +34,9 @@ DATA_FILE, PICTURE_FILE, PAGE_FILE = "report.json", "pareto.png", "report.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Request(TaskRequest):
-    """What `mars-export calibrate` is asked for. `name` is the profile's; `confirm` a file of rows that the
-    choice never sees."""
+class CalibrationRequest(TaskRequest):
+    """A request of `mars-export calibrate`. `name` is the profile's; `confirm` is a file of rows that the
+    choice does not see."""
 
     prefix = kind = "calibration"
     name: str | None = None
@@ -51,11 +51,11 @@ class Request(TaskRequest):
     label = profile_name
 
 
-def run(request: Request, progress: Progress | None = None) -> Report:
-    """Calibrate, write the report folder and store the profile. What was decoded before an interruption is
-    kept.
+def run(request: CalibrationRequest, progress: Progress | None = None) -> CalibrationReport:
+    """Calibrate, write the report's folder, and store the profile. After an interruption the folder keeps the
+    decoded rows.
 
-    Raises CalibrationError for a task, options or a state that do not allow it, before anything is decoded.
+    Raises CalibrationError for an unsuitable task, option or state, before anything is decoded.
     """
     require_matplotlib()
     busy, options = machine_load(), request.options
@@ -66,15 +66,15 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     unseen = make_plan(session, others, options.limit) if others else None
     if request.store and not os.access(request.bundle, os.W_OK):
         raise CalibrationError(
-            f"{request.bundle}: the profile cannot be stored, the bundle is read-only; --no-store leaves it"
-            " as it is"
+            f"{request.bundle}: the profile cannot be stored, because the bundle is read-only; --no-store"
+            " leaves it unchanged"
         )
     journal = request.journal(session, {"batch": options.batch})
     calibrator = Calibrator(session, journal, options, progress)
     try:
         result = calibrate(calibrator, plan)
         shown = EXACT if result.exact is not None and result.exact.suffices else result.config
-        report = Report(
+        report = CalibrationReport(
             task=request.task_name,
             bundle=request.bundle.name,
             machine=request.machine,
@@ -92,7 +92,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     return report
 
 
-def write(report: Report, folder: Path) -> None:
+def write(report: CalibrationReport, folder: Path) -> None:
     """Write report.json, pareto.png and report.md. Needs matplotlib."""
     require_matplotlib()
     text = json.dumps(report.to_dict(), indent=1, ensure_ascii=False)
@@ -103,7 +103,7 @@ def write(report: Report, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a calibration would cost at most: seconds of the record pass, and of each candidate."""
+    """The largest possible cost of a calibration: seconds of the record pass and of each candidate."""
 
     num_rows: int
     too_long: int
@@ -120,26 +120,26 @@ class Estimate:
         return asdict(self) | {"seconds": self.seconds}
 
 
-def estimate(request: Request) -> Estimate:
-    """Decode a handful of rows and say what all of them would cost. Writes nothing."""
+def estimate(request: CalibrationRequest) -> Estimate:
+    """Decode a few rows and estimate the cost of all. Writes nothing."""
     options, session = request.options, request.open()
     plan = _plan(session, request.rows(), options)
-    some = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
-    warm = some[0].config(setting(1.0)).with_values(max_new_tokens=1)
-    session.generate(some[0].prompt, warm)
-    began = time.perf_counter()
-    traces = list(record(session, some, options.batch))
-    whole = len(plan.tasks) * (time.perf_counter() - began) / len(some)
-    limits, eos = [task.max_new_tokens for task in some], session.bundle.manifest.tokens.eos
+    trial = plan.tasks[: max(TRIAL_ROWS, min(options.batch, 16))]
+    warm = trial[0].config(setting(1.0)).with_values(max_new_tokens=1)
+    session.generate(trial[0].prompt, warm)
+    start = time.perf_counter()
+    traces = list(record(session, trial, options.batch))
+    seconds = len(plan.tasks) * (time.perf_counter() - start) / len(trial)
+    limits, eos = [task.max_new_tokens for task in trial], session.bundle.manifest.tokens.eos
     candidates = []
     for metric in options.metrics:
         for tau in options.candidates(metric):
             gain = predict(traces, limits, metric, tau, eos).tokens_per_forward
-            candidates.append((metric, tau, whole / max(gain, 1.0)))
+            candidates.append((metric, tau, seconds / max(gain, 1.0)))
     drops = sorted({*BOUNDS, options.max_drop})
     needed = tuple((drop, bounds.items_needed(drop, options.level)) for drop in drops)
     return Estimate(
-        len(plan.tasks), len(plan.too_long), options.items_needed, whole, tuple(candidates), needed
+        len(plan.tasks), len(plan.too_long), options.items_needed, seconds, tuple(candidates), needed
     )
 
 
@@ -148,13 +148,13 @@ def _plan(session: Session, tasks: Sequence[Task], options: CalibrationOptions) 
     if lacking:
         raise CalibrationError(
             f"this bundle's graph has no {' and no '.join(lacking)}; export it with --metrics, or calibrate"
-            " probability only"
+            " only probability"
         )
     return make_plan(session, tasks, options.limit)
 
 
-def _other_rows(request: Request, tasks: Sequence[Task]) -> list[Task]:
-    """The rows to confirm on. Raises CalibrationError if the choice would see some of them."""
+def _other_rows(request: CalibrationRequest, tasks: Sequence[Task]) -> list[Task]:
+    """The rows to confirm the choice on. Raises CalibrationError if some of them are calibration rows."""
     if request.confirm is None:
         return []
     others = request.rows(request.confirm)
@@ -162,13 +162,13 @@ def _other_rows(request: Request, tasks: Sequence[Task]) -> list[Task]:
     if shared:
         raise CalibrationError(
             f"{request.confirm}: {len(shared)} prompts are also in the calibration rows; a confirmation needs"
-            " rows that the choice never saw"
+            " other rows"
         )
     return others
 
 
-def _profile(request: Request, session: Session, result: Calibration, plan: Plan) -> Profile:
-    """The choice as a profile of the bundle, tau 1 where nothing else could be shown."""
+def _profile(request: CalibrationRequest, session: Session, result: Calibration, plan: Plan) -> Profile:
+    """The choice as a profile of the bundle; tau 1 if no other could be shown."""
     manifest, variant = session.bundle.manifest, session.variant
     graph = profiles.sha256_of(manifest, variant.file)
     assert graph is not None, "an opened bundle lists its graph"

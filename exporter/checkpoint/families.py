@@ -252,12 +252,7 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias="attention_bias",
         mlp_bias="mlp_bias",
         knobs=Knobs(interleaved=True),
-        defaults={
-            "num_key_value_heads": 20,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-8,
-            "rope_theta": 100000.0,
-        },
+        defaults={"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 100000.0},
     ),
 }
 

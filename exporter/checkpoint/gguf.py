@@ -32,11 +32,7 @@ LAYER_NAMES = {
     "ffn_down": names.DOWN,
 }
 GLOBAL_NAMES = {"token_embd": names.EMBEDDING, "output_norm": names.FINAL_NORM, "output": names.HEAD}
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Fields of an architecture that are read here or change nothing; any other could change the result.
 KNOWN_FIELDS = {
     "embedding_length",

@@ -30,7 +30,7 @@ SANDWICH = Norms(names.INPUT_NORM, names.POST_NORM, names.PRE_MLP_NORM, names.PO
 class HeadNorms:
     """Norms of queries and keys, by their names in a checkpoint.
 
-    `whole`: over all heads together instead of each. `rotated`: after the rotary embedding instead of before.
+    `whole`: over all heads together instead of each. `rotated`: after the rotary embedding, not before.
     """
 
     q: str = names.Q_NORM

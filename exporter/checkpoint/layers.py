@@ -48,11 +48,7 @@ def _kinds(config: Mapping[str, Any], family: Family, num_layers: int) -> list[s
 
 
 def rotations(
-    config: Mapping[str, Any],
-    family: Family,
-    head_dim: int,
-    windows: tuple[int | None, ...],
-    long: bool,
+    config: Mapping[str, Any], family: Family, head_dim: int, windows: tuple[int | None, ...], long: bool
 ) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
     """The rotary embeddings of a model, and for each layer the index of its own; None if it has none."""
     if family.rope_by_kind:

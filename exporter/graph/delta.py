@@ -29,10 +29,7 @@ def key_positions(nodes: Nodes, capacity: str, kv_length: str, positions: str) -
 def attention_scale(nodes: Nodes, scale: float, dtype: int) -> str:
     """The factor of queries, in the graph's type."""
     return nodes.add(
-        "Cast",
-        nodes.constant("attention_scale_f32", scale, np.float32),
-        name="attention_scale",
-        to=dtype,
+        "Cast", nodes.constant("attention_scale_f32", scale, np.float32), name="attention_scale", to=dtype
     )
 
 

@@ -44,20 +44,10 @@ def _best(nodes: Nodes, logits: str, in_one_pass: bool) -> str:
 
 def _metrics(nodes: Nodes, logits: str, shifted: str, weights: str, total: str) -> None:
     best, _ = nodes.add_many(
-        "TopK",
-        logits,
-        nodes.constant("two", [2]),
-        name="top2",
-        outputs=["top2_logits", "top2_ids"],
-        axis=-1,
+        "TopK", logits, nodes.constant("two", [2]), name="top2", outputs=["top2_logits", "top2_ids"], axis=-1
     )
     first, second = nodes.add_many(
-        "Split",
-        best,
-        nodes.constant("ones", [1, 1]),
-        name="top2_split",
-        outputs=["top1", "top2"],
-        axis=-1,
+        "Split", best, nodes.constant("ones", [1, 1]), name="top2_split", outputs=["top1", "top2"], axis=-1
     )
     ratio = nodes.add("Exp", nodes.add("Sub", second, first, name="top_gap"), name="top_ratio_1")
     ratio = nodes.add("Squeeze", ratio, LAST, name="top_ratio")

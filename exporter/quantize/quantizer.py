@@ -32,11 +32,7 @@ class Quantizer:
     reason: str = ""
 
     def tensors(
-        self,
-        checkpoint: Checkpoint,
-        storage: Quantization,
-        block: int,
-        progress: Callable[[int, int], None],
+        self, checkpoint: Checkpoint, storage: Quantization, block: int, progress: Callable[[int, int], None]
     ) -> tuple[Tensors, QuantizerInfo]:
         """The checkpoint's tensors, with the codes that this quantizer chooses, and its entry for the
         manifest. `progress` is called with the number of layers that are done, and of all layers.

@@ -14,7 +14,7 @@ from support.paths import ROOT
 
 from mars_export.calibration.journal import restore
 from mars_export.calibration.tau import figure
-from mars_export.calibration.tau.report import Report, markdown
+from mars_export.calibration.tau.report import CalibrationReport, markdown
 
 need("matplotlib", "calibrate")
 
@@ -22,12 +22,12 @@ FIGURES = json.loads((ROOT / "docs/calibration/assistant/report.json").read_text
 
 
 @pytest.fixture
-def report() -> Report:
-    return restore(Report, FIGURES)  # type: ignore[no-any-return]
+def report() -> CalibrationReport:
+    return restore(CalibrationReport, FIGURES)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("panel", [figure._measured, figure._predicted])
-def test_no_line_goes_back(report: Report, panel: Callable[[Any, Any], None]) -> None:
+def test_no_line_goes_back(report: CalibrationReport, panel: Callable[[Any, Any], None]) -> None:
     """Settings are tested from safe to fast, and a faster one may give fewer tokens per forward."""
     from matplotlib.figure import Figure
 
@@ -40,7 +40,7 @@ def test_no_line_goes_back(report: Report, panel: Callable[[Any, Any], None]) ->
     assert all(a <= b for x in lines for a, b in pairwise(x))
 
 
-def test_a_busy_machine_is_said_in_the_report(report: Report) -> None:
+def test_a_busy_machine_is_said_in_the_report(report: CalibrationReport) -> None:
     quiet, busy = replace(report, load=0.0), replace(report, load=1e6)
     [note] = set(busy.facts) - set(quiet.facts)
     assert note[0] == "note" and "the machine was busy" in note[1]

@@ -27,8 +27,8 @@ from mars_export.calibration.tasks.tasks import DATA, Message, Task, find, load
 from mars_export.calibration.tau.decoding import decode_rows
 from mars_export.calibration.tau.options import EXACT, ONE_TOKEN, CalibrationOptions
 from mars_export.calibration.tau.record import Trace, record
-from mars_export.calibration.tau.replay import walk
-from mars_export.calibration.tau.run import Request, estimate, run
+from mars_export.calibration.tau.replay import replay
+from mars_export.calibration.tau.run import CalibrationRequest, estimate, run
 from mars_export.cli import app
 from mars_export.runtime.text.toolcalls import list_schema
 
@@ -143,9 +143,9 @@ def test_the_recorded_answer_is_the_one_token_answer_with_its_forced_tokens(
         free = [at for at in range(len(outcome.token_ids)) if at not in trace.forced]
         assert [step[0] for step in trace.predicted] == [outcome.token_ids[at] for at in free]
         for tau in TAUS:
-            walked = walk(trace, "probability", tau, eos, task.max_new_tokens)
+            walked = replay(trace, "probability", tau, eos, task.max_new_tokens)
             assert walked.forwards <= outcome.forwards
-        one_token = walk(trace, "probability", 1.0, eos, task.max_new_tokens)
+        one_token = replay(trace, "probability", 1.0, eos, task.max_new_tokens)
         assert (one_token.tokens, one_token.forwards, one_token.agrees) == (
             len(outcome.token_ids),
             len(trace.predicted),
@@ -165,7 +165,7 @@ def test_what_is_forced_within_a_run_is_no_prediction(session: Session, tasks: l
             for at, (token, confidence) in enumerate(zip(step, sure, strict=True)):
                 if place + at in trace.forced:
                     assert (token, confidence) == (answer[place + at], 1.0)
-        walked = walk(trace, "probability", 0.0, eos, task.max_new_tokens)
+        walked = replay(trace, "probability", 0.0, eos, task.max_new_tokens)
         assert walked.tokens == len(answer) or not task.form
 
 
@@ -180,7 +180,7 @@ def test_a_trace_with_forced_tokens_survives_json(session: Session, tasks: list[
 def test_a_calibration_of_structured_rows(bundles: Named, rows: Path, tmp_path: Path) -> None:
     bundle = shutil.copytree(bundles("qwen2"), tmp_path / "mine.bundle")
     options = CalibrationOptions(max_drop=0.9, taus=(0.9, 0.0), batch=4)
-    request = Request(bundle, str(rows), tmp_path / "out", threads=1, options=options)
+    request = CalibrationRequest(bundle, str(rows), tmp_path / "out", threads=1, options=options)
     assert estimate(request).num_rows == 2 * len(FORMS)
     report = run(request)
     calibration = report.calibration
@@ -202,7 +202,7 @@ def test_a_benchmark_of_structured_rows(bundles: Named, rows: Path, tmp_path: Pa
     written = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert all("forced" in line for line in written["compared"])
     blocks = replace(options, commits=("block",))
-    with pytest.raises(CalibrationError, match="block commit takes no schema"):
+    with pytest.raises(CalibrationError, match="block commit does not support schema"):
         bench(BenchRequest(bundles("qwen2"), str(rows), tmp_path / "b", threads=1, options=blocks))
 
 
@@ -217,11 +217,11 @@ def test_a_grammar_that_cannot_be_is_named_with_its_row(session: Session, tmp_pa
 
 def test_a_schema_for_all_rows(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps({"enum": [1, 2]}))
-    request = Request(tmp_path, str(rows), schema=str(tmp_path / "schema.json"))
+    request = CalibrationRequest(tmp_path, str(rows), schema=str(tmp_path / "schema.json"))
     forms = [task.form for task in request.rows()]
     assert [form.schema for form in forms[-2:]] == ['{"enum":[1,2]}'] * 2
     assert forms[:-2] == [task.form for task in load(rows)[:-2]], "a row's own form stays"
-    for text, words in (("{", "no JSON schema"), ("3", "must be a JSON schema")):
+    for text, words in (("{", "not a JSON schema"), ("3", "must be a JSON schema")):
         (tmp_path / "schema.json").write_text(text)
         with pytest.raises(CalibrationError, match=f"schema.json: .*{words}"):
             request.rows()
@@ -238,7 +238,7 @@ def test_the_built_in_schema_is_that_of_the_assistants_tools(tmp_path: Path) -> 
     lines = (benchmark.EXAMPLE / "data" / "assistant.test.jsonl").read_text(encoding="utf-8").splitlines()
     assert schema == list_schema(benchmark.tools([json.loads(line) for line in lines]))
     assert len(schema["items"]["anyOf"]) == 25
-    tasks = Request(tmp_path, "assistant", schema="assistant").rows()
+    tasks = CalibrationRequest(tmp_path, "assistant", schema="assistant").rows()
     assert {task.form for task in tasks} == {Form.of({"schema": schema})}
     for task in load(find("assistant")):
         jsonschema.validate(json.loads(str(task.answer)), schema)

@@ -195,5 +195,5 @@ def test_a_local_task(bundles: Named, tmp_path: Path) -> None:
 def test_multiple_choice_is_refused_with_the_reason(bundles: Named, tmp_path: Path) -> None:
     done = evaluate(bundles("qwen2"), tmp_path, "multiple_choice", CHOOSE)
     assert done.returncode != 0
-    assert "tau changes nothing there" in done.stderr
+    assert "tau has no effect there" in done.stderr
     assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ from mars_export.calibration.tasks.tasks import Message, Task
 from mars_export.calibration.tau.decoding import decode_rows
 from mars_export.calibration.tau.options import ONE_TOKEN, setting
 from mars_export.calibration.tau.record import Trace, record, recorded_metrics
-from mars_export.calibration.tau.replay import predict, walk
+from mars_export.calibration.tau.replay import predict, replay
 
 WORDS = ("hello", "the cat", "one two three", "in the end", "an apple", "er")
 TAUS = {
@@ -78,7 +78,7 @@ def test_a_walk_is_the_real_decode_until_the_answers_part(
     eos = session.bundle.manifest.tokens.eos
     real = decoded(session, tasks, setting(tau, metric))
     for task, trace, (token_ids, forwards) in zip(tasks, traces, real, strict=True):
-        walked = walk(trace, metric, tau, eos, task.max_new_tokens)
+        walked = replay(trace, metric, tau, eos, task.max_new_tokens)
         assert walked.agrees == (token_ids == trace.outcome.token_ids)
         if walked.agrees:
             assert (walked.tokens, walked.forwards) == (len(token_ids), forwards)

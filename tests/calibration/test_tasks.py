@@ -57,14 +57,14 @@ def test_a_text_is_continued_as_it_stands(tmp_path: Path) -> None:
         (GOOD | {"answer": None}, "answer"),
         (GOOD | {"max_new_tokens": 0}, "max_new_tokens"),
         (GOOD | {"messages": [{"role": "user"}]}, "line 2"),
-        (GOOD | {"prompt": "x"}, "both there"),
+        (GOOD | {"prompt": "x"}, "exclude each other"),
         ({"prompt": "", "answer": "x"}, "'prompt' must be a non-empty string"),
         ({"prompt": 7}, "'prompt' must be a non-empty string"),
         (GOOD | {"metric": "regex", "answer": "("}, "no regular expression"),
         (GOOD | {"metric": "code_tests"}, "--allow-exec"),
         (GOOD | {"metric": "os:system"}, "must be named with --score"),
         (GOOD | {"metric": ["exact_match"]}, "unknown score"),
-        (GOOD | {"answer": "\ud800"}, "half a surrogate pair"),
+        (GOOD | {"answer": "\ud800"}, "half of a surrogate pair"),
         (GOOD | {"note": 1}, "unknown field 'note'"),
         ("[" * 100_000, "line 2: nested too deep"),
         ('{"max_new_tokens": ' + "9" * 5000 + "}", "line 2: it has a number"),
@@ -181,7 +181,7 @@ def test_a_score_is_named_by_either_word(tmp_path: Path) -> None:
     new = {name: value for name, value in GOOD.items() if name != "metric"} | {"score": "exact_match"}
     (one,), (other,) = load(written(tmp_path, GOOD)), load(written(tmp_path, new))
     assert one == other
-    with pytest.raises(CalibrationError, match="'score' and 'metric', its older name, are both there"):
+    with pytest.raises(CalibrationError, match="'score' and its older name 'metric' exclude each other"):
         load(written(tmp_path, GOOD | {"score": "contains"}))
 
 
@@ -211,7 +211,7 @@ def test_code_that_never_ends_is_ended() -> None:
 def test_code_runs_only_where_that_is_allowed(tmp_path: Path) -> None:
     file = written(tmp_path, GOOD | {"metric": "code_tests", "answer": "assert True"})
     assert load(file, allow_exec=True)[0].score_name == "code_tests"
-    with pytest.raises(CalibrationError, match=r"line 1: .*not in a sandbox: allow it with --allow-exec"):
+    with pytest.raises(CalibrationError, match=r"line 1: .*without a sandbox: allow it with --allow-exec"):
         load(file)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of TensorRT engines share: bundles to build them in."""
+"""Fixtures of the exporter's tests: checkpoints to damage, and bundles to build engines in."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def graphs(tmp_path_factory: pytest.TempPathFactory, checkpoints: Named) -> Call
         return target
 
     return exported
+
+
+@pytest.fixture
+def copied(checkpoints: Named, tmp_path: Path) -> Named:
+    """A checkpoint that a test may damage."""
+    return lambda name: shutil.copytree(checkpoints(name), tmp_path / name)
 
 
 @pytest.fixture

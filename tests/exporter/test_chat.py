@@ -10,16 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.manifests import GOOD, changed
-from support.templates import (
-    ALL,
-    ALTERNATING,
-    GOOD_ONES,
-    TURNS,
-    WRONG_TABLES,
-    derived,
-    text_of,
-    vocabulary,
-)
+from support.templates import ALL, ALTERNATING, GOOD_ONES, TURNS, WRONG_TABLES, derived, text_of, vocabulary
 
 from mars_export.exporter.turns import derive_chat_turns
 from mars_export.runtime.bundle.manifest import parse_manifest

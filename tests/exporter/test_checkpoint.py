@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,6 @@ from mars_export.exporter.export import ExportOptions, export_onnx
 from mars_export.runtime.errors import CheckpointError, ExportError
 
 Refused = Callable[..., None]
-
-
-@pytest.fixture
-def copied(checkpoints: Named, tmp_path: Path) -> Named:
-    """A checkpoint that a test may damage."""
-
-    def copy(name: str) -> Path:
-        return shutil.copytree(checkpoints(name), tmp_path / name)
-
-    return copy
 
 
 def refused(directory: Path, message: str, **arguments: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,6 @@ from mars_export.exporter.checkpoint.dims import dims_from_config
 from mars_export.exporter.checkpoint.families import FAMILIES
 from mars_export.exporter.checkpoint.open import open_checkpoint
 from mars_export.runtime.errors import CheckpointError
-
-
-@pytest.fixture
-def copied(checkpoints: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A checkpoint that a test may damage."""
-    return lambda name: shutil.copytree(checkpoints(name), tmp_path / name)
 
 
 def refused(directory: Path, message: str, **changes: Any) -> None:

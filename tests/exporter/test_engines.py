@@ -116,10 +116,7 @@ def test_two_builds_have_equal_graphs_and_weights(checkpoints: Named, tmp_path: 
     }
 
 
-@pytest.mark.parametrize(
-    ("family", "precision", "layout", "dynamic"),
-    [("llama", "fp16", "static", True)],
-)
+@pytest.mark.parametrize(("family", "precision", "layout", "dynamic"), [("llama", "fp16", "static", True)])
 def test_top_k_outputs_are_parsed_and_built(
     family: str, precision: str, layout: str, dynamic: bool, checkpoints: Named, tmp_path: Path
 ) -> None:

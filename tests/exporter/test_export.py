@@ -68,22 +68,6 @@ def test_an_interrupted_export_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_target_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export_onnx(checkpoint, tmp_path / "bundle", OPTIONS)
-    before = contents(tmp_path / "bundle")
-    with pytest.raises(ExportError, match="bundle exists; give --force to replace it"):
-        export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=2))
-    assert contents(tmp_path / "bundle") == before
-
-
-def test_force_replaces_the_whole_bundle(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=4, fixed=True, capacity=32, prefill=8))
-    export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=2), force=True)
-    assert open_bundle(tmp_path / "bundle").manifest.block == 2
-    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
-    assert "model-b1-s4-c32.onnx" not in contents(tmp_path / "bundle")
-
-
 def test_with_force_the_old_bundle_survives_a_failing_export(checkpoint: Checkpoint, tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -94,16 +78,6 @@ def test_with_force_the_old_bundle_survives_a_failing_export(checkpoint: Checkpo
         export_onnx(checkpoint, tmp_path / "bundle", ExportOptions(block=2), force=True, progress=interrupt)
     assert contents(tmp_path / "bundle") == before
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
-
-
-def test_force_never_replaces_what_is_not_a_bundle(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letters.txt").write_text("dear")
-    (tmp_path / "file").write_text("dear")
-    for name in ("home", "file"):
-        with pytest.raises(ExportError, match="is not a bundle; --force only replaces bundles"):
-            export_onnx(checkpoint, tmp_path / name, OPTIONS, force=True)
-    assert (tmp_path / "home" / "letters.txt").read_text() == "dear"
 
 
 def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +95,6 @@ def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch
     [
         ({"block": 0}, "--block must be 1 to 64 for this checkpoint, not 0"),
         ({"block": 65}, "--block must be 1 to 64 for this checkpoint, not 65"),
-        ({"precision": "fp8"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not fp8"),
         (
             {"fixed": True, "capacity": 513},
             r"--capacity must be 8 to 512 \(the checkpoint's context\), not 513",
@@ -129,6 +102,29 @@ def test_no_room_on_the_disk(checkpoint: Checkpoint, tmp_path: Path, monkeypatch
         ({"fixed": True, "capacity": 4}, "--capacity must be 8 to 512"),
         ({"fixed": True, "capacity": 64, "prefill": 65}, "--prefill must be 1 to the capacity, not 65"),
         ({"fixed": True, "capacity": 64, "prefill": 8, "batch": 0}, "--batch must be 1 or more, not 0"),
+        ({"precision": "int3"}, "--precision must be one of fp32, fp16, bf16, int4, int8, w8a8, not int3"),
+        (
+            {"precision": "int4", "group": 32},
+            r"--group 32 does not divide the 48 inputs of q, k, v; .*the 80 inputs of down",
+        ),
+        ({"precision": "int4", "group": 20}, "--group must be one of 16, 32, 64, 128, 256, not 20"),
+        (
+            {"precision": "int4", "group": 16, "head": "int2"},
+            "--head must be one of float, int8, int4, not int2",
+        ),
+        (
+            {"precision": "int4", "group": 16, "embedding": "int4"},
+            "--embedding must be float or int8, not int4",
+        ),
+        (
+            {"precision": "int8", "group": 16, "activations": "bf8"},
+            "--activations must be one of fp32, fp16, bf16, not bf8",
+        ),
+        ({"precision": "w8a8", "activations": "fp16"}, "w8a8 is computed with --activations fp32 only"),
+        (
+            {"precision": "w8a8", "asymmetric": True, "head": "int4"},
+            "--asymmetric is for int4 and int8.*; --head int4 is for",
+        ),
         ({"precision": "half", "block": 99}, "--precision must be.*--block must be"),
     ],
 )

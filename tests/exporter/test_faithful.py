@@ -29,11 +29,6 @@ PEFT_WRITES = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "down_proj"
 ROWS = tiny.VOCAB_SIZE + 1  # of an embedding with one token more
 
 
-@pytest.fixture
-def copied(checkpoints: Named, tmp_path: Path) -> Named:
-    return lambda name: shutil.copytree(checkpoints(name), tmp_path / name)
-
-
 def ours(checkpoint: Checkpoint) -> np.ndarray:
     return reference.logits(checkpoint.dims, checkpoint.tensors, [TOKENS])[0]
 

@@ -50,8 +50,7 @@ def test_every_family_of_the_table_has_a_tiny_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_layout"),
-    [*((name, "static") for name in FAMILIES), *((name, "delta") for name in DELTA)],
+    ("name", "kv_layout"), [*((name, "static") for name in FAMILIES), *((name, "delta") for name in DELTA)]
 )
 def test_logits_and_tokens_are_those_of_transformers(name: str, kv_layout: str) -> None:
     found = judge(FAMILIES[name], kv_layout)

@@ -7,7 +7,6 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mars_export.exporter.graph.hashed import HashedFile
@@ -26,15 +25,6 @@ def test_its_entry_is_that_of_the_file(pieces: list[bytes], tmp_path: Path) -> N
         entry = file.entry()
     assert entry == describe(tmp_path / "weights.bin")
     assert entry.size == sum(map(len, pieces))
-
-
-def test_arrays_are_written_as_their_bytes(tmp_path: Path) -> None:
-    array = np.arange(12, dtype=np.float16).reshape(3, 4)
-    with HashedFile(tmp_path / "weights.bin") as file:
-        file.write(array.view(np.uint8).data)
-        entry = file.entry()
-    assert (tmp_path / "weights.bin").read_bytes() == array.tobytes()
-    assert entry == describe(tmp_path / "weights.bin")
 
 
 def test_it_is_closed_at_the_end(tmp_path: Path) -> None:

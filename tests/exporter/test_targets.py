@@ -71,8 +71,7 @@ def test_the_layout_is_what_the_targets_tensorrt_takes(
 
 
 @pytest.mark.parametrize(
-    ("flags", "asked"),
-    [({"NetworkDefinitionCreationFlag": SimpleNamespace(STRONGLY_TYPED=1)}, 2), ({}, 0)],
+    ("flags", "asked"), [({"NetworkDefinitionCreationFlag": SimpleNamespace(STRONGLY_TYPED=1)}, 2), ({}, 0)]
 )
 def test_a_network_is_strongly_typed_by_a_flag_or_because_there_is_no_other_kind(
     flags: dict[str, Any], asked: int, tmp_path: Path

@@ -61,12 +61,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calibration/bench": ("calibration/rounds", "calibration/drawing"),
     "calibration/harness": ("runtime/batcher",),
     "calibration/lm_eval": ("calibration/harness",),
-    "calibration/task_command": ("runtime/cli",),
-    "calibration/commands": (
-        "calibration/tau",
-        "calibration/bench",
-        "calibration/task_command",
-    ),
+    "calibration/commands": ("calibration/tau", "calibration/bench", "runtime/cli"),
     "cli": ("runtime/cli", "exporter/commands", "exporter/demo_command", "calibration/commands", "__init__"),
     "__init__": ("runtime/batcher",),
     "__main__": ("cli",),
@@ -84,7 +79,6 @@ COMMAND_LINE = {"cli", "__main__"} | {
     "exporter/commands",
     "exporter/demo_command",
     "calibration/commands",
-    "calibration/task_command",
 }
 TORCH = {"torch", "transformers", "onnx", "safetensors", "peft", "gguf", "ml_dtypes"}
 # Libraries, and the only modules or rooms that name them.

@@ -69,14 +69,12 @@ PHRASES = {
 }
 # Rooms whose comments and docstrings are not in plain English yet. Their errors and help are.
 UNCLEAN = (
-    "calibration/",
     "examples/",
-    "exporter/checkpoint/",
     "runtime/cpp/",
     "runtime/text/",
 )
 # The same of errors and pages.
-UNCLEAN_ERRORS = ("calibration/", "examples/", "runtime/cpp/", "runtime/serve/")
+UNCLEAN_ERRORS = ("examples/", "runtime/cpp/", "runtime/serve/")
 UNCLEAN_PAGES: tuple[str, ...] = ()
 
 PAGES = sorted(

@@ -19,7 +19,7 @@ from mars_export.runtime.bundle.open import open_bundle, write_manifest
 def test_a_bundle_without_a_tokenizer(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
     bundle = shutil.copytree(request_for().bundle, tmp_path / "mute.bundle")
     write_manifest(bundle, replace(open_bundle(bundle).manifest, text=None))
-    with pytest.raises(CalibrationError, match="no tokenizer, and tasks are text"):
+    with pytest.raises(CalibrationError, match="no tokenizer, but tasks are text"):
         bench(request_for(bundle=bundle))
     assert not (tmp_path / "out").exists()
 
@@ -27,11 +27,11 @@ def test_a_bundle_without_a_tokenizer(request_for: Callable[..., BenchRequest], 
 def test_folders_that_are_not_ours(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(CalibrationError, match="holds other files and no benchmark"):
+    with pytest.raises(CalibrationError, match="has other files but no benchmark"):
         bench(request_for(output=tmp_path / "mine"))
-    with pytest.raises(CalibrationError, match="a file is where the report's folder should be"):
+    with pytest.raises(CalibrationError, match="the report's folder is a file"):
         bench(request_for(output=tmp_path / "words.jsonl"))
-    with pytest.raises(CalibrationError, match="the report's folder cannot be made"):
+    with pytest.raises(CalibrationError, match="the report's folder cannot be created"):
         bench(request_for(output=tmp_path / "words.jsonl" / "deeper"))
     bench(
         request_for(

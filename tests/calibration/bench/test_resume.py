@@ -28,11 +28,9 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., BenchRequest], tm
     with pytest.raises(KeyboardInterrupt):
         bench(request_for(), stop_later)
     assert not (tmp_path / "out" / "bench.json").exists()
-    with pytest.raises(
-        CalibrationError, match="finished pieces of this work are there; --resume uses them, --force"
-    ):
+    with pytest.raises(CalibrationError, match="finished pieces of this work; --resume uses them, --force"):
         bench(request_for())
-    with pytest.raises(CalibrationError, match=r"a state of other work is there \(another settings\)"):
+    with pytest.raises(CalibrationError, match=r"this is the state of other work \(another settings\)"):
         bench(request_for(resume=True, options=replace(OPTIONS, taus=(0.9,))))
     with pytest.raises(CalibrationError, match=r"another data"):
         bench(request_for(resume=True, options=replace(OPTIONS, limit=2)))
@@ -81,6 +79,6 @@ def test_ctrl_c_from_the_shell(
         "1",
     )
     assert done.exit_code == 130
-    assert "--resume goes on" in done.output
+    assert "the same command and --resume" in done.output
     (state,) = states(tmp_path / "out")
     assert len(state) == 1 + 3

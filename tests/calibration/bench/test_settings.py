@@ -14,11 +14,7 @@ from mars_export.calibration.bench.settings import BenchOptions, Setting
 
 def test_one_token_mode_comes_first_and_nothing_twice() -> None:
     options = BenchOptions(
-        taus=(0.9, 1.0, 0.9),
-        batches=(1, 4, 1),
-        windows=("auto", 2),
-        commits=("cursor", "block"),
-        exact=False,
+        taus=(0.9, 1.0, 0.9), batches=(1, 4, 1), windows=("auto", 2), commits=("cursor", "block"), exact=False
     )
     settings = options.settings
     assert settings[0] == Setting(1)

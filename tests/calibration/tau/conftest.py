@@ -11,7 +11,7 @@ import pytest
 from support.calibrations import OPTIONS, rows
 from support.tiny import Named
 
-from mars_export.calibration.tau.run import Request
+from mars_export.calibration.tau.run import CalibrationRequest
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,9 @@ def bundle(bundles: Named, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def request_for(bundle: Path, tmp_path: Path) -> Callable[..., Request]:
+def request_for(bundle: Path, tmp_path: Path) -> Callable[..., CalibrationRequest]:
     (tmp_path / "words.jsonl").write_text(rows())
-    wanted = Request(bundle, str(tmp_path / "words.jsonl"), tmp_path / "out", threads=1, options=OPTIONS)
+    wanted = CalibrationRequest(
+        bundle, str(tmp_path / "words.jsonl"), tmp_path / "out", threads=1, options=OPTIONS
+    )
     return lambda **changes: replace(wanted, **changes)

@@ -15,14 +15,17 @@ from support.missing import need
 from mars_export import Session
 from mars_export.calibration.tau import bounds, race
 from mars_export.calibration.tau.options import CalibrationOptions
-from mars_export.calibration.tau.run import Request, run
+from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle
 
 need("matplotlib", "calibrate")
 
 
 def test_from_task_to_profile_to_answer(
-    request_for: Callable[..., Request], bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_for: Callable[..., CalibrationRequest],
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = race.race
     # Run as it is, but what a busy machine says of so short answers decides nothing here.
@@ -44,7 +47,7 @@ def test_from_task_to_profile_to_answer(
 
 
 def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
-    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "words.jsonl").write_text(rows(answer=None, metric="agreement"))
     monkeypatch.setattr(race, "race", by_order)
@@ -59,7 +62,7 @@ def test_agreement_is_foretold_and_testing_ends_at_the_first_failure(
 
 
 def test_the_choice_is_the_fastest_that_passed_and_says_so(
-    request_for: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_for: Callable[..., CalibrationRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields: list[list[str]] = []
 
@@ -99,7 +102,7 @@ def test_the_choice_is_the_fastest_that_passed_and_says_so(
 
 
 def test_nothing_faster_leaves_tau_at_one(
-    request_for: Callable[..., Request], bundle: Path, monkeypatch: pytest.MonkeyPatch
+    request_for: Callable[..., CalibrationRequest], bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(race, "race", lambda *a: {name: [10.0 - i] * 3 for i, name in enumerate(a[3])})
     made = run(request_for())
@@ -112,21 +115,23 @@ def test_nothing_faster_leaves_tau_at_one(
     assert Session.open(bundle, threads=1).profile("words").one_token
 
 
-def test_too_few_rows_leave_tau_at_one(request_for: Callable[..., Request], bundle: Path) -> None:
+def test_too_few_rows_leave_tau_at_one(request_for: Callable[..., CalibrationRequest], bundle: Path) -> None:
     made = run(request_for(options=replace(OPTIONS, max_drop=0.02)))
     assert made.calibration.tested == ()
     assert f"{bounds.items_needed(0.02, 0.05)} are needed. tau stays 1" in made.calibration.notes[0]
     assert Session.open(bundle, threads=1).profile("words").one_token
 
 
-def test_short_answers_cannot_be_helped(request_for: Callable[..., Request], tmp_path: Path) -> None:
+def test_short_answers_cannot_be_helped(
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path
+) -> None:
     (tmp_path / "words.jsonl").write_text(rows(max_new_tokens=3))
     made = run(request_for())
     assert made.calibration.chosen is None
     assert "tau cannot help" in made.calibration.notes[0]
 
 
-def test_three_metrics_share_the_error(request_for: Callable[..., Request]) -> None:
+def test_three_metrics_share_the_error(request_for: Callable[..., CalibrationRequest]) -> None:
     options = CalibrationOptions(max_drop=0.5, metrics=("probability", "margin", "entropy"), batch=8)
     made = run(request_for(options=options)).calibration
     assert options.level == pytest.approx(0.05 / 3)

@@ -14,7 +14,7 @@ from support.missing import need
 from typer.testing import CliRunner
 
 from mars_export import CalibrationError, MarsError
-from mars_export.calibration.tau.run import Request
+from mars_export.calibration.tau.run import CalibrationRequest
 from mars_export.cli import app
 from mars_export.runtime.bundle.open import open_bundle
 
@@ -56,7 +56,7 @@ def shell(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def test_the_commands(request_for: Callable[..., Request], bundle: Path, tmp_path: Path) -> None:
+def test_the_commands(request_for: Callable[..., CalibrationRequest], bundle: Path, tmp_path: Path) -> None:
     task, out = request_for().task, tmp_path / "out"
     common = (
         "calibrate",

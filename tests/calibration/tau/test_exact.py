@@ -15,21 +15,17 @@ from mars_export.calibration.tau import race
 from mars_export.calibration.tau.decoding import Outcome
 from mars_export.calibration.tau.exact import beside
 from mars_export.calibration.tau.options import CalibrationOptions, setting
-from mars_export.calibration.tau.run import Request, run
+from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle
 
 need("matplotlib", "calibrate")
 
 
 @pytest.mark.parametrize(
-    ("exact", "said"),
-    [
-        (44.5, "as fast, within the margin of a tie, as"),
-        (90.0, "faster than"),
-    ],
+    ("exact", "said"), [(44.5, "as fast, within the margin of a tie, as"), (90.0, "faster than")]
 )
 def test_where_exact_mode_is_as_fast_no_profile_is_needed(
-    request_for: Callable[..., Request],
+    request_for: Callable[..., CalibrationRequest],
     bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
     exact: float,
@@ -97,7 +93,7 @@ def test_where_rounding_parts_the_texts_exact_mode_must_keep_the_bound(
 
 
 def test_exact_rows_that_differ_have_all_rows_decoded(
-    request_for: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_for: Callable[..., CalibrationRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if a graph rounded: its exact answers are those of another tau."""
     monkeypatch.setattr("mars_export.calibration.tau.calibrate.CHECK_ROWS", 8)
@@ -111,7 +107,7 @@ def test_exact_rows_that_differ_have_all_rows_decoded(
 
 
 def test_exact_mode_is_measured_where_no_tau_passes(
-    request_for: Callable[..., Request], tmp_path: Path
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path
 ) -> None:
     made = run(request_for(options=replace(OPTIONS, max_drop=0.02), store=False))
     exact = made.calibration.exact

@@ -18,15 +18,15 @@ from mars_export.calibration.tasks.tasks import Task
 from mars_export.calibration.tau import race
 from mars_export.calibration.tau.calibrate import Change, changes_of
 from mars_export.calibration.tau.decoding import Outcome
-from mars_export.calibration.tau.report import Report, markdown
-from mars_export.calibration.tau.run import Request, run
+from mars_export.calibration.tau.report import CalibrationReport, markdown
+from mars_export.calibration.tau.run import CalibrationRequest, run
 
 need("matplotlib", "calibrate")
 REPORTS = ROOT / "docs" / "calibration"
 
 
 def test_changed_answers_are_listed_worst_first(
-    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(race, "race", by_order)
     (tmp_path / "words.jsonl").write_text(rows().replace('"hello"', '"hello <b> ``` | x"'))
@@ -63,11 +63,11 @@ def test_the_worst_change_lost_most_and_then_changed_most() -> None:
 def test_the_pages_in_docs_are_those_of_their_figures(folder: str) -> None:
     figures = json.loads((REPORTS / folder / "report.json").read_text(encoding="utf-8"))
     page = (REPORTS / folder / "report.md").read_text(encoding="utf-8")
-    assert markdown(restore(Report, figures), "pareto.png") == page
+    assert markdown(restore(CalibrationReport, figures), "pareto.png") == page
     assert (REPORTS / folder / "pareto.png").exists()
 
 
-def test_the_report_folder(request_for: Callable[..., Request], tmp_path: Path) -> None:
+def test_the_report_folder(request_for: Callable[..., CalibrationRequest], tmp_path: Path) -> None:
     (tmp_path / "words.jsonl").write_text(rows().replace("hello", "<script>alert(1)</script> | & more"))
     made = run(request_for())
     assert json.loads((tmp_path / "out" / "report.json").read_text())["task"] == "words.jsonl"

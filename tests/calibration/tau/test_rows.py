@@ -11,14 +11,14 @@ from support.calibrations import WORDS, rows
 from support.missing import need
 
 from mars_export import CalibrationError
-from mars_export.calibration.tau.run import Request, run
+from mars_export.calibration.tau.run import CalibrationRequest, run
 from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 need("matplotlib", "calibrate")
 
 
 def test_prompts_that_do_not_fit_are_counted_and_reported(
-    request_for: Callable[..., Request], tmp_path: Path
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path
 ) -> None:
     long = [rows().splitlines()[0].replace("hello", "a " * n) for n in (600, 40_000)]
     (tmp_path / "words.jsonl").write_text(rows() + "\n".join(long) + "\n")
@@ -33,7 +33,7 @@ def test_prompts_that_do_not_fit_are_counted_and_reported(
 
 
 def test_answers_that_fill_the_context_are_counted(
-    request_for: Callable[..., Request], tmp_path: Path
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path
 ) -> None:
     (tmp_path / "words.jsonl").write_text(
         rows()
@@ -45,15 +45,17 @@ def test_answers_that_fill_the_context_are_counted(
     assert made.cut_short == 1 or made.answer_range[1] < 30
 
 
-def test_a_bundle_without_a_tokenizer_or_metrics(request_for: Callable[..., Request], bundle: Path) -> None:
+def test_a_bundle_without_a_tokenizer_or_metrics(
+    request_for: Callable[..., CalibrationRequest], bundle: Path
+) -> None:
     manifest = open_bundle(bundle).manifest
     write_manifest(bundle, replace(manifest, text=None))
-    with pytest.raises(CalibrationError, match="no tokenizer, and tasks are text"):
+    with pytest.raises(CalibrationError, match="no tokenizer, but tasks are text"):
         run(request_for())
 
 
 def test_a_confirmation_on_the_same_rows_is_refused(
-    request_for: Callable[..., Request], tmp_path: Path
+    request_for: Callable[..., CalibrationRequest], tmp_path: Path
 ) -> None:
     with pytest.raises(CalibrationError, match="16 prompts are also in the calibration rows"):
         run(request_for(confirm=tmp_path / "words.jsonl"))

@@ -14,13 +14,16 @@ from support.tiny import Named
 
 from mars_export import CalibrationError
 from mars_export.calibration.tau import bounds
-from mars_export.calibration.tau.run import Request, estimate, run
+from mars_export.calibration.tau.run import CalibrationRequest, estimate, run
 
 need("matplotlib", "calibrate")
 
 
 def test_a_second_bundle_has_its_own_folder_and_its_own_state(
-    request_for: Callable[..., Request], bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_for: Callable[..., CalibrationRequest],
+    bundles: Named,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     first = request_for(output=None, store=False)
@@ -38,7 +41,7 @@ def test_a_second_bundle_has_its_own_folder_and_its_own_state(
     run(replace(first, output=same, resume=True))
 
 
-def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on(request_for: Callable[..., CalibrationRequest], tmp_path: Path) -> None:
     def stop_later(phase: str, done: int, _: int) -> None:
         if phase == "probability 0.9" and done >= 8:
             raise KeyboardInterrupt
@@ -64,7 +67,7 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., Request], tmp_pat
     assert again["record"] == again["probability 0.999"] == [len(WORDS)]
 
 
-def test_an_estimate_writes_nothing(request_for: Callable[..., Request], tmp_path: Path) -> None:
+def test_an_estimate_writes_nothing(request_for: Callable[..., CalibrationRequest], tmp_path: Path) -> None:
     found = estimate(request_for())
     assert found.num_rows == len(WORDS)
     assert len(found.candidates) == 4
