@@ -73,19 +73,13 @@ def test_another_tokenizer(checkpoints: Named, tmp_path: Path) -> None:
     assert manifest.tokens.mask == tiny.IM_START
 
 
-def test_what_trt_would_build(checkpoints: Named, tmp_path: Path) -> None:
-    words = ("trt", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--target", "sm89", "--dry-run")
-    told = run(*words, "--fixed", "--no-oracle", "--group", "16", "--capacity", "64", "--prefill", "16")
-    assert told["bundle"] == str(tmp_path / "b")
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize(("size", "workspace"), [("512M", 512_000_000), ("4g", 4_000_000_000)])
-def test_workspace_takes_a_size_with_its_unit(
-    size: str, workspace: int, checkpoints: Named, tmp_path: Path
-) -> None:
+def test_what_trt_would_build(size: str, workspace: int, checkpoints: Named, tmp_path: Path) -> None:
     words = ("trt", str(checkpoints("llama")), "-o", str(tmp_path / "b"), "--target", "sm89", "--dry-run")
-    assert run(*words, "--capacity", "64", "--workspace", size)["plan"]["workspace"] == workspace
+    sizes = ("--capacity", "64", "--prefill", "16", "--workspace", size)
+    outcome = run(*words, "--fixed", "--no-oracle", "--group", "16", *sizes)
+    assert (outcome["bundle"], outcome["plan"]["workspace"]) == (str(tmp_path / "b"), workspace)
+    assert not (tmp_path / "b").exists()
     wrong = CliRunner().invoke(app, [*words, "--workspace", size[:-1]])
     assert (wrong.exit_code, "512M or 4G" in wrong.stderr) == (2, True)
 

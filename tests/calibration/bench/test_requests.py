@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.bench import OPTIONS, WORDS, rows, shell
+from support.bench import OPTIONS, WORDS, shell
 
 from mars_export import BundleError, CalibrationError, MarsError
 from mars_export.calibration.bench.bench import BenchRequest, bench, estimate
@@ -93,17 +93,3 @@ def test_wrong_requests_measure_nothing(
     with pytest.raises(error, match=message):
         raise done.exception
     assert not (tmp_path / "out").exists()
-
-
-def test_a_missing_bundle(tmp_path: Path) -> None:
-    done = shell(tmp_path / "nothing", "-o", tmp_path / "out")
-    assert "no such bundle" in str(done.exception)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_task_whose_score_needs_an_answer(request_for: Callable[..., BenchRequest], tmp_path: Path) -> None:
-    (tmp_path / "words.jsonl").write_text(rows(answer=None, metric="exact_match"))
-    with pytest.raises(
-        CalibrationError, match="line 1: missing field 'answer', which score exact_match needs"
-    ):
-        bench(request_for())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.bench import OPTIONS, WORDS, shell
-from support.tiny import Named
 
 from mars_export import CalibrationError
 from mars_export.calibration.bench.bench import BenchRequest, bench
@@ -41,23 +40,6 @@ def test_an_interrupted_run_goes_on(request_for: Callable[..., BenchRequest], tm
     assert bench(request_for(force=True, options=replace(OPTIONS, batches=(1,), rounds=1))).num_rows == len(
         WORDS
     )
-
-
-def test_a_second_bundle_just_works(
-    request_for: Callable[..., BenchRequest], bundles: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = replace(OPTIONS, batches=(1,), commits=("cursor",), rounds=1, limit=2)
-    first = request_for(options=few)
-    second = replace(first, bundle=bundles("llama"))
-    for request in (first, second):
-        bench(request)
-    assert len(states(tmp_path / "out")) == 2
-    with pytest.raises(CalibrationError, match="--resume uses them"):
-        bench(first)
-    monkeypatch.chdir(tmp_path)
-    folders = [replace(request, output=None).folder for request in (first, second)]
-    assert len(set(folders)) == 2
-    assert all(str(folder).startswith("bench-words-") for folder in folders)
 
 
 def test_ctrl_c_from_the_shell(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from support.missing import need
 
 from mars_export import CalibrationError
 from mars_export.calibration.tau.run import CalibrationRequest, run
-from mars_export.runtime.bundle.open import open_bundle, write_manifest
 
 need("matplotlib", "calibrate")
 
@@ -43,15 +41,6 @@ def test_answers_that_fill_the_context_are_counted(
     )
     made = run(request_for()).calibration
     assert made.cut_short == 1 or made.answer_range[1] < 30
-
-
-def test_a_bundle_without_a_tokenizer_or_metrics(
-    request_for: Callable[..., CalibrationRequest], bundle: Path
-) -> None:
-    manifest = open_bundle(bundle).manifest
-    write_manifest(bundle, replace(manifest, text=None))
-    with pytest.raises(CalibrationError, match="no tokenizer, but tasks are text"):
-        run(request_for())
 
 
 def test_a_confirmation_on_the_same_rows_is_refused(
