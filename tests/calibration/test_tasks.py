@@ -60,7 +60,7 @@ def test_a_text_is_continued_as_it_stands(tmp_path: Path) -> None:
         (GOOD | {"prompt": "x"}, "exclude each other"),
         ({"prompt": "", "answer": "x"}, "'prompt' must be a non-empty string"),
         ({"prompt": 7}, "'prompt' must be a non-empty string"),
-        (GOOD | {"metric": "regex", "answer": "("}, "no regular expression"),
+        (GOOD | {"metric": "regex", "answer": "("}, "not a regular expression"),
         (GOOD | {"metric": "code_tests"}, "--allow-exec"),
         (GOOD | {"metric": "os:system"}, "must be named with --score"),
         (GOOD | {"metric": ["exact_match"]}, "unknown score"),
