@@ -1,4 +1,4 @@
-"""What a session is asked, as token ids: a text, messages, or ids as they stand. Knows no rows."""
+"""Prompts as token ids: texts, messages, or token ids."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..bundle.open import Bundle
 from ..errors import SessionError
 from .tokenizer import Message, Text
 
-MOST_OPENINGS = 16  # system messages whose tokens are remembered
+MOST_OPENINGS = 16  # cached system messages
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
 class Prompts:
-    """Prompts to a bundle whose context holds `context` tokens; `text` None: token ids only."""
+    """Encodes prompts for a bundle with a context of `context` tokens. Without `text`, only token ids."""
 
     def __init__(self, bundle: Bundle, text: Text | None, context: int) -> None:
         self._bundle, self._text, self._context = bundle, text, context
-        self._openings: dict[str, list[int]] = {}  # by system message: what every prompt with it begins with
+        self._openings: dict[str, list[int]] = {}  # first tokens of prompts, by system message
 
     def encode(self, prompt: Prompt, most: int | None, tools: str | None) -> list[int]:
-        """Token ids of a prompt. Raises SessionError as `Session.encode` says."""
+        """The token ids of a prompt. Raises SessionError as Session.encode does."""
         context, vocabulary = self._context, self._bundle.manifest.model.vocab_size
         most = context if most is None else min(most, context)
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
@@ -42,7 +42,7 @@ class Prompts:
                 raise SessionError(f"token ids are integers, not {reprlib.repr(wrong[0])}")
         ids: Sequence[Any] = prompt if is_ids else self._text.encode(prompt, most, tools)  # type: ignore
         if not ids:
-            raise SessionError("the prompt is empty; give at least one token")
+            raise SessionError("the prompt is empty; it needs at least one token")
         if len(ids) > most:
             raise SessionError(
                 f"the prompt has {len(ids)} tokens, "
@@ -51,24 +51,23 @@ class Prompts:
                 code="context_length_exceeded",
                 field="prompt",
             )
-        outside = [i for i in ids if not 0 <= i < vocabulary]
-        if outside:
+        if outside := [i for i in ids if not 0 <= i < vocabulary]:
             raise SessionError(f"token ids outside the vocabulary of {vocabulary}: {outside[:5]}")
         if (mask := self._bundle.manifest.tokens.mask) in ids:
             raise SessionError(
-                f"the prompt holds the mask token {mask}, which stands for a token that is not known yet;"
-                " leave it out"
+                f"the prompt holds the mask token {mask}, which marks a token that is not generated yet;"
+                " remove it"
             )
         return [int(i) for i in ids]
 
     def marks(self, ids: list[int], system: str | None) -> tuple[int, ...]:
-        """Where the system message of a prompt ends, if it has one."""
+        """The end of a prompt's system message, if it has one."""
         if system is None or self._text is None:
             return ()
         if system not in self._openings:
             try:
                 opening = self._text.encode(_opening(system))
-            except SessionError:  # a template may refuse what no prompt holds
+            except SessionError:  # the template may refuse an empty user message
                 opening = []
             if len(self._openings) >= MOST_OPENINGS:
                 self._openings.clear()
@@ -87,12 +86,12 @@ def system_of(prompt: Prompt) -> str | None:
 
 
 def _opening(system: str) -> list[Message]:
-    """A prompt that has only its system message in common with others."""
+    """A prompt that shares only its system message with others."""
     return [{"role": "system", "content": system}, {"role": "user", "content": ""}]
 
 
 def _ids(prompt: object) -> list[int]:
-    """A prompt that is no list and no text: an array of token ids, or nothing that can be read."""
+    """The token ids of an array. Raises SessionError for anything else."""
     with suppress(TypeError):
         if not isinstance(prompt, Mapping | bytes | bytearray | memoryview):
             return [operator.index(i) for i in prompt]  # type: ignore[attr-defined]

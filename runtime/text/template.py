@@ -1,6 +1,6 @@
-"""Chat templates: jinja2's sandbox, as transformers uses it, with a limit on the text. Knows no tokens.
+"""Chat templates in jinja2's sandbox, as transformers runs them, with a limit on their output.
 
-A template reaches nothing outside, but it is a program: it may take any time and memory. Safe mode runs none.
+The sandbox does not limit time and memory, so safe mode runs no template.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ MOST_SOURCE, MOST_TEXT = 500_000, 64_000_000  # characters of a template, and of
 
 
 class Template:
-    """A chat template, compiled.
-
-    Raises TemplateError or what else a program can raise, when it is made and when it renders.
-    """
+    """A compiled chat template. Its constructor and `render` may raise any Exception."""
 
     def __init__(self, source: str) -> None:
         if len(source) > MOST_SOURCE:
@@ -39,12 +36,15 @@ class Template:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False, cache_size=0
     )
-    made.filters["tojson"] = _tojson
-    made.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
+    return environment
 
 
 def _tojson(
@@ -54,7 +54,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: jinja2's own escapes HTML."""
+    """As in transformers; jinja2's own filter escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,7 +1,4 @@
-"""Text in, text out: the bundle's tokenizer and chat template, streaming, stop strings.
-
-The only file that knows text.
-"""
+"""The tokenizer and chat template of a bundle, and the text of a growing answer."""
 
 from __future__ import annotations
 
@@ -19,28 +16,27 @@ from ..bundle.files import read_small
 from ..bundle.open import Bundle
 from ..bundle.turns import ChatTurns
 from ..errors import BundleError, MarsError, SessionError
-from .plain import PlainText
+from .special_tokens import PlainText
 from .template import Template
 from .toolcalls import system_text
 
 Message = Mapping[str, Any]
 
-# Besides those of a bundle's table: what templates in use know.
+# Roles that are known in addition to those of the bundle's table.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 TOKENIZER_LIMIT = 1 << 30  # bytes
 SAFE_ADVICE = ", or open it without safe mode if you trust its source"
-# A prompt is refused before it is tokenized when it has more characters than a full context of very long
-# tokens.
+# A prompt with more characters than a context full of very long tokens is refused before it is tokenized.
 CHARACTERS_PER_TOKEN, ALWAYS_TAKEN = 32, 65_536
 
 
 class Text:
     """The tokenizer and chat template of a bundle.
 
-    `turns` is the template as a table, which is preferred where it can tell. Prompts of more than `most`
-    characters are refused. In `safe` mode the template, a program, is left alone: the table must do. The text
-    of a special token in a message is text; with `parse_special` it is that token.
+    `turns` is the template as a table, which is used when it covers the messages. Prompts of more than `most`
+    characters are refused. `safe` mode uses the table only, since a template is a program. With
+    `parse_special`, the text of a special token in a message becomes that token; else it is plain text.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class Text:
         try:
             self._template = Template(chat_template) if chat_template else None
             self._takes_tools = bool(chat_template and re.search(r"\btools\b", chat_template))
-        except Exception as error:  # whatever parsing and compiling a hostile program can raise
+        except Exception as error:  # a hostile template can raise anything
             raise BundleError(
                 f"the chat template is not valid jinja2 ({_words(error)});"
                 " export again with a corrected template"
@@ -72,10 +68,7 @@ class Text:
 
     @classmethod
     def of(cls, bundle: Bundle, *, safe: bool = False, parse_special: bool = False) -> Text:
-        """Load a bundle's tokenizer.
-
-        Raises BundleError when it has none or it cannot be read.
-        """
+        """Load a bundle's tokenizer. Raises BundleError if it has none or if it is unreadable."""
         info = bundle.manifest.text
         if info is None:
             raise BundleError(f"{bundle.path}: this bundle has no tokenizer; pass token ids instead of text")
@@ -89,23 +82,22 @@ class Text:
     def encode(
         self, prompt: str | Sequence[Message], most: int | None = None, tools: str | None = None
     ) -> list[int]:
-        """Token ids of a text as it stands, or of messages ({role, content}) in the chat template, ready for
+        """Token ids of a text, or of messages ({role, content}) in the chat template with the beginning of
         the answer.
 
-        tools: JSON text of functions in OpenAI's form that the messages tell the model of; a text tells it
-        itself. Raises SessionError for what cannot be a prompt, and for one that has more characters than
-        `most` tokens could have, before any work.
+        `tools` is the JSON text of functions in OpenAI's form, which the prompt of messages lists. Raises
+        SessionError for an invalid prompt, and for one with more characters than `most` tokens can have.
         """
         is_text = isinstance(prompt, str)
         text = prompt if isinstance(prompt, str) else self.rendered(prompt, most, tools)
         return self._ids(text, most, add_special_tokens=is_text)
 
     def encode_part(self, text: str) -> list[int]:
-        """Token ids of what goes on with a prompt of `rendered`. Raises SessionError as `encode` does."""
+        """Token ids of a continuation of `rendered`. Raises SessionError as `encode` does."""
         return self._ids(text, None, add_special_tokens=False)
 
     def spelled(self, token_ids: Sequence[int]) -> str:
-        """The text of ids with their special tokens written out."""
+        """The text of token ids with special tokens."""
         with _no_panic(SessionError, "the bundle's tokenizer cannot decode these tokens", "export it again"):
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
@@ -117,26 +109,23 @@ class Text:
         except UnicodeEncodeError as error:
             raise SessionError(
                 f"the prompt holds half a character (a lone surrogate, U+{ord(text[error.start]):04X}) at"
-                f" {error.start}; give whole Unicode text"
+                f" {error.start}; use whole Unicode text"
             ) from error
-        with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "give another one"):
+        with _no_panic(SessionError, "the bundle's tokenizer cannot read this prompt", "use another one"):
             if plain is not None:
                 return plain.encode(text)
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def render(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:
-        """The chat template's text for `messages` and the beginning of an answer. Raises SessionError as
-        `rendered` does.
-        """
+        """The text of `messages` in the chat template. Raises SessionError as `rendered` does."""
         text = self.rendered(messages, most, tools)
         return text if self._plain is None else self._plain.show(text)
 
     def rendered(self, messages: Sequence[Message], most: int | None = None, tools: str | None = None) -> str:
-        """The same, special tokens of messages hidden, as `encode_part` takes it. Raises SessionError, for
-        more characters than `most` tokens could have before any work.
+        """`render` with hidden special tokens of messages, for `encode_part`. Raises SessionError.
 
-        A template that takes tools is given them. For another, a system message that lists them stands before
-        messages that begin with none of their own (docs/structured.md).
+        If the template does not take tools, a system message lists them, unless the messages have one
+        (docs/structured.md).
         """
         if self._template is None and self._turns is None:
             what = (
@@ -157,11 +146,11 @@ class Text:
         functions = None if tools is None else json.loads(tools)
         if functions and not self._takes_tools and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system_text(functions)}, *messages]
-        given = {"tools": functions} if functions and self._takes_tools else {}
+        extra = {"tools": functions} if functions and self._takes_tools else {}
         self._check(sum(len(m["content"]) for m in messages if isinstance(m["content"], str)), most)
         if self._plain is not None:
-            messages, given = self._plain.hide(messages), self._plain.hide(given)
-        if self._turns is not None and not given and all(_is_plain(m) for m in messages):
+            messages, extra = self._plain.hide(messages), self._plain.hide(extra)
+        if self._turns is not None and not extra and all(_is_plain(m) for m in messages):
             text = self._turns.render(messages)
             if text is not None:
                 return text
@@ -171,8 +160,8 @@ class Text:
                 + self._advice
             )
         try:
-            return self._template.render(messages, add_generation_prompt=True, **given, **self._tokens)
-        except Exception as error:  # a template is a program of somebody else's: it can fail in any way
+            return self._template.render(messages, add_generation_prompt=True, **extra, **self._tokens)
+        except Exception as error:  # a template can raise anything
             raise SessionError(f"the chat template refuses these messages: {_words(error)}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -180,9 +169,7 @@ class Text:
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def _check_roles(self, messages: Sequence[Message]) -> None:
-        """A role that nobody knows is a slip, which many templates would print as it stands; C++ refuses it,
-        too.
-        """
+        """Refuse unknown roles, which many templates would print unchanged. libmars refuses them too."""
         known = dict.fromkeys((*(self._turns.roles if self._turns else ()), *ROLES))
         if unknown := [
             f"{m['role'][:40]!r} in message {i}" for i, m in enumerate(messages) if m["role"] not in known
@@ -195,16 +182,16 @@ class Text:
     def _check(self, length: int, tokens: int | None) -> None:
         most = self._most if tokens is None else min(most_characters(tokens), self._most or sys.maxsize)
         if most is not None and length > most:
-            whose = "this bundle's context takes" if most == self._most else "what is taken here is"
+            limit = "this bundle's context takes" if most == self._most else "what is taken here is"
             raise SessionError(
-                f"the prompt has {length} characters, {whose} at most {most}; shorten it",
+                f"the prompt has {length} characters, {limit} at most {most}; shorten it",
                 code="context_length_exceeded",
                 field="prompt",
             )
 
 
 def most_characters(tokens: int) -> int:
-    """Characters of a prompt that is tokenized at all, where it may have `tokens` tokens."""
+    """Most characters of a prompt that may have `tokens` tokens."""
     return max(ALWAYS_TAKEN, CHARACTERS_PER_TOKEN * tokens)
 
 
@@ -213,10 +200,9 @@ def _is_message(message: Any) -> bool:
 
 
 def _joined(number: int, message: Message) -> Message:
-    """A message whose content is one text: its parts' ({type: text, text: ...}, OpenAI's form), or beside
-    calls, where OpenAI has null, the empty one.
-
-    Raises SessionError for other content, which a template would print as Python spells it.
+    """A message whose parts ({type: text, text: ...}, OpenAI's form) are joined to one text; null beside
+    calls becomes an empty text. Raises SessionError for other content, which a template would print as Python
+    does.
     """
     parts = message["content"]
     if isinstance(parts, str):
@@ -238,19 +224,19 @@ def _joined(number: int, message: Message) -> Message:
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether it is all that a table of turns was proven for."""
+    """Whether the table of turns covers the form of a message."""
     return message.keys() == {"role", "content"} and isinstance(message["content"], str)
 
 
 def _words(error: BaseException) -> str:
-    """What an error says, if it says anything, in a length that can be read."""
+    """The message of an error, shortened, or its class."""
     return (str(error) or type(error).__name__)[:2000]
 
 
 @contextmanager
 def _no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
-    """The Rust library raises plain Exception, and panics of it are no Exception at all: a hostile tokenizer
-    can cause both.
+    """Turn errors of the Rust library into `kind`. A hostile tokenizer can cause panics, which are not
+    Exceptions.
     """
     try:
         yield
@@ -261,9 +247,8 @@ def _no_panic(kind: type[MarsError], what: str, remedy: str) -> Iterator[None]:
 
 
 class TextStream:
-    """The growing text of one answer.
-
-    Never shows half a character, nor text that may turn out to be a stop string.
+    """The growing text of one answer. It holds back incomplete characters, and text that may become a stop
+    string.
     """
 
     def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
@@ -271,18 +256,18 @@ class TextStream:
         if len(stop) > MOST_STOPS or any(len(s) > LONGEST_STOP for s in stop):
             raise SessionError(
                 f"at most {MOST_STOPS} stop strings of at most {LONGEST_STOP} characters are taken,"
-                f" not {len(stop)} of up to {max(map(len, stop))}; give fewer or shorter ones"
+                f" not {len(stop)} of up to {max(map(len, stop))}; use fewer or shorter ones"
             )
         self._stop = [s for s in stop if s]
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._token_ids: list[int] = []
-        self._unread = 0  # of those, the last ones that have no text yet
+        self._unread = 0  # number of last tokens without text so far
         self._text = ""
         self._shown = 0
         self.stopped = False
 
     def push(self, token: int) -> bool:
-        """Add a token; returns whether it completes a stop string, which ends the text before that string."""
+        """Add a token. True if it completes a stop string; the text then ends before that string."""
         self._token_ids.append(token)
         self._unread += 1
         piece = self._step(token)
@@ -297,8 +282,8 @@ class TextStream:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # the Rust library raises plain Exception, or panics
-            # With byte fallback a run of bytes is text as a whole or not at all: one broken byte takes back
-            # the characters before it, which were shown. The run then counts from behind them.
+            # With byte fallback, one invalid byte makes the decoder take back earlier characters of its run,
+            # which were shown. Decoding starts again after them.
             self._decoder = DecodeStream(skip_special_tokens=True)
             with _no_panic(
                 SessionError, "the bundle's tokenizer cannot decode this answer", "export it again"
@@ -309,24 +294,22 @@ class TextStream:
             return "".join(piece for piece in pieces if piece)
 
     def read(self) -> str:
-        """The text that became certain since the last call."""
+        """The text that became final since the last call."""
         return self._up_to(len(self._text) - (0 if self.stopped else self._held()))
 
     def finish(self) -> str:
-        """All text not shown yet; an unfinished character becomes U+FFFD."""
+        """All remaining text; an incomplete character becomes U+FFFD."""
         if not self.stopped:
             whole = self._source.decode(self._token_ids)
-            is_kept = whole.startswith(self._text)
-            self._append(
-                whole[len(self._text) :]
-                if is_kept
-                else self._source.decode(self._token_ids[len(self._token_ids) - self._unread :])
-            )
+            rest = whole[len(self._text) :]
+            if not whole.startswith(self._text):
+                rest = self._source.decode(self._token_ids[len(self._token_ids) - self._unread :])
+            self._append(rest)
         return self._up_to(len(self._text))
 
     @property
     def text(self) -> str:
-        """Everything so far, held-back text included, without the stop string."""
+        """All text so far, with held-back text, without the stop string."""
         return self._text
 
     def _append(self, piece: str) -> None:
@@ -337,7 +320,7 @@ class TextStream:
             self._text, self.stopped = self._text[: min(at for at in places if at >= 0)], True
 
     def _held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string."""
+        """The number of last characters that may begin a stop string."""
         longest = 0
         for stop in self._stop:
             at = self._text.find(stop[0], max(0, len(self._text) - len(stop) + 1))

@@ -1,7 +1,4 @@
-"""Tools: what a model is told of them, the schema of their calls, and calls read back from an answer.
-
-Knows two ways to write calls, and neither grammar nor tokens.
-"""
+"""Tools: how a prompt lists them, the schema of their calls, and parsing calls in answers."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ from typing import Any, Literal
 Dialect = Literal["list", "tags"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 SPACE = " \t\r\n"
-JSON = json.JSONDecoder(parse_constant=int)  # int raises for NaN and Infinity, which are no JSON
+JSON = json.JSONDecoder(parse_constant=int)  # int raises for NaN and Infinity, which JSON lacks
 
 
 def dialect_of(chat_template: str | None) -> Dialect:
-    """How a checkpoint writes calls: in tags between text if its template says so, else as one JSON list."""
+    """How a checkpoint writes calls: in tags if its template has them, else as one JSON list."""
     return "tags" if chat_template is not None and OPEN in chat_template else "list"
 
 
 def system_text(tools: Sequence[dict[str, Any]]) -> str:
-    """The system message where a template takes no tools: one function a line, as JSON."""
+    """The system message for templates that take no tools: one function a line, as JSON."""
     lines = [json.dumps(_function(tool), ensure_ascii=False) for tool in tools]
     return "\n".join(
         [
@@ -35,8 +32,8 @@ def system_text(tools: Sequence[dict[str, Any]]) -> str:
 
 def parameters(tool: dict[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, without other properties unless it says otherwise."""
-    own: dict[str, Any] = _function(tool).get("parameters") or {}
-    return {"type": "object", "additionalProperties": False} | own
+    schema: dict[str, Any] = _function(tool).get("parameters") or {}
+    return {"type": "object", "additionalProperties": False} | schema
 
 
 def list_schema(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -45,7 +42,7 @@ def list_schema(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for i, tool in enumerate(tools):
         arguments: dict[str, Any] = parameters(tool)
         if any(True for _ in _references(arguments)):
-            # A reference counts from the root of the whole schema: the parameters become a part of it.
+            # References start at the root of the whole schema, to which the parameters move.
             definitions[f"tool{i}"] = _moved(arguments, f"#/$defs/tool{i}")
             arguments = {"$ref": f"#/$defs/tool{i}"}
         items.append(
@@ -77,7 +74,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _moved(value: Any, root: str) -> Any:
-    """A schema whose local references count from `root`."""
+    """A schema whose local references start at `root`."""
     if isinstance(value, list):
         return [_moved(inner, root) for inner in value]
     if not isinstance(value, dict):
@@ -106,11 +103,11 @@ class ToolAnswer:
 
 
 class ToolStream:
-    """Reads calls from an answer that grows. Works by character: how the answer is cut changes nothing.
+    """Parses the calls of a growing answer, character by character.
 
-    A call is an object {name, arguments} in a list that the answer begins with, or after a tag. It is
-    reported when it is whole. Everything else is text; only the tags, brackets and commas around calls, and
-    the white space beside these, belong to neither.
+    A call is an object {name, arguments} after a tag, or in a list at the beginning of the answer. It is
+    returned when it is complete. Everything else is text, except tags, brackets and commas around calls with
+    their white space.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -118,22 +115,22 @@ class ToolStream:
         self._place: Literal["start", "text", "open", "object", "close", "end"] = (
             "start" if dialect == "list" else "text"
         )
-        self._held = ""  # may turn out to belong to a call
+        self._held = ""  # may belong to a call
         self._object = _Object()
         self._items: list[str | ToolCall] = []
         self._text: list[str] = []
         self._calls: list[ToolCall] = []
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """What `text` adds, neighbouring texts joined."""
+        """The calls and joined texts that `text` adds."""
         for character in text:
             self._step(character)
         return self._take_items()
 
     def finish(self) -> list[str | ToolCall]:
-        """What was held back, now that nothing follows."""
+        """The held-back text, at the end of the answer."""
         if self._place not in ("close", "end") or self._held.strip(SPACE):
-            self._say(self._held)
+            self._add_text(self._held)
         self._held = ""
         return self._take_items()
 
@@ -143,7 +140,7 @@ class ToolStream:
 
     def _step(self, character: str) -> None:
         if self._place == "text" and self._dialect == "list":
-            self._say(character)
+            self._add_text(character)
             return
         self._held += character
         if self._place == "text":
@@ -171,15 +168,15 @@ class ToolStream:
             self._place, self._held = "text", ""
 
     def _search(self) -> None:
-        """Text until a tag opens; what may be the beginning of one is held back."""
+        """Return text until a tag opens; a possible beginning of a tag is held back."""
         while self._held and not OPEN.startswith(self._held):
-            self._say(self._held[0])
+            self._add_text(self._held[0])
             self._held = self._held[1:]
         if self._held == OPEN:
             self._place = "open"
 
     def _read(self) -> None:
-        """Report the object that is over, if it is a call."""
+        """Return a complete object, if it is a call."""
         if (call := _call(self._held[self._held.index("{") :])) is None:
             self._give_up(len(self._held))
             return
@@ -188,15 +185,13 @@ class ToolStream:
         self._place, self._held = "close", ""
 
     def _give_up(self, count: int) -> None:
-        """No call stands here: the first `count` characters that were held are text, a tag may open in the
-        others.
-        """
+        """There is no call: the first `count` held characters are text, and the others are read again."""
         held, self._held, self._place = self._held, "", "text"
-        self._say(held[:count])
+        self._add_text(held[:count])
         for character in held[count:]:
             self._step(character)
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if not text:
             return
         self._text.append(text)
@@ -231,15 +226,15 @@ class _Object:
 
 
 def _call(text: str) -> ToolCall | None:
-    """The call in an object's text, or None: each key once, a name, which is a text, and arguments, which are
-    an object or missing.
+    """The call in an object's text, or None. It needs unique keys, a name that is a text, and an object as
+    its arguments, if any.
     """
     try:
         JSON.decode(text)
         members = list(_members(text))
         values = {key: (value, raw) for key, value, raw in members}
         name, _ = values["name"]
-        name.encode()  # raises for half a character
+        name.encode()  # raises for a lone surrogate
     except (ValueError, KeyError, AttributeError, RecursionError):
         return None
     arguments, raw = values.get("arguments", ({}, "{}"))

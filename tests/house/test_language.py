@@ -71,7 +71,6 @@ PHRASES = {
 UNCLEAN = (
     "examples/",
     "runtime/cpp/",
-    "runtime/text/",
 )
 # The same of errors and pages.
 UNCLEAN_ERRORS = ("examples/", "runtime/cpp/", "runtime/serve/")

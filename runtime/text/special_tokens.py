@@ -1,4 +1,4 @@
-"""Special tokens in what users write are text; those that a chat template writes are tokens."""
+"""Keeping special tokens in messages plain text, while those of the chat template become tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 
 class PlainText:
-    """Stands names that nobody can guess in for special tokens: in messages before the template is rendered,
-    and in the template's own text after it. What the template does with other text stays as it is.
+    """Replaces special tokens by secret names: those in messages before the template is rendered, and those
+    of the template afterwards. The template treats all other text as before.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -28,7 +28,7 @@ class PlainText:
         self._hidden = re.compile(f"\ue000{self._secret}-([0-9]+)\ue001")
 
     def hide(self, value: Any) -> Any:
-        """A message, or what tools say, with special tokens out of sight."""
+        """A message or a result of a tool with its special tokens hidden."""
         if isinstance(value, str):
             return self._pattern.sub(lambda match: self._name("-", match[0]), value)
         if isinstance(value, Mapping):
@@ -36,24 +36,24 @@ class PlainText:
         return [self.hide(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def holds(self, text: str) -> bool:
-        """Whether something is hidden in a text."""
+        """Whether a text has hidden special tokens."""
         return self._secret in text
 
     def show(self, text: str) -> str:
-        """The text as it was written."""
+        """The original text."""
         return self._hidden.sub(lambda match: self._special[int(match[1])], text)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered text: what is hidden is text."""
-        named = self._pattern.sub(lambda match: self._name("+", match[0]), text)
-        return list(self._renamed.encode(self.show(named), add_special_tokens=False).ids)
+        """Token ids of a rendered text, in which hidden special tokens are plain text."""
+        renamed = self._pattern.sub(lambda match: self._name("+", match[0]), text)
+        return list(self._renamed.encode(self.show(renamed), add_special_tokens=False).ids)
 
     def _name(self, kind: str, special: str) -> str:
         return f"\ue000{self._secret}{kind}{self._numbers[special]}\ue001"
 
     @cached_property
     def _renamed(self) -> Tokenizer:
-        """The tokenizer, its special tokens under names of the template's own."""
+        """The tokenizer with secret names for its special tokens."""
 
         def name(text: Any) -> Any:
             return self._name("+", text) if text in self._numbers else text
@@ -68,7 +68,7 @@ class PlainText:
             model["vocab"] = {name(text): number for text, number in vocabulary.items()}
         else:
             model["vocab"] = [[name(text), score] for text, score in vocabulary]
-        if "merges" in model:  # text may not become a special token by them either
+        if "merges" in model:  # merges must not make special tokens of text either
             names = self._numbers.keys()
             model["merges"] = [pair for pair in model["merges"] if names.isdisjoint([*pair, "".join(pair)])]
         if model.get("unk_token") is not None:
