@@ -28,7 +28,7 @@ PHRASES = {
     r"^Who\b(?!.*\?)|\bWho (?:knows|has)\b": "if you ...",
     r"\ba mere\b": "only",
     r"\bWhose\b(?!.*\?)": "which ...",
-    r"\bof before\b": "older, earlier",
+    r"(?<!instead )\bof before\b": "older, earlier",
     r"\bof then\b|\bof (?:today|yesterday)'s\b": "of that version, of that date",
     r"\b[Kk]now(?:s)? (?:no|nothing|neither|only|of no)\b": "say what the module is for",
     r"\b(?:bears|borne)\b": "tolerates, supports",
@@ -73,7 +73,7 @@ UNCLEAN = (
     "runtime/cpp/",
 )
 # The same of errors and pages.
-UNCLEAN_ERRORS = ("examples/", "runtime/cpp/", "runtime/serve/")
+UNCLEAN_ERRORS = ("examples/", "runtime/cpp/")
 UNCLEAN_PAGES: tuple[str, ...] = ()
 
 PAGES = sorted(
