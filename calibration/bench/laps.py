@@ -9,8 +9,8 @@ from itertools import pairwise
 from time import perf_counter
 
 from ...runtime.batcher.batcher import Batcher
-from ...runtime.decode.blocks import decode_blocks
-from ...runtime.decode.schedule import Limits
+from ...runtime.decode.blocks import BlockSchedule, check_blocks
+from ...runtime.decode.schedule import Limits, run
 from ...runtime.decode.stats import Stats
 from ...runtime.machine import forget_peak, peak
 from ...runtime.session.session import Session
@@ -127,7 +127,10 @@ def _by_blocks(session: Session, tasks: Sequence[Task], setting: Setting) -> Ite
     streams = [session.new_row(i, t.source, setting.config(t.max_new_tokens)) for i, t in enumerate(tasks)]
     rows, size = [row for row, _ in streams], setting.commit.cache_block
     events: list[list[float]] = [[] for _ in streams]
-    for step in decode_blocks(session.backend, rows, manifest.block, manifest.tokens.mask, size):
+    check_blocks(session.backend, rows, size)
+    limits = Limits.of_rows(max(1, len(rows)))
+    schedule = BlockSchedule(session.backend, manifest.block, manifest.tokens.mask, limits, size)
+    for step in run(schedule, rows):
         now = perf_counter()
         for event in step:
             if event.error is not None:

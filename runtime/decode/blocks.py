@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..errors import SessionError
 from .backend import Backend, Feed, StepOutput
 from .row import Accepted, Predictions, Row
-from .schedule import ErrorsEnd, Limits, Schedule, run
+from .schedule import ErrorsEnd, Limits, Schedule
 
 UNUSED = Feed(0, 0, 1)  # of a row that waits between two working ones; recognized by identity
-
-
-def decode_blocks(
-    backend: Backend, rows: Sequence[Row], block: int, mask_id: int, cache_block: int
-) -> Iterator[list[Accepted]]:
-    """Decode `rows` with block commit; yields what each forward accepted.
-
-    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the accepted tokens of the
-    current block and then masks, at most up to the block's end, against the frozen cache. When every row's
-    block is full, one more forward writes the blocks into the cache; its last output predicts the first token
-    of the next block. Raises SessionError as `check_blocks` does.
-    """
-    check_blocks(backend, rows, cache_block)
-    limits = Limits.of_rows(max(1, len(rows)))
-    yield from run(BlockSchedule(backend, block, mask_id, limits, cache_block), rows)
 
 
 def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> None:
@@ -46,7 +31,13 @@ def check_blocks(backend: Backend, rows: Sequence[Row], cache_block: int) -> Non
 
 
 class BlockSchedule(Schedule):
-    """The same loop with another commit: cursors move when whole blocks are full."""
+    """The same loop with another commit: cursors move when whole blocks are full.
+
+    The cache holds whole blocks of `cache_block` tokens. An inner step feeds the accepted tokens of the
+    current block and then masks, at most up to the block's end, against the frozen cache. When every row's
+    block is full, one more forward writes the blocks into the cache; its last output predicts the first token
+    of the next block.
+    """
 
     def __init__(self, backend: Backend, block: int, mask_id: int, limits: Limits, cache_block: int) -> None:
         super().__init__(backend, block, mask_id, limits)

@@ -127,10 +127,6 @@ class Row:
         self.on_start: Callable[[], None] | None = None
 
     @property
-    def pending(self) -> list[int]:
-        return self.tokens[self.cursor :]
-
-    @property
     def num_pending(self) -> int:
         return len(self.tokens) - self.cursor
 

@@ -389,20 +389,11 @@ def _catch_up(row: Row, _output: StepOutput, _i: int, feed: Feed) -> None:
     row.stats.forwards += 1
 
 
-def decode(
-    backend: Backend, rows: Sequence[Row], block: int, mask_id: int, policy: Policy | None = None
-) -> Iterator[list[Accepted]]:
-    """Decode `rows` together; yields the events of each forward, none for a prompt's chunks but the last.
-
-    Between two forwards a row may get a new config, or a finish_reason. `policy` chooses the feeds of rows
-    whose window is "auto"; without one they get full windows. An error is an event of its row.
-    """
-    limits = Limits(max(1, len(rows)), prefill_tokens=PREFILL_CHUNK)
-    yield from run(Schedule(backend, block, mask_id, limits, policy), rows)
-
-
 def run(schedule: Schedule, rows: Sequence[Row]) -> Iterator[list[Accepted]]:
-    """Add `rows` and step until all have ended."""
+    """Add `rows` and step until all have ended; yields the events of each forward.
+
+    Between two forwards a row may get a new config, or a finish_reason.
+    """
     for row in rows:
         schedule.add(row)
     while not schedule.is_idle:

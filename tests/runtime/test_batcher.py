@@ -18,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake import MASK, FakeBackend
 from support.fixtures import Sessions
+from support.loops import decode
 from support.stalling import behind_a_gate
 from support.unsure import predict
 
 from mars_export import Batcher, GenerationConfig, Limits, Overloaded, Session, SessionError
 from mars_export.runtime.decode.backend import StepOutput
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Schedule, decode
+from mars_export.runtime.decode.schedule import Schedule
 
 BLOCK = 4
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from mars_export import Commit, GenerationConfig
 from mars_export.runtime.decode.backend import Backend
-from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import decode
 from mars_export.runtime.device.trt.backend import TrtBackend
 from support.fake import MASK
 from support.fake_cuda import FakeDevice
 from support.fake_engine import MODEL, FakeEngine, engine_info, engine_variant
+from support.loops import decode, decode_blocks
 
 BLOCK, CAPACITY, PREFILL = 4, 64, 16
 

@@ -40,10 +40,6 @@ class KvMemory:
     capacity: int
 
     @property
-    def tensor_bytes(self) -> int:
-        return self.num_rows * self.row_bytes
-
-    @property
     def heads_per_tensor(self) -> int:
         """Heads of all rows, with the gap between two tensors."""
         return per_slice(self.num_rows * self.kv_heads, self.head_bytes)
@@ -78,7 +74,7 @@ class TrtCache:
     """
 
     def __init__(self, pool: KvPool, num_rows: int) -> None:
-        self._pool, self.num_rows = pool, num_rows
+        self._pool, self._device, self.num_rows = pool, pool.device, num_rows
         self._memory: KvMemory | None = None
 
     @property
@@ -99,25 +95,52 @@ class TrtCache:
         """
         _ = self.memory
 
-    def move(self, source: int, target: int, length: int) -> None:
-        if length and source != target:
-            self._pool.copy(self.memory, source, target, length)
-
     @property
     def entry_bytes(self) -> int:
         return self.memory.count * self.memory.kv_heads * self.memory.entry_bytes
 
+    def move(self, source: int, target: int, length: int) -> None:
+        if length and source != target:
+            memory = self.memory
+            with self._device.lock:
+                self._copy(memory.runs(target), memory.runs(source), length * memory.entry_bytes)
+
     def save(self, row: int, length: int) -> TrtSaved:
-        return self._pool.save(self.memory, row, length)
+        memory, run = self.memory, length * self.memory.entry_bytes
+        with self._device.lock:
+            saved = self._pool.saved(length, memory.count * memory.kv_heads * run)
+            self._copy(Runs(saved.address, run, memory.kv_heads), memory.runs(row), run)
+        return saved
 
     def load(self, row: int, saved: TrtSaved, length: int) -> None:
-        self._pool.load(self.memory, row, saved, length)
+        memory = self.memory
+        pitch = saved.length * memory.entry_bytes
+        with self._device.lock:
+            source = Runs(saved.address, pitch, memory.kv_heads)
+            self._copy(memory.runs(row), source, length * memory.entry_bytes)
+
+    def _copy(self, target: Runs, source: Runs, run: int) -> None:
+        """Copy a run of each head of each tensor, in one call."""
+        self._device.copy_runs(target, source, run, self.memory.kv_heads, self.memory.count)
 
     def bring(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
-        return self._pool.bring(arrays)
+        host = [np.ascontiguousarray(array) for array in arrays]
+        with self._device.lock:
+            saved = self._pool.saved(host[0].shape[1], sum(array.nbytes for array in host))
+            for i, array in enumerate(host):
+                self._device.upload(saved.address + i * array.nbytes, array)
+            self._device.synchronize()
+        return saved
 
     def fetch(self, saved: TrtSaved) -> list[np.ndarray]:
-        return self._pool.fetch(saved)
+        memory, dtype = self._pool.empty, self._pool.dtype
+        shape = (memory.kv_heads, saved.length, memory.entry_bytes // dtype.itemsize)
+        arrays = [np.empty(shape, dtype) for _ in range(memory.count)]
+        with self._device.lock:
+            for i, array in enumerate(arrays):
+                self._device.download(array, saved.address + i * array.nbytes)
+            self._device.synchronize()
+        return arrays
 
 
 class KvPool:
@@ -125,7 +148,7 @@ class KvPool:
 
     Returned memory is reused by the next request that fits in it, so that captured steps, which are bound to
     addresses, can be replayed. At most `max_rows` rows are idle; `forget` is called with memory that is
-    freed.
+    freed. `dtype`: of entries on the host.
     """
 
     def __init__(
@@ -136,85 +159,38 @@ class KvPool:
         forget: Callable[[KvMemory], None],
         dtype: np.dtype[Any],
     ) -> None:
-        self._device, self._forget = device, forget
-        self._empty, self._max_rows = empty, max_rows
-        self._dtype = dtype  # of entries on the host
+        self.device, self.empty, self.dtype = device, empty, dtype
+        self._max_rows, self._forget = max_rows, forget
         self._idle: list[KvMemory] = []
         self._dropped: list[int] = []  # addresses of saved entries that no longer exist
 
     def take(self, num_rows: int) -> KvMemory:
         """Zeroed rows. Raises SessionError if the device has not enough memory."""
-        with self._device.lock:
+        with self.device.lock:
             self._sweep()
             fitting = [memory for memory in self._idle if memory.num_rows >= num_rows]
             memory = min(fitting, key=lambda m: m.num_rows) if fitting else self._allocate(num_rows)
             if fitting:
                 self._idle.remove(memory)
             # Entries of an earlier request may be infinite, and 0 * infinity is NaN.
-            self._device.zero(memory.address, memory.num_bytes)
+            self.device.zero(memory.address, memory.num_bytes)
         return memory
 
     def give_back(self, memory: KvMemory) -> None:
         self._idle.append(memory)
 
-    def copy(self, memory: KvMemory, source: int, target: int, length: int) -> None:
-        """Copy the first `length` entries of one row over another."""
-        with self._device.lock:
-            self._copy(memory.runs(target), memory.runs(source), length * memory.entry_bytes, memory)
-
-    def save(self, memory: KvMemory, row: int, length: int) -> TrtSaved:
-        """A copy of the first `length` entries of a row."""
-        run = length * memory.entry_bytes
-        with self._device.lock:
-            saved = self.saved(length, memory.count * memory.kv_heads * run)
-            self._copy(Runs(saved.address, run, memory.kv_heads), memory.runs(row), run, memory)
-        return saved
-
-    def load(self, memory: KvMemory, row: int, saved: TrtSaved, length: int) -> None:
-        """Copy the first `length` saved entries over a row."""
-        run, pitch = length * memory.entry_bytes, saved.length * memory.entry_bytes
-        with self._device.lock:
-            self._copy(memory.runs(row), Runs(saved.address, pitch, memory.kv_heads), run, memory)
-
-    def _copy(self, target: Runs, source: Runs, run: int, memory: KvMemory) -> None:
-        """Copy a run of each head of each tensor, in one call."""
-        self._device.copy_runs(target, source, run, memory.kv_heads, memory.count)
-
-    def bring(self, arrays: Sequence[np.ndarray]) -> TrtSaved:
-        """A copy for `load` from host arrays [kv_heads, length, head_dim]."""
-        heads, length, _ = arrays[0].shape
-        size = heads * length * self._empty.entry_bytes
-        with self._device.lock:
-            saved = self.saved(length, len(arrays) * size)
-            for i, array in enumerate(arrays):
-                host = np.ascontiguousarray(array)
-                self._device.upload(saved.address + i * size, host)
-                self._device.synchronize()  # before `host` is freed
-        return saved
-
-    def fetch(self, saved: TrtSaved) -> list[np.ndarray]:
-        """A saved copy as host arrays [kv_heads, length, head_dim]."""
-        e = self._empty
-        shape = (e.kv_heads, saved.length, e.entry_bytes // self._dtype.itemsize)
-        with self._device.lock:
-            arrays = [np.empty(shape, self._dtype) for _ in range(e.count)]
-            for i, array in enumerate(arrays):
-                self._device.download(array, saved.address + i * array.nbytes)
-            self._device.synchronize()
-        return arrays
-
     def saved(self, length: int, num_bytes: int) -> TrtSaved:
         """Memory for `length` entries of a row; it is freed when the result is no longer used."""
-        with self._device.lock:
+        with self.device.lock:
             self._sweep()
-            saved = TrtSaved(self._device.allocate(num_bytes), length)
+            saved = TrtSaved(self.device.allocate(num_bytes), length)
         # Only noted here: the thread that collects garbage may hold any lock.
         weakref.finalize(saved, self._dropped.append, saved.address)
         return saved
 
     def _sweep(self) -> None:
         while self._dropped:
-            self._device.free(self._dropped.pop())
+            self.device.free(self._dropped.pop())
 
     def _allocate(self, num_rows: int) -> KvMemory:
         while self._idle and sum(m.num_rows for m in self._idle) + num_rows > self._max_rows:
@@ -228,12 +204,12 @@ class KvPool:
                 self._release(self._idle.pop(0))
 
     def _new(self, num_rows: int) -> KvMemory:
-        memory = replace(self._empty, num_rows=num_rows)
+        memory = replace(self.empty, num_rows=num_rows)
         try:
-            return replace(memory, address=self._device.allocate(memory.num_bytes))
+            return replace(memory, address=self.device.allocate(memory.num_bytes))
         except SessionError as error:
             raise shortage(num_rows, memory.capacity, memory.num_bytes, error) from error
 
     def _release(self, memory: KvMemory) -> None:
         self._forget(memory)
-        self._device.free(memory.address)
+        self.device.free(memory.address)

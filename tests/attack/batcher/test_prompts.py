@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from support.batchers import LONG, SHORT, SOON
 from support.fake import MASK, FakeBackend
+from support.loops import decode
 from support.stalling import Stalling
 from support.unsure import predict
 
 from mars_export import Batcher, Counts, Limits, Overloaded, Session, SessionError
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Schedule, decode
+from mars_export.runtime.decode.schedule import Schedule
 
 
 def test_queue_and_length_are_looked_at_before_a_prompt_is_tokenized(

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake import MASK, FakeBackend
+from support.loops import decode, decode_blocks
 from support.paths import CONFORMANCE
 
-from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.split import Chances, Splitter
 from mars_export.runtime.decode.row import Row
 from mars_export.runtime.decode.sample import choose
-from mars_export.runtime.decode.schedule import decode
 
 
 def cases(name: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.agreement import MAIN, NEW, PROMPTS
 from support.chaos import BLOCK, ChaoticOracle, chaotic
 from support.fake import MASK, FakeBackend, scripted
+from support.loops import decode
 from support.oracle import Oracle, generate
 
 from mars_export import Commit, GenerationConfig, Session, SessionError
@@ -23,7 +24,7 @@ from mars_export.runtime.decode.pace.estimates import Foresight, Hopes
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.pace.proposals import Lookup, Proposals
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+from mars_export.runtime.decode.schedule import Limits, Schedule
 
 Sessions = Callable[[str], Session]
 Oracles = Callable[[str], Oracle]

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chaos import BLOCK, ChaoticOracle, chaotic, rows_of
 from support.fake import MASK, FakeBackend, FakeCache, scripted
+from support.loops import decode, decode_blocks
 from support.oracle import generate
 
-from mars_export.runtime.decode.blocks import decode_blocks
 from mars_export.runtime.decode.config import GenerationConfig
 from mars_export.runtime.decode.row import Accepted, Row
-from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+from mars_export.runtime.decode.schedule import Limits, Schedule
 from mars_export.runtime.decode.schedule import run as run_schedule
 from mars_export.runtime.errors import SessionError
 

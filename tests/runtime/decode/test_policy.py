@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.chaos import BLOCK as SMALL
 from support.chaos import ChaoticOracle, chaotic
 from support.fake import MASK, FakeBackend
+from support.loops import decode
 from support.oracle import generate
 from support.unsure import predict
 
@@ -21,7 +22,7 @@ from mars_export.runtime.decode.pace.cost import Cost
 from mars_export.runtime.decode.pace.estimates import PassRates
 from mars_export.runtime.decode.pace.policy import Policy
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+from mars_export.runtime.decode.schedule import Limits, Schedule
 
 BLOCK = 8
 TOKENS = 2500

@@ -8,12 +8,13 @@ from collections.abc import Hashable
 
 import pytest
 from support.fake import MASK, FakeBackend
+from support.loops import decode
 from support.unsure import predict
 
 from mars_export import GenerationConfig, SessionError
 from mars_export.runtime.decode.queue import Queue
 from mars_export.runtime.decode.row import Row
-from mars_export.runtime.decode.schedule import Limits, Schedule, decode
+from mars_export.runtime.decode.schedule import Limits, Schedule
 
 BLOCK = 4
 

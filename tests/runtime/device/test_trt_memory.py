@@ -36,12 +36,12 @@ def test_memory_that_is_used_again_holds_no_old_entries() -> None:
     backend, _, device = build()
     cache = backend.new_cache(1)
     for address in cache.memory.addresses:
-        device.view(address, (cache.memory.tensor_bytes // 4,), np.float32)[:] = np.inf
+        device.view(address, (cache.memory.num_rows * cache.memory.row_bytes // 4,), np.float32)[:] = np.inf
     del cache
     gc.collect()
     again = backend.new_cache(1)
     assert all(
-        (device.view(a, (again.memory.tensor_bytes // 4,), np.float32) == 0).all()
+        (device.view(a, (again.memory.num_rows * again.memory.row_bytes // 4,), np.float32) == 0).all()
         for a in again.memory.addresses
     )
 
