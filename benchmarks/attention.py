@@ -1,14 +1,14 @@
-"""Forms of attention over KV entries, each as a graph of its own, in interleaved rounds:
+"""Measures forms of attention over KV entries, each as a separate graph, in interleaved rounds:
 
     python benchmarks/attention.py [--lengths 512 2048 4096 7680] [--slots 1 8 64 256] [--threads 1]
                                    [--layers 8] [--rounds 12] [--json FILE]
 
 `rows` and `heads` are what w8a8 graphs have below and from 128 slots on (exporter/graph/steady.py), and
-`truths` is `rows` with a mask that each layer must read as truths. `turned` is K q^T in plain operators, keys
-in two halves, which one more thread can share; `pieces` takes values in pieces of 256, too, and adds them up.
-The smallest of all rounds counts: CPU time of the one thread with --threads 1, wall clock with more. Each
-layer has entries of its own, so that they come from memory; all see all but the last few. Nine heads share
-three of keys, of 64, as in SmolLM2-135M.
+`truths` is `rows` with a boolean mask that each layer must convert. `turned` is K q^T in plain operators with
+keys in two halves, so that another thread can share the work; `pieces` also adds up values in pieces of 256.
+The result is the smallest time of all rounds: CPU time with --threads 1, wall clock with more. Each layer has
+separate entries, so that they come from memory; queries attend to all but the last few. Nine query heads of
+64 share three key heads, as in SmolLM2-135M.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ many forwards.
 Every row is answered at tau 1 and in exact mode, eight rows side by side at tau 1 (its text is what counts)
 and `--batch` in exact mode. Rows that are in the state file are not answered again. Where two texts differ,
 and the bundle was exported with --metrics, the margin of the two best tokens at the first difference says how
-near a tie it was. Says nothing of speed: benchmarks/steps.py and peers.py do.
+near a tie it was. Speed is measured by benchmarks/steps.py and peers.py.
 """
 
 from __future__ import annotations

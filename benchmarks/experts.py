@@ -1,4 +1,5 @@
-"""What a mixture of experts costs a step in standard operators: why Qwen3-MoE and its like are refused.
+"""Measures the cost of a mixture of experts in standard operators, which is why Qwen3-MoE and others are
+refused.
 
     # one layer of Qwen3-30B-A3B's kind, at a quarter of its weights
     python benchmarks/experts.py

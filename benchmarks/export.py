@@ -12,8 +12,7 @@ The self-check is included.
     python benchmarks/export.py --shapes 1.5B --venvs build/peers/venvs
 
 The peers' environments are those that `benchmarks/peers.py --setup genai` makes; TensorRT Edge-LLM's is `pip
-install
-tensorrt-edgellm` in VENVS/edgellm. Checkpoints stay in --work, what is exported from them is deleted.
+install tensorrt-edgellm` in VENVS/edgellm. Checkpoints stay in --work; exported bundles are deleted.
 """
 
 from __future__ import annotations

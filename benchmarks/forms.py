@@ -1,10 +1,11 @@
-"""Forms of the two parts of a step that all models have, each as a graph of its own, in interleaved rounds:
+"""Measures forms of the two parts of a step that all models have, each as a separate graph, in interleaved
+rounds:
 
     python benchmarks/forms.py products            the four products of a layer of SmolLM2-135M's shape
     python benchmarks/forms.py tail                from logits to token and confidence
 
-The smallest of all rounds counts: CPU time of the one thread with --threads 1, wall clock with more. Weights
-are random, each layer's own, so that they come from memory as in a model; inputs have outliers.
+The result is the smallest time of all rounds: CPU time with --threads 1, wall clock with more. Weights are
+random and different in each layer, so that they come from memory as in a model; inputs have outliers.
 """
 
 from __future__ import annotations

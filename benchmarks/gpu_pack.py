@@ -1,4 +1,4 @@
-"""Everything that a machine with a GPU, PyTorch and no network lacks, in pieces; and joined again there.
+"""Packs in pieces what a machine with a GPU and PyTorch but no network lacks, and unpacks it there.
 
     python benchmarks/gpu_pack.py pack                     here, with a network: into build/gpu-pack
     python benchmarks/gpu_pack.py unpack                   there, again and again as pieces arrive

@@ -1,4 +1,4 @@
-"""Everything of this project that waits for a GPU, run where there is one, and written as a page.
+"""Runs everything that needs a GPU, and writes the results as a page.
 
     python benchmarks/gpu_prove.py                        all steps; what passed before is not run again
     python benchmarks/gpu_prove.py tests doctor-fp16      some of them

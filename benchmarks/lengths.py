@@ -1,11 +1,11 @@
-"""How cost grows with the conversation: prompt tokens a second, and milliseconds a token behind the prompt.
+"""How cost grows with the conversation: prompt tokens a second, and milliseconds a token after the prompt.
 
     python benchmarks/lengths.py BUNDLE... [--lengths 500 1000 2000 4000 7500] [--tokens 32] [--rounds 3]
                                  [--threads 2] [--json FILE] [--picture FILE.png]
 
 One request at a time at tau 1, so that each token is a step of one slot, whatever the model says. Rounds
-are interleaved over bundles and lengths. Of prompts the fastest round counts, of steps the median over all
-rounds, with the smallest beside it; on a busy machine read the CPU time of `--threads 1`.
+are interleaved over bundles and lengths. The result for prompts is the fastest round, for steps the median
+over all rounds, with the smallest; on a busy machine read the CPU time of `--threads 1`.
 """
 
 from __future__ import annotations

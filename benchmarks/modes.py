@@ -4,8 +4,8 @@ held-out rows.
     python benchmarks/modes.py BUNDLE [BUNDLE ...] [--tasks assistant arithmetic chat] [--batches 1 4 8 16]
                                [--rows 12] [--rounds 3] [--threads 2] [--json FILE]
 
-Every round answers the same rows in each mode, one mode after the other, so that what else the machine does
-falls on all of them; quoted are the medians over the rounds, and the medians of the ratios within a round.
+Every round answers the same rows in each mode, one mode after the other, so that other load on the machine
+affects all modes. The results are medians over the rounds, and medians of the ratios within a round.
 Times are wall clock of whole answers, prompts included. At a batch of 16 rows there are at least 16 of them.
 """
 

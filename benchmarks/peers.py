@@ -1,4 +1,4 @@
-"""mars-export beside its peers on the same weights, prompts and threads: one run, in rounds, medians.
+"""Compares mars-export with its peers on the same weights, prompts and threads, in rounds.
 
     # once: virtual environments with pip, 5 to 60 minutes (llama.cpp is compiled)
     python benchmarks/peers.py --setup
@@ -6,10 +6,9 @@
     python benchmarks/peers.py --turns 1000 --rounds 9    # the second turn of a talk, beside llama.cpp
     python benchmarks/peers.py --memory                   # what each has in memory
 
-Each peer runs in an environment of its own under --venvs and answers through benchmarks/peers/; one that is
-absent is named
-as absent. Models are made once, under --work. The peers decode one token a step, greedily. tokens/s is end to
-end, prompt included.
+Each peer runs in its own environment under --venvs and answers through benchmarks/peers/; absent ones are
+listed. Models are created once, under --work. The peers decode greedily, one token a step. tokens/s is end to
+end, including the prompt.
 """
 
 from __future__ import annotations

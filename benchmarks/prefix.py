@@ -1,16 +1,17 @@
-"""The second turn of a talk, and many requests with one system prompt, with saved prefixes and without.
+"""The second turn of a conversation, and many requests with one system prompt, with a prefix cache and
+without.
 
     python benchmarks/prefix.py BUNDLE [--only NAME ...] [--history 1000] [--question 30] [--rounds 9]
                                 [--requests 50] [--system 800] [--batch 8] [--new 32] [--threads 2]
                                 [--talks 10000] [--json FILE]
     python benchmarks/prefix.py --only memory          # needs no bundle
 
-Two sessions of one bundle, one without a store, take turns within each round, the first of them by turns.
-Every round has texts of its own, so that a hit is one of its own first turn.
+Two sessions of one bundle, one without a cache, alternate within each round. Every round has its own texts,
+so that a hit is always one of its own first turn.
 
-turn      a history is read and answered, then a question behind it is timed to its first token (goal: 0.12
+turn      a history is read and answered, then a question after it is timed to its first token (goal: 0.12
           of the time without)
-requests  as many with one beginning, so many at a time, the store forgotten before (goal: 0.35)
+requests  many with one beginning, `--batch` at a time, with an empty cache at first (goal: 0.35)
 miss      looking up a prompt that has nothing in common with what is saved, beside a one-slot step (goal:
           0.01)
 memory    random talks over a backend without a model: bytes that saved entries hold, and growth of the

@@ -1,11 +1,11 @@
-"""Draws quality against tokens per forward, exact mode and tau, from the committed figures. Measures nothing.
+"""Draws quality against tokens per forward, exact mode and tau, from the committed figures.
 
     python benchmarks/quality_curve.py [--figures benchmarks/results/default_checkpoint.json]
                                        [--picture docs/calibration/quality.png]
 
-Left: right answers; right: answers unchanged from one token a step, which is a line: as a point at 1 it would
-push all the others together. Points of all rows are joined, those of fewer rows are small. Tasks without
-right answers are left out.
+Left: right answers; right: answers unchanged from one token a step. That mode is a line, because as a point
+at 1 it would compress all others. Points of all rows are connected, those of fewer rows are small. Tasks
+without right answers are left out.
 """
 
 from __future__ import annotations

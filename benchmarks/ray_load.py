@@ -1,4 +1,5 @@
-"""Replicas on Ray Serve beside one process: answers, kills, throughput, and what routing by beginnings gives.
+"""Replicas on Ray Serve compared with one process: answers, kills, throughput, and the gain of prefix
+routing.
 
     python benchmarks/ray_load.py answers BUNDLE --requests 400  # once each, with the one process's text
     python benchmarks/ray_load.py kill BUNDLE --times 20  # a replica killed in mid-stream each time

@@ -6,9 +6,9 @@
     python benchmarks/serve_load.py overhead BUNDLE                                # HTTP over the Batcher
     python benchmarks/serve_load.py peers --clients 1 4 16                         # beside llama.cpp's
 
-Each starts its server, asks it over HTTP as many clients would, and writes results/serve_COMMAND.json.
-Clients and server share the machine. `peers` takes bundle, GGUF files and environment from where
-benchmarks/peers.py has them (`python benchmarks/peers.py --setup llama-cpp` first), and makes what is absent.
+Each starts its server, sends requests of many clients over HTTP, and writes results/serve_COMMAND.json.
+Clients and server share the machine. `peers` uses the bundle, GGUF files and environment of
+benchmarks/peers.py (run `python benchmarks/peers.py --setup llama-cpp` first), and creates what is absent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""How a step of a session is timed: wall and CPU clocks, rounds over all that is compared, what lies outside
-ONNX Runtime. Knows no command.
-"""
+"""Times steps of a session: wall and CPU clocks, interleaved rounds, and the part outside ONNX Runtime."""
 
 from __future__ import annotations
 

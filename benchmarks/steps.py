@@ -1,4 +1,4 @@
-"""What decode steps cost, and what makes them cheaper. Rounds are interleaved over all that is compared.
+"""Measures the cost of decode steps and the effect of settings. Rounds are interleaved over all settings.
 
     python benchmarks/steps.py cost BUNDLE...        a step by its slots, its host time, opening a bundle
     python benchmarks/steps.py settings BUNDLE       KV capacity, prefill chunk, how threads wait

@@ -1,8 +1,8 @@
-"""What a grammar does to answers: the assistant's test rows under a schema of its tools, and without.
+"""The effect of a grammar on answers: the assistant's test rows with a schema of its tools, and without.
 
     python benchmarks/structured.py BUNDLE [--rows N] [--journal FILE] [--json FILE]
 
-The bundle needs --top-k 16 and --logits. With a journal an interrupted run goes on where it stopped. The
+The bundle needs --top-k 16 and --logits. With a journal an interrupted run can be resumed. The
 schema is derived from examples/default-checkpoint/intents.toml: one call a tool, its arguments those of the
 tool's intents. For each setting: answers that parse and satisfy the schema (by the jsonschema package),
 that are right, tokens per forward, and the share of forced tokens. Times are those of one process on a

@@ -1,1 +1,1 @@
-"""Bundles made hostile at random, opened and asked, by the hundred thousand."""
+"""Attacks on the runtime and the exporter with random hostile input."""

@@ -1,11 +1,11 @@
-"""Hostile bundles against the runtime, hostile checkpoints against the exporter: only our errors, no crash,
-no hang, no memory beyond what the files need, not a word on the standard output.
+"""Attacks the runtime with hostile bundles and the exporter with hostile checkpoints. Allowed are only errors
+of mars-export: no crash, no hang, no memory beyond what the files need, and no output to standard output.
 
-python benchmarks/attack --trials 200000 --state attack.jsonl     # an hour or so; goes on where it stopped
+python benchmarks/attack --trials 200000 --state attack.jsonl     # about an hour; resumable
 python benchmarks/attack --kind checkpoints --trials 20000 --state checkpoints.jsonl
 
-Each trial is a seed: `--first SEED --trials 1` does it again. The state has one JSON line for each; what is
-wrong is printed, and done again at the next start with the same state.
+Each trial is a seed: `--first SEED --trials 1` repeats it. The state has one JSON line for each. Failures are
+printed, and repeated at the next start with the same state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hostile bundles: opened and asked as people do it."""
+"""Opens and runs hostile bundles as users do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Hostile checkpoints: every form with something wrong in it, exported as people do it.
+"""Exports hostile checkpoints: every form, damaged in some way.
 
-Knows files and formats. A hostile checkpoint may be exported; the bundle must open then, and nothing may lie
-beside it in any case.
+The export may succeed, but then the bundle must open, and there may be no other files in any case.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Good checkpoints of one layer in every form that the exporter reads, with random weights.
+"""Writes valid checkpoints of one layer with random weights, in every form that the exporter reads.
 
-Knows the forms' files; needs neither torch nor the tools that write such checkpoints.
+It needs neither torch nor the tools that usually write such checkpoints.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Schemas, regexes, choices and tools that are made to hurt: only our errors, no hang, no memory beyond a
-bound.
+"""Compiles hostile schemas, regexes, choices and tools. Allowed are only errors of mars-export: no hang, and
+no memory beyond a bound.
 
 PYTHONPATH=benchmarks python -m attack.grammars [--only NAME ...] [--state grammars.jsonl]
 
-Each is a process of its own that compiles it, and walks an answer of a few tokens if it compiles. Printed are
-the outcome, seconds of processor time and bytes above what the process had before, of compiling and of the
-dearest step. What is wrong ends the run with an error. No model takes part.
+Each runs in a separate process that compiles it and, if that succeeds, follows an answer of a few tokens. It
+prints the outcome, and the processor time and additional memory of compiling and of the most expensive step.
+A failure ends the run with an error. No model is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A batcher under load: threads and an event loop at once, with cancels, bad input, changes of tau, grammars,
-deadlines and slow readers; every answer is compared with the answer alone.
-
-Knows one round, which is a seed; `attack.soak` plays many.
+"""One round of load on a batcher, by its seed: threads and an event loop at once, with cancels, bad input,
+changes of tau, grammars, deadlines and slow readers. Every answer is compared with that of a single request.
 """
 
 from __future__ import annotations

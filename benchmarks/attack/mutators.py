@@ -1,7 +1,4 @@
-"""Ways to make a good bundle hostile, each drawn from a seed.
-
-Knows files and formats; opens no bundle itself.
-"""
+"""Makes a valid bundle hostile, in a way that is drawn from a seed."""
 
 from __future__ import annotations
 

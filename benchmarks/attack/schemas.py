@@ -1,10 +1,10 @@
-"""Answers of a model that knows nothing, which always wants what is not allowed, under random schemas: every
-one must parse and satisfy its schema, by the jsonschema package.
+"""Generates answers under random schemas with a random model, which mostly predicts tokens that are not
+allowed. Every answer must parse and satisfy its schema by the jsonschema package.
 
 PYTHONPATH=benchmarks python -m attack.schemas --state schemas.jsonl    # resumable; 200 schemas of 50 answers
 
-A schema is a seed. The state has one JSON line for each; what is wrong is printed and ends the run with an
-error. BUNDLE needs logits; without one a small random model is made, whose tokens are bytes.
+A schema is a seed. The state has one JSON line for each. A failure is printed and ends the run with an error.
+BUNDLE needs logits; without one, a small random model with bytes as tokens is created.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Hostile clients of the C++ service beside honest ones: no crash, honest answers right and nearly as quick,
-memory as before.
+"""Hostile clients of the C++ service, together with normal ones. There must be no crash, normal answers must
+be right and nearly as fast, and memory must not grow.
 
 python benchmarks/attack/service.py BUNDLE --requests 2000     # needs build/cpp/release; prints a JSON line
 
-The honest ask undisturbed first, then again while the hostile come, each of KINDS in turn. Wants a quiet
-machine: `--most-slower` is a bound on times.
+The normal clients run alone first, then together with each of KINDS in turn. It needs a quiet machine,
+because `--most-slower` is a bound on times.
 """
 
 from __future__ import annotations

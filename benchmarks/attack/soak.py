@@ -1,12 +1,11 @@
-"""Rounds of load for hours, with everything at once: cancels, bad input, slow readers, changes of tau,
-grammars, deadlines.
+"""Rounds of load for hours, with cancels, bad input, slow readers, changes of tau, grammars and deadlines.
 
 PYTHONPATH=benchmarks python -m attack.soak --seconds 7200 --state soak.jsonl --figures soak.json  # resumable
 PYTHONPATH=benchmarks python -m attack.soak --rounds 400 --state load.jsonl --figures load.json
 
-A round is a seed: `--first SEED --rounds 1` does it again. The state has one JSON line for each round; what
-is wrong is printed, and the sums and the memory of every minute are written to the figures. Without a bundle
-a small random model is made, with logits.
+A round is a seed: `--first SEED --rounds 1` repeats it. The state has one JSON line for each round. Failures
+are printed; sums and the memory of every minute are written to the figures. Without a bundle, a small random
+model with logits is created.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The process under attack: hostile bundles or checkpoints, one after the other, and a line of JSON on each.
+"""The process under attack. It opens hostile bundles or checkpoints one after the other and prints a line of
+JSON for each.
 
 python -m attack.trial bundles|checkpoints GOOD FIRST LAST
 
-A parent watches it die. What anything writes to the standard output is an outcome, too: programs that print
-JSON there have no use for a library's words.
+A parent process notices a crash. Output to standard output also counts as a failure, because it would break
+programs that print JSON there.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is needed where there is a GPU: carried there in pieces, and measured there."""
+"""Measurements on a machine with a GPU, and the transfer of files to it in pieces."""

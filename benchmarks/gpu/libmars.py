@@ -1,8 +1,8 @@
-"""libmars's own tests on a GPU: the programs that were built here, or that gpu_pack.py brought.
+"""Runs libmars's tests on a GPU, with programs that were built here or unpacked by gpu_pack.py.
 
     python benchmarks/gpu/libmars.py BUNDLE [--joined build/gpu-joined]
 
-Exit code 77: there is nothing to run, and the last line says why.
+Exit code 77 means that there is nothing to run; the last line says why.
 """
 
 from __future__ import annotations

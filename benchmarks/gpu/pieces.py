@@ -1,7 +1,7 @@
-"""Files cut into pieces that are small enough to carry, and joined again from whatever has arrived.
+"""Cuts files into small pieces to carry, and joins the pieces that have arrived.
 
-All files together are one run of bytes, cut every `size` bytes. Pieces may arrive in any order and over any
-time: what has arrived is written where it belongs, and a file is there when its hash is right.
+All files together are one sequence of bytes, cut every `size` bytes. Pieces may arrive in any order and at
+any time: each is written to its place, and a file is complete when its hash is right.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Other systems that answer the same prompts, each in a process and virtual environment of its own behind one
+"""Other systems that answer the same prompts, each in its own process and virtual environment, through one
 line protocol.
 """

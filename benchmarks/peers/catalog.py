@@ -1,4 +1,4 @@
-"""Which systems take part: what each installs, how its model is made from the merged weights, and what it is
+"""The systems to compare: what each installs, how its model is made from the merged weights, and what it is
 asked to do.
 """
 

@@ -1,7 +1,4 @@
-"""What rounds amount to: medians of rates, and whether the answers are the expected ones.
-
-Knows no process and no file.
-"""
+"""Results of rounds: medians of rates, and whether the answers are the expected ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's side of the line protocol: a peer as a child process that computes only while it is asked."""
+"""The driver's side of the line protocol: a peer as a child process that computes only during a request."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 On stdin and stdout. Standard library only.
 
-The first request loads a model, every later one answers prompts: it holds the fields of Request. A reply
-holds the fields
-of Reply, or `error`. What libraries print to stdout goes to stderr, so that it cannot be mistaken for a
+A request has the fields of Request: the first one loads a model, later ones answer prompts. A reply has the
+fields of Reply, or `error`. Output of libraries to stdout goes to stderr, so that it cannot be mistaken for a
 reply.
 """
 

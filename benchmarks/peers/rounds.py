@@ -1,5 +1,5 @@
-"""Interleaved rounds: every system answers a row before the next row begins, so that a change of the
-machine's load meets all alike.
+"""Interleaved rounds: every system answers a row before the next row, so that a change of the machine's load
+affects all equally.
 """
 
 from __future__ import annotations

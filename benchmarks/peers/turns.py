@@ -1,6 +1,6 @@
-"""The second turn of a talk: a history is read and answered, then a question behind it is asked.
+"""The second turn of a conversation: a history is read and answered, then a question after it.
 
-Every system keeps what it has read: ours its saved prefixes, llama.cpp its context.
+Every system keeps what it has read: mars-export in its prefix cache, llama.cpp in its context.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Load for a server that speaks OpenAI's HTTP interface, ours or another: clients, arrivals, figures."""
+"""Load for a server with OpenAI's HTTP interface: clients, arrivals, figures."""

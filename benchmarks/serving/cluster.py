@@ -1,5 +1,5 @@
-"""A Ray cluster of two nodes on this machine: a head without CPUs, a worker, and beside them a Redis if asked
-for, in which the head's state outlives it. Knows nothing of fleets.
+"""A Ray cluster of two nodes on this machine: a head without CPUs and a worker, and optionally a Redis that
+keeps the head's state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fleet of replicas behind one address: its processes, its faults, and what became of every request."""
+"""A fleet of replicas behind one address: its processes, its faults, and the result of every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How clients behave in a soak: well, badly, and on purpose. Each says what came of it."""
+"""The behaviour of clients in a soak, good and bad. Each reports its result."""
 
 from __future__ import annotations
 

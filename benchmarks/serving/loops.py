@@ -1,4 +1,4 @@
-"""Closed and open loops: so many clients that ask one thing after the other, or arrivals by Poisson's law."""
+"""Closed and open loops: clients that send one request after the other, or Poisson arrivals."""
 
 from __future__ import annotations
 

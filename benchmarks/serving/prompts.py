@@ -1,4 +1,4 @@
-"""What the clients ask: held-out test rows of the default checkpoint's data, as chats."""
+"""The prompts of clients: held-out test rows of the default checkpoint's data, as chats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own: started, waited for, watched, ended."""
+"""A server in a separate process: starts it, waits for it, watches its memory, and ends it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A soak: clients of every habit for minutes or hours, every whole answer held against the answer alone,
-memory watched. The journal has one line for each interval, so that what was seen outlives the run.
+"""A soak: clients of every habit for minutes or hours. Every whole answer is compared with that of a single
+request, and memory is watched. The journal has one line for each interval.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 exchange on a connection of its own, over bare sockets, so that a client can misbehave too.
+"""One HTTP/1.1 exchange on its own connection over plain sockets, so that a client can also misbehave.
 
-Knows chunked answers and server-sent events; nothing of what is asked.
+Chunked answers and server-sent events are supported.
 """
 
 from __future__ import annotations
