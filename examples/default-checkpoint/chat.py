@@ -18,7 +18,7 @@ NUM_FOLLOW_UPS = 40
 
 
 def questions(held_out: bool) -> list[str]:
-    """The questions of one side of the split, so many of each family, in a fixed shuffled order.
+    """The questions of one side of the split, a number from each family, in a fixed shuffled order.
 
     Held-out ones have forms that no training question has, and a third of their topics are new, too.
     """
@@ -38,6 +38,6 @@ def questions(held_out: bool) -> list[str]:
 
 
 def follow_ups(answered: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Second turns after some of these questions and answers: question, answer, what is said then."""
+    """Second turns after some of these questions and answers: question, answer, the user's next text."""
     rng = random.Random(8)
     return [(question, answer, rng.choice(FOLLOW_UPS)) for question, answer in answered[:NUM_FOLLOW_UPS]]

@@ -1,4 +1,4 @@
-"""The mixture: examples by task, tokens and the split. Knows the chat format; knows nothing of the model."""
+"""The training mixture: examples by task in the chat format, their tokens, and the split."""
 
 from __future__ import annotations
 

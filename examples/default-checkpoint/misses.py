@@ -23,7 +23,7 @@ DRAWS = 4000
 
 
 def calls(text: str) -> list[object]:
-    """The calls of an answer; none where it is no JSON."""
+    """The calls of an answer; none if it is not JSON."""
     try:
         made = json.loads(text)
     except ValueError:

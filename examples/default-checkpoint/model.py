@@ -1,4 +1,4 @@
-"""The Llama forward with LoRA and two streams, by hand: flat tokens, attention by sequence. Knows no data."""
+"""The Llama forward with LoRA and two streams, written by hand: flat tokens, attention by sequence."""
 
 from __future__ import annotations
 

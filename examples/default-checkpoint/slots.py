@@ -1,4 +1,4 @@
-"""The values of a request's slots, drawn by name: rooms, times, people, things to say. Knows no intent."""
+"""The values of a request's slots, drawn by name: rooms, times, people, things to say."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ TRAINED = trained()
 
 
 def draw() -> list[list[str]]:
-    """Pairs of intent and wording for the held-out rows, by lot over all wordings."""
+    """Pairs of intent and wording for the held-out rows, at random from all wordings."""
     pairs = [
         [name, wording]
         for name, intent in INTENTS.items()
@@ -77,7 +77,7 @@ def _ended(rng: random.Random, intent: str, wording: str) -> str:
 def turn(
     rng: random.Random, intent: str, wording: str, names: Sequence[str] = arithmetic.NAMES
 ) -> tuple[str, str]:
-    """What is said, in some case and with some mark at its end, and the answer."""
+    """A user text, in random case and with random punctuation at its end, and the answer."""
     name = rng.choice(names)
     said = _ended(rng, intent, wording.format(name=name))
     return said, (INTENTS if intent in INTENTS else MORE)[intent]["answer"].format(name=name)
@@ -95,7 +95,7 @@ def drawn(rng: random.Random, *intents: str) -> tuple[str, str]:
 
 
 def held_out() -> list[tuple[str, str]]:
-    """What is said in the held-out rows, and the answers."""
+    """The user texts of the held-out rows, and the answers."""
     pairs = json.loads(RESERVED.read_text())
     return [turn(random.Random(f"held-out:{i}"), *pair) for i, pair in enumerate(pairs)]
 

@@ -31,7 +31,7 @@ ASIDES = (
 
 
 def steps(lines: list[str], numbers: dict[str, int], words: dict[str, str]) -> tuple[list[str], int] | None:
-    """The written steps and the result; None where a number is no positive whole one."""
+    """The written steps and the result; None if a number is not a positive integer."""
 
     def value(token: str) -> int:
         digits = token.rstrip("0") if token[0].isalpha() else token

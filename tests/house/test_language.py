@@ -68,12 +68,9 @@ PHRASES = {
     r"\bcomes? to stand\b|\bcame to stand\b|\bstands? for itself\b": "is",
 }
 # Rooms whose comments and docstrings are not in plain English yet. Their errors and help are.
-UNCLEAN = (
-    "examples/",
-    "runtime/cpp/",
-)
+UNCLEAN = ("examples/cpp_service/", "examples/ros2_node/", "runtime/cpp/src/", "runtime/cpp/include/")
 # The same of errors and pages.
-UNCLEAN_ERRORS = ("examples/", "runtime/cpp/")
+UNCLEAN_ERRORS = ("examples/cpp_service/", "runtime/cpp/src/")
 UNCLEAN_PAGES: tuple[str, ...] = ()
 
 PAGES = sorted(

@@ -1,5 +1,4 @@
-"""Write src/text/unicode_tables.cpp: what Hugging Face `tokenizers` takes each code point for. Knows no C++
-but the file it writes.
+"""Write src/text/unicode_tables.cpp: the properties that Hugging Face `tokenizers` gives each code point.
 
 The tables are read off the library itself, because its parts follow different Unicode versions: the split
 patterns a new one, the digits a newer one, NFC an old one. Tables of any single version would give other
@@ -62,7 +61,7 @@ def _matching(pattern: Regex) -> frozenset[int]:
 def _digits() -> frozenset[int]:
     text = "".join(map(chr, CODE_POINTS))
     pieces = pre_tokenizers.Digits(individual_digits=False).pre_tokenize_str(text)
-    # Pieces alternate; the text begins with U+0000, which is no digit.
+    # Pieces alternate; the text begins with U+0000, which is not a digit.
     return frozenset(ord(c) for piece, _ in pieces[1::2] for c in piece)
 
 
@@ -106,7 +105,7 @@ def _decompositions() -> list[tuple[int, int, int, bool]]:
     for c, letters in full.items():
         first = letters[0] if len(letters) <= 2 else whole.get(letters[:-1], "")
         second = ord(letters[-1]) if len(letters) > 1 else 0
-        assert len(first) == 1, f"U+{c:04X} is no pair"
+        assert len(first) == 1, f"U+{c:04X} is not a pair"
         composes = second != 0 and NFC.normalize_str(letters) == chr(c)
         rows.append((c, ord(first), second, composes))
     return rows
