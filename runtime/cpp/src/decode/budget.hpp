@@ -1,4 +1,4 @@
-// How many rows a batch may have within its KV memory (runtime/decode/budget.py).
+// How many rows a batch may have within its KV memory (runtime/decode/batch.py).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Same constants and order of operations as runtime/decode/pass_rates.py; tests/conformance/windows.json compares them.
+// Same constants and order of operations as runtime/decode/pace/estimates.py; tests/conformance/windows.json compares them.
 #include "decode/pass_rates.hpp"
 
 #include <algorithm>

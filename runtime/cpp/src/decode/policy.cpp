@@ -1,4 +1,4 @@
-// Same order of operations as runtime/decode/policy.py, so that doubles are rounded alike.
+// Same order of operations as runtime/decode/pace/policy.py, so that doubles are rounded alike.
 #include "decode/policy.hpp"
 
 #include <algorithm>

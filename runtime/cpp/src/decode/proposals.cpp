@@ -1,4 +1,4 @@
-// Same constants and order of operations as runtime/decode/proposals.py, so that doubles are rounded alike.
+// Same constants and order of operations as runtime/decode/pace/estimates.py, so that doubles are rounded alike.
 #include "decode/proposals.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Same order of operations as runtime/decode/split.py, so that doubles are rounded alike; tests/conformance/splits.json
+// Same order of operations as runtime/decode/pace/split.py, so that doubles are rounded alike; tests/conformance/splits.json
 // compares them.
 #include "decode/split.hpp"
 

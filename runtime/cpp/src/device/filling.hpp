@@ -1,4 +1,4 @@
-// Pads steps to the few sizes that an engine runs in (runtime/device/filling.py).
+// Pads steps to the few sizes that an engine runs in (runtime/device/trt/filling.py).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Options for ONNX Runtime itself, by its own names (runtime/device/ort/options.py).
+// Options for ONNX Runtime itself, by its own names (runtime/device/ort/library.py).
 #pragma once
 
 #include <map>
