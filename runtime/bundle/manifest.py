@@ -320,43 +320,37 @@ def _check_version(version: Any, where: str) -> None:
         raise BundleError(f"{what}: {'update mars-export' if major > supported else again}")
 
 
-def _contradictions(manifest: Manifest, where: str) -> list[str]:
-    counts = Counter(entry.path for entry in manifest.files)
-    problems = [
-        f"{where}.files: `{path[:80]}` is not a plain file name"
-        for path in sorted(counts)
-        if not is_safe_name(path)
-    ]
+def _contradictions(manifest: Manifest, where: str) -> Iterator[str]:
+    """The problems that no single field has."""
+    paths = Counter(entry.path for entry in manifest.files)
+    for path, count in sorted(paths.items()):
+        if not is_safe_name(path):
+            yield f"{where}.files: `{path[:80]}` is not a plain file name"
+        if count > 1:
+            yield f"{where}.files: `{path[:80]}` is listed twice"
     used = {v.file: f"variant {v.name}" for v in manifest.variants}
     used |= {v.weights: f"variant {v.name}" for v in manifest.variants if v.weights}
     used |= {v.engine.graph: f"variant {v.name}" for v in manifest.variants if v.engine is not None}
+    used |= {g.file: f"grammar {g.name}" for g in manifest.grammars}
     if manifest.text is not None:
         used[manifest.text.tokenizer] = "text"
-    used |= {g.file: f"grammar {g.name}" for g in manifest.grammars}
-    problems += [
-        f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
-        for path, user in used.items()
-        if path not in counts
-    ]
-    problems += [
-        f"{where}.files: `{path[:80]}` is listed twice" for path in sorted(counts) if counts[path] > 1
-    ]
-    names = Counter(v.name for v in manifest.variants)
-    problems += [f"{where}.variants: `{name}` is there twice" for name in sorted(names) if names[name] > 1]
-    problems += [
-        f"{where}: profile `{p.name}` is for variant `{p.variant}`, which is not there"
-        for p in manifest.profiles
-        if p.variant not in names
-    ]
-    grammars = Counter(g.name for g in manifest.grammars)
-    problems += [f"{where}: grammar `{n[:60]}` is there twice" for n in sorted(grammars) if grammars[n] > 1]
+    for path, user in used.items():
+        if path not in paths:
+            yield f"{where}: {user} uses `{path[:80]}`, which `files` does not list"
+    variants = Counter(v.name for v in manifest.variants)
+    for name, count in sorted(variants.items()):
+        if count > 1:
+            yield f"{where}.variants: `{name}` is there twice"
+    for profile in manifest.profiles:
+        if profile.variant not in variants:
+            yield f"{where}: profile `{profile.name}` is for variant `{profile.variant}`, which is not there"
+    for name, count in sorted(Counter(g.name for g in manifest.grammars).items()):
+        if count > 1:
+            yield f"{where}: grammar `{name[:60]}` is there twice"
     model = manifest.model
     if model.num_heads % model.num_kv_heads:
-        problems.append(
-            f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads"
-        )
+        yield f"{where}.model: {model.num_heads} heads cannot share {model.num_kv_heads} key/value heads"
     if not manifest.variants:
-        problems.append(f"{where}.variants: empty: nothing to run")
+        yield f"{where}.variants: empty: nothing to run"
     if manifest.tokens.mask in manifest.tokens.eos:
-        problems.append(f"{where}.tokens: the mask token cannot end a sequence")
-    return problems
+        yield f"{where}.tokens: the mask token cannot end a sequence"

@@ -127,7 +127,7 @@ def _print_engine_info(name: str, backend: str, info: Any) -> None:
 def doctor(
     bundle: Annotated[
         Path | None,
-        typer.Argument(metavar="[BUNDLE]", help="Also check whether this bundle runs here."),
+        typer.Argument(metavar="BUNDLE", help="Also check whether this bundle runs here."),
     ] = None,
     device: Device = "cpu",
     safe: Safe = True,

@@ -164,6 +164,18 @@ class ReplicaOptions:
     ] = "prefix"
 
 
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where the server listens, and its log."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all network interfaces.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000
+    log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info"
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Write logs as JSON lines.")] = False
+
+
 @app.command()
 @takes_options
 def serve(
@@ -174,10 +186,7 @@ def serve(
         ),
     ],
     *,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 is all network interfaces.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
+    server: ServerOptions,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,8 +202,6 @@ def serve(
             " moves on to the next while requests wait too long.",
         ),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
-    json_logs: Annotated[bool, typer.Option("--json-logs", help="Write logs as JSON lines.")] = False,
     access: AccessOptions,
     limits: LimitOptions,
     model: SessionOptions,
@@ -207,48 +214,45 @@ def serve(
     from ..serve import ServeOptions
     from ..serve.logs import LEVELS
 
-    if log_level not in LEVELS:
-        raise typer.BadParameter(f"one of {', '.join(LEVELS)}, not {log_level!r}", param_hint="--log-level")
+    if server.log_level not in LEVELS:
+        raise typer.BadParameter(
+            f"one of {', '.join(LEVELS)}, not {server.log_level!r}", param_hint="--log-level"
+        )
     names = _names(bundles, served_model_name or [])
     options = ServeOptions(
         limits=limits.limits, fits_rows=limits.max_rows is None, max_body=limits.max_body,
         request_timeout=limits.request_timeout, queue_timeout=limits.queue_timeout,
         drain=limits.drain_timeout, keys=access.keys, cors_origins=tuple(access.cors_origin or ()),
-        hosts=access.hosts(host), adaptive=listed(adaptive) if adaptive is not None else (),
+        hosts=access.hosts(server.host), adaptive=listed(adaptive) if adaptive is not None else (),
     )  # fmt: skip
-    if not options.keys and not _is_loopback(host):
+    if not options.keys and not _is_loopback(server.host):
         warnings.warn(
-            f"anyone who can reach {host}:{port} can use this server; set --api-key or --host 127.0.0.1",
+            f"anyone who can reach {server.host}:{server.port} can use this server; set --api-key, or"
+            " --host 127.0.0.1",
             MarsWarning,
             stacklevel=1,
         )
     if replicas.ray:
         if access.api_key:
             raise typer.BadParameter("--ray reads keys from --api-key-file, not from --api-key")
-        _serve_replicas(names, options, access, model, replicas, host, port, log_level, json_logs)
+        _serve_replicas(names, options, access, model, replicas, server)
         return
     if replicas.replicas is not None or replicas.address is not None:
         raise typer.BadParameter("--replicas and --address need --ray")
-    _serve_here(names, options, model, host, port, log_level, json_logs)
+    _serve_here(names, options, model, server)
 
 
 def _serve_here(
-    names: dict[str, Path],
-    options: ServeOptions,
-    model: SessionOptions,
-    host: str,
-    port: int,
-    log_level: str,
-    json_logs: bool,
+    names: dict[str, Path], options: ServeOptions, model: SessionOptions, server: ServerOptions
 ) -> None:
     from ..serve import app as new_app
     from ..serve.logs import listen
     from ..serve.server import bind, new_server, run
 
-    listening = bind(host, port)
+    listening = bind(server.host, server.port)
     with listening:
         server_app = new_app({name: model.open(path) for name, path in names.items()}, options)
-        listen(log_level, as_json=json_logs)
+        listen(server.log_level, as_json=server.json_logs)
         address, number = listening.getsockname()[:2]
         url = f"http://{_in_url(address)}:{number}"
         err.print(
@@ -263,10 +267,7 @@ def _serve_replicas(
     access: AccessOptions,
     model: SessionOptions,
     replicas: ReplicaOptions,
-    host: str,
-    port: int,
-    log_level: str,
-    json_logs: bool,
+    server: ServerOptions,
 ) -> None:
     from ..serve.ray.fleet import ROUTINGS, Fleet
     from ..serve.ray.launch import run
@@ -280,9 +281,10 @@ def _serve_replicas(
     key_file = None if access.api_key_file is None else str(access.api_key_file.expanduser().resolve())
     fleet = Fleet(
         tuple(_shares(names, model, replicas.replicas or "1")), options=replace(options, keys=()),
-        routing=replicas.routing, log_level=log_level, key_file=key_file, json_logs=json_logs,
+        routing=replicas.routing, log_level=server.log_level, key_file=key_file,
+        json_logs=server.json_logs,
     )  # fmt: skip
-    address = replicas.address
+    address, host, port = replicas.address, server.host, server.port
     if address is None:
         with bind(host, port) as probe:  # Ray prints a traceback if the port is taken
             port = probe.getsockname()[1]

@@ -6,11 +6,9 @@ LlgMatcher in runtime/structured/grammar.py drives both.
 from __future__ import annotations
 
 import json
-import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -34,22 +32,17 @@ class StoredGrammars:
         manifest = bundle.manifest
         self._vocabulary = VocabularyBytes(tokenizer, manifest.model.vocab_size)
         self._alphabet = Alphabet(self._vocabulary, manifest.model.vocab_size, manifest.tokens.eos)
-        self._walks: OrderedDict[str, Transitions] = OrderedDict()
-        self._lock = threading.Lock()
+        self._transitions = lru_cache(MOST_OPEN)(self._open)
 
     def matcher(self, name: str) -> LlgMatcher:
         """A matcher at the beginning of an answer. Raises SessionError for an unknown name and BundleError
         for a bad file.
         """
         file = find(self._bundle.manifest, name, self._bundle.path).file
-        with self._lock:
-            if file not in self._walks:
-                self._walks[file] = Transitions(read_automaton(self._bundle, file), self._vocabulary)
-            self._walks.move_to_end(file)
-            while len(self._walks) > MOST_OPEN:
-                self._walks.popitem(last=False)
-            walk = self._walks[file]
-        return LlgMatcher(AutomatonState(walk), self._alphabet)
+        return LlgMatcher(AutomatonState(self._transitions(file)), self._alphabet)
+
+    def _open(self, file: str) -> Transitions:
+        return Transitions(read_automaton(self._bundle, file), self._vocabulary)
 
 
 class VocabularyBytes:
@@ -133,24 +126,14 @@ class Transitions:
         table = np.array(edges, np.int64).reshape(-1, 4)
         self._keys = table[:, 0] * 256 + table[:, 1]
         self._last, self._targets = table[:, 0] * 256 + table[:, 2], table[:, 3]
-        self._masks: OrderedDict[int, bytes] = OrderedDict()
-        self._forced: OrderedDict[tuple[int, int | None], tuple[int, ...]] = OrderedDict()
-        self._lock = threading.Lock()
+        self.bits = lru_cache(MOST_MASKS)(self._bits)
+        self.forced_tokens = lru_cache(MOST_MASKS)(self._forced_tokens)
 
-    def bits(self, state: int) -> bytes:
+    def _bits(self, state: int) -> bytes:
         """The mask of the tokens that may follow, one bit for each, the lowest first."""
-        with self._lock:
-            if state in self._masks:
-                self._masks.move_to_end(state)
-                return self._masks[state]
         mask = np.zeros(len(self.vocabulary.texts), bool)
         mask[self._allowed(state)] = True
-        bits = np.packbits(mask, bitorder="little").tobytes()
-        with self._lock:
-            self._masks[state] = bits
-            while len(self._masks) > MOST_MASKS:
-                self._masks.popitem(last=False)
-        return bits
+        return np.packbits(mask, bitorder="little").tobytes()
 
     def _allowed(self, state: int) -> np.ndarray:
         tokens, lengths, padded = self.vocabulary.rows
@@ -177,14 +160,10 @@ class Transitions:
             state = only[1]
         return bytes(data), state
 
-    def forced_tokens(self, state: int, last: int | None) -> list[int]:
+    def _forced_tokens(self, state: int, last: int | None) -> tuple[int, ...]:
         """The forced bytes as tokens. They are tokenized with the token `last` before them, if
         that keeps it.
         """
-        with self._lock:
-            if (state, last) in self._forced:
-                self._forced.move_to_end((state, last))
-                return list(self._forced[state, last])
         data, end = self.forced(state)
         tokens: list[int] = []
         if data and last is not None:
@@ -192,11 +171,7 @@ class Transitions:
             tokens = tokens[1:] if tokens[:1] == [last] else []
         if data:
             tokens = self._chopped(tokens or self.vocabulary.tokenize_bytes(data), end)
-        with self._lock:
-            self._forced[state, last] = tuple(tokens)
-            while len(self._forced) > MOST_MASKS:
-                self._forced.popitem(last=False)
-        return tokens
+        return tuple(tokens)
 
     def _chopped(self, tokens: list[int], state: int) -> list[int]:
         """`tokens` without those at the end that a longer token may replace; `state` follows them."""
@@ -216,23 +191,25 @@ class Transitions:
 class AutomatonState:
     """The state of one answer in an automaton, with the methods of llguidance's matcher."""
 
-    __slots__ = ("_last", "_state", "_walk")
+    __slots__ = ("_last", "_state", "_transitions")
 
-    def __init__(self, walk: Transitions, state: int = 0, last: int | None = None) -> None:
-        self._walk, self._state, self._last = walk, state, last
+    def __init__(self, transitions: Transitions, state: int = 0, last: int | None = None) -> None:
+        self._transitions, self._state, self._last = transitions, state, last
 
     def compute_ff_bytes(self) -> bytes:
-        return self._walk.forced(self._state)[0]
+        return self._transitions.forced(self._state)[0]
 
     def compute_ff_tokens(self) -> list[int]:
         """The forced bytes as tokens, without those at the end that a longer token may replace."""
-        return self._walk.forced_tokens(self._state, self._last)
+        return list(self._transitions.forced_tokens(self._state, self._last))
 
     def compute_bitmask(self) -> bytes:
-        return self._walk.bits(self._state)
+        return self._transitions.bits(self._state)
 
     def consume_token(self, token: int) -> bool:
-        state = self._walk.automaton.walk(self._walk.vocabulary.texts[token] or b"\xff", self._state)
+        state = self._transitions.automaton.walk(
+            self._transitions.vocabulary.texts[token] or b"\xff", self._state
+        )
         if state is None:
             return False
         self._state, self._last = state, token
@@ -244,10 +221,10 @@ class AutomatonState:
         return next((i for i, token in enumerate(tokens) if not probe.consume_token(token)), len(tokens))
 
     def deep_copy(self) -> AutomatonState:
-        return AutomatonState(self._walk, self._state, self._last)
+        return AutomatonState(self._transitions, self._state, self._last)
 
     def is_accepting(self) -> bool:
-        return self._state in self._walk.automaton.ends
+        return self._state in self._transitions.automaton.ends
 
     def is_error(self) -> bool:
         return False

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -146,22 +147,15 @@ class Alphabet:
         begins = [i == 0 or texts[order[i - 1]][:1] != texts[order[i]][:1] for i in range(vocab_size)]
         self._shortest = np.array(order, np.int64)
         self._first = np.maximum.accumulate(np.where(begins, np.arange(vocab_size), 0))
-        self._ways: OrderedDict[tuple[bytes, bytes], Ways] = OrderedDict()
-        self._written: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._cached_tokens = lru_cache(CACHED_TEXTS)(self._tokens)
+        self._cached_ways = lru_cache(CACHED_TEXTS)(self._ways)
 
     def write(self, data: bytes) -> list[int]:
-        with self._lock:
-            if data in self._written:
-                self._written.move_to_end(data)
-                return list(self._written[data])
-        tokens = list(self._tokenizer.tokenize_bytes(data))
-        if len(data) <= MOST_CACHED_BYTES:
-            with self._lock:
-                self._written[data] = tuple(tokens)
-                while len(self._written) > CACHED_TEXTS:
-                    self._written.popitem(last=False)
-        return tokens
+        """The tokens of a text."""
+        return list((self._cached_tokens if len(data) <= MOST_CACHED_BYTES else self._tokens)(data))
+
+    def _tokens(self, data: bytes) -> tuple[int, ...]:
+        return tuple(self._tokenizer.tokenize_bytes(data))
 
     def beginnings(self, data: bytes) -> list[int]:
         """The tokens that `data` may begin with, the longest first."""
@@ -172,20 +166,14 @@ class Alphabet:
         """The tokenizations of `data` before tokens of the mask `after`, of which a few for each first byte
         are tried.
         """
-        key = (data, np.packbits(after).tobytes())
-        with self._lock:
-            if key in self._ways:
-                self._ways.move_to_end(key)
-                return self._ways[key]
+        return self._cached_ways(data, np.packbits(after).tobytes())
+
+    def _ways(self, data: bytes, packed: bytes) -> Ways:
+        after = np.unpackbits(np.frombuffer(packed, np.uint8))[: self.vocab_size].view(bool)
         fits = after[self._shortest]
         before = np.cumsum(fits) - fits  # fitting tokens before each one
         few = self._shortest[fits & (before - before[self._first] < PER_BYTE)]
-        ways = Ways.of([self.write(data + self._texts[token]) for token in few.tolist()])
-        with self._lock:
-            self._ways[key] = ways
-            while len(self._ways) > CACHED_TEXTS:
-                self._ways.popitem(last=False)
-        return ways
+        return Ways.of([self.write(data + self._texts[token]) for token in few.tolist()])
 
 
 @dataclass(frozen=True, slots=True)
