@@ -60,8 +60,8 @@ NO_KERNELS = (
 
 
 class OrtBackend:
-    """An ONNX variant on a device. If `variant` is "static", past and present KV are one buffer; if it is
-    "delta", its new entries are copied into the rows.
+    """An ONNX variant on a device. In the KV layout "static" past and present are one buffer; in "delta" the
+    new entries of a step are copied into the rows.
 
     `memory`: where KV rows should be; by default the device's. `settings` are ONNX Runtime's own options.
     """
